@@ -1,36 +1,43 @@
 # Freestone: build, run, test, measure. `make help` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test check unit simulate soak mutants python fuzz lab capi clients daemon web install bench clean
+.PHONY: help build run test check all-suites check-suites unit simulate soak mutants python fuzz lab rbd capi clients daemon web install dkms bench book clean
 
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 3600
-SIM = cargo run --locked --quiet -p sim --features mutants --profile sim --
+SIM = cargo run --locked --quiet -p freestone-sim --features mutants --profile sim --
 PREFIX ?= /usr/local
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## The release binaries, target/release/freestone, freestoned and libblkio.so
-	cargo build --release --locked -p freestone -p daemon -p blkio -p benches -p drivers -p raid-check --lib \
-	    --bin freestone --bin freestoned --bin raid-check --bin hot-path --example virtio_blk_check --example nvme_check
+	cargo build --release --locked -p freestone -p freestone-daemon -p freestone-libblkio -p freestone-benches -p freestone-drivers \
+	    -p freestone-raid-check --lib --bin freestone --bin freestoned --bin raid-check --bin hot-path --example driver_check
 
 run: ## The main job: freestoned with an array, a volume and its page; a guest loses a disk of it. ONCE=1: and ends
 	tests/lab/setup
 	$(MAKE) build
 	tests/lab/demo $(if $(ONCE),--once)
 
-check: ## Fast part: format, lints, structure, prose, dependencies, unit and conformance tests (under 10 minutes)
+check: ## Fast part: format, lints, structure, prose, links, unit and conformance tests (under 8 minutes)
+	@tests/timed --new
+	@$(MAKE) --no-print-directory check-suites; status=$$?; tests/timed --table; exit $$status
+
+check-suites:
+	$(MAKE) texts
+	$(MAKE) --jobs 2 --output-sync=target suite-unit suite-simulate
+
+texts:
 	cargo fmt --all --check
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	cargo fmt --manifest-path python/Cargo.toml --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
 	tests/check-structure
-	tests/check-dependencies
 	tests/check-prose
-	$(MAKE) unit
-	$(MAKE) simulate
+	tests/check-links
 
+# Most tests wait more than they compute.
+unit: export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(nproc))
 unit:
 	cargo test --workspace --locked
 
@@ -43,15 +50,20 @@ simulate: ## About a minute of simulated crashes, and the seeds that once found 
 	$(SIM) --seeds 0..2000 --faults --jobs 2
 	$(SIM) --seeds 0..1000 --faults --grow --groups --jobs 2
 	$(SIM) --seeds 0..1000 --faults --shapes --jobs 2
+	$(SIM) --seeds 0..1000 --live-faults --faults --jobs 2
 	$(SIM) --seeds 0..1000 --pairs --jobs 2
 	$(SIM) --seeds 0..1500 --pools --jobs 2
 	$(SIM) --seeds 0..2000 --directed --jobs 2
 	$(SIM) --seeds 0..1000 --wide --jobs 2
+	$(SIM) --seeds 0..500 --create --jobs 2
 	$(SIM) --seeds 0..1000 --operations --jobs 2
+	$(SIM) --seeds 0..500 --operations --faults --jobs 2
+	$(SIM) --seeds 0..500 --operations --offline --jobs 2
+	$(SIM) --seeds 0..1000 --operations --handover --jobs 2
 
 soak: ## Simulated crashes for SOAK_SECONDS (3600), the same time for each kind of run
 	set -- "" "--grow --groups" "--streams" "--grow --groups --streams" "--shapes" "--faults" "--faults --grow --groups --streams" \
-	    "--faults --shapes" "--pairs" "--pools" "--directed" "--wide" "--operations"; \
+	    "--faults --shapes" "--live-faults --faults" "--live-faults --faults --wide --grow" "--pairs" "--pools" "--directed" "--wide" "--create" "--operations" "--operations --faults" "--operations --offline" "--operations --handover"; \
 	status=0; \
 	for options; do \
 	    $(SIM) --seconds $$(($(SOAK_SECONDS) / $$#)) --jobs 2 --keep-going $$options || status=1; \
@@ -69,14 +81,21 @@ loom: ## Models of protocols between threads, in every order of their steps, eac
 miri: ## Tests of unsafe code under Miri, where a nightly toolchain has it
 	tests/miri
 
-nightly: ## Slow suites: models with more preemptions, Miri where there is one, all mutants, a soak, every power cut
+nightly: ## Slow suites: the book, models with more preemptions, Miri where there is one, all mutants, a soak, many kills, every power cut, a kernel with KASAN and lockdep, a Ceph cluster
+	packaging/book
 	LOOM_MAX_PREEMPTIONS=5 tests/loom
 	tests/miri
 	$(MAKE) mutants
 	$(MAKE) soak
 	tests/lab/setup
 	$(MAKE) build
+	tests/capi/run --every
+	LAB_PROOFS=all tests/lab/run --nightly --jobs 2
+	LAB_KILLS=50 tests/lab/run --jobs 2 kill queues_go_from_core hand_made_rings
 	LAB_CUTS=all LAB_TEST_TIMEOUT_S=28800 tests/lab/run --jobs 2 power_cut
+	tests/rbd/run --slow
+	tests/check-kernel-style
+	kernel=$$(tests/lab/debug-kernel) && LAB_NEW_KERNEL=$$kernel tests/lab/run --jobs 2 hand_made_rings_on_the_newest_kernel
 
 python: ## The Python package: installs it in an environment of its own, runs its tests and examples
 	python/run-tests
@@ -88,6 +107,11 @@ lab: ## Stock kernels in QEMU against the release binary
 	tests/lab/setup
 	$(MAKE) build
 	tests/lab/run
+
+rbd: ## freestone on images of a Ceph cluster of one node, which is unpacked first (220 MB)
+	tests/rbd/setup
+	$(MAKE) build
+	tests/rbd/run
 
 capi: ## A test for every sentence of the C API, on every driver that this host can serve, with ASan too
 	tests/lab/setup
@@ -102,9 +126,12 @@ web: ## The page of freestoned, in Chromium, by mouse and by keyboard alone
 	tests/web/run
 
 install: ## Programs, C library, manual pages, completions, units, user and udev rule under PREFIX (/usr/local), with DESTDIR before it
-	cargo build --release --locked -p blkio
-	cargo build --release --locked -p freestone -p daemon --bin freestone --bin freestoned
+	cargo build --release --locked -p freestone-libblkio
+	cargo build --release --locked -p freestone -p freestone-daemon --bin freestone --bin freestoned
 	packaging/install $(PREFIX)
+
+dkms: ## freestone-dkms_VERSION_all.deb, the kernel modules for DKMS, in target/dkms
+	packaging/dkms/build
 
 clients: ## QEMU, nbdkit and others of Debian trixie on target/release/libblkio.so
 	tests/lab/setup
@@ -113,30 +140,66 @@ clients: ## QEMU, nbdkit and others of Debian trixie on target/release/libblkio.
 	tests/clients/run
 
 test: ## Everything: installs what is missing, passes all tests
-	tests/lab/setup
-	tests/clients/setup
-	$(MAKE) check
-	tests/loom
-	$(MAKE) mutants
-	tests/capi/run
-	$(MAKE) build
-	target/release/hot-path --check
-	tests/install
-	tests/raid-check
-	$(MAKE) python
-	$(MAKE) fuzz
-	tests/clients/run
-	tests/daemon/run
-	tests/web/run --jobs 2
-	tests/lab/demo --once --listen 127.0.0.1:0
-	tests/lab/demo --once --listen 127.0.0.1:0 --disk-rate 8M
-	tests/lab/run --jobs 2
+	@tests/timed --new
+	@$(MAKE) --no-print-directory all-suites; status=$$?; tests/timed --table; exit $$status
+
+all-suites:
+	# Compilers and headers, which all that is built needs.
+	tests/timed tools tests/lab/setup --tools
+	$(MAKE) texts
+	$(MAKE) --jobs 3 --output-sync=target suite-setups suite-unit suite-simulate suite-release-build
+	$(MAKE) suite-hot-path
+	$(MAKE) --jobs 2 --output-sync=target paired-suites
+	tests/timed lab tests/lab/run --jobs 2
+
+# What is compiled or computed comes first, and what waits for a mirror meanwhile.
+.PHONY: texts suite-setups suite-clippy suite-unit-build suite-unit suite-simulate suite-release-build suite-hot-path
+suite-setups:
+	tests/timed lab-setup tests/lab/setup
+	tests/timed kernel-modules tests/lab/kernel-modules
+	tests/timed clients-setup tests/clients/setup
+	tests/timed web-setup tests/web/setup
+	tests/timed daemon-setup tests/daemon/setup
+	tests/timed rbd-setup tests/rbd/setup
+suite-clippy: ; tests/timed clippy cargo clippy --workspace --all-targets --locked -- -D warnings
+suite-unit-build: | suite-clippy ; tests/timed unit-build cargo test --workspace --locked --no-run
+suite-unit: | suite-unit-build ; tests/timed unit $(MAKE) unit
+suite-simulate: | suite-unit-build
+	tests/timed simulate-build cargo build --locked --quiet -p freestone-sim --features mutants --profile sim
+	tests/timed simulate $(MAKE) simulate
+suite-release-build: | suite-unit-build ; tests/timed release-build $(MAKE) build
+suite-hot-path: ; tests/timed hot-path target/release/hot-path --check
+
+# Most of these wait more than they compute, so two run at a time. The longest come first. More would disturb those
+# that compare speeds within a run (daemon).
+PAIRED = web capi fuzz rbd daemon demo-slow-disks loom python raid-check mutants clients demo dkms dependencies install
+.PHONY: paired-suites $(PAIRED:%=suite-%)
+paired-suites: $(PAIRED:%=suite-%)
+suite-web: ; tests/timed web tests/web/run --jobs 2
+suite-capi: ; tests/timed capi tests/capi/run --built
+suite-fuzz: ; tests/timed fuzz $(MAKE) fuzz
+suite-rbd: ; tests/timed rbd tests/rbd/run
+suite-daemon: ; tests/timed daemon tests/daemon/run
+suite-demo-slow-disks: ; tests/timed demo-slow-disks tests/lab/demo --once --listen 127.0.0.1:0 --disk-rate 8M
+suite-loom: ; tests/timed loom tests/loom
+suite-python: ; tests/timed python $(MAKE) python
+suite-raid-check: ; tests/timed raid-check tests/raid-check
+suite-mutants: ; tests/timed mutants $(MAKE) mutants
+suite-clients: ; tests/timed clients tests/clients/run
+# Both have the addresses of the demonstration.
+suite-demo: | suite-demo-slow-disks ; tests/timed demo tests/lab/demo --once --listen 127.0.0.1:0
+suite-dkms: ; tests/timed dkms tests/dkms
+suite-dependencies: ; tests/timed dependencies tests/check-dependencies
+suite-install: ; tests/timed install tests/install
 
 bench: ## Speed beside qemu-storage-daemon and fio; writes docs/bench/
 	tests/lab/setup
 	$(MAKE) build
-	cargo build --release --locked -p benches
+	cargo build --release --locked -p freestone-benches
 	benches/run
+
+book: ## The documents as a book, target/book/html; mdbook is compiled below target/tools at first
+	packaging/book
 
 clean: ## Removes what was built and what the lab downloaded
 	cargo clean

@@ -9,10 +9,12 @@ OURS, ISAL, PLAIN, READ = "freestone", "ISA-L", "plain loop", "read"
 MS = 15
 
 NOTE = (
-    "Gigabytes of data a second of one core's time, encode (or recover as many data strips as there are parities), median of the rounds (lowest..highest); ratios are taken round "
-    "by round. 4K and 64K strips stay in the caches as far as they fit; 1M strips come from memory. \"read\" is what the "
-    "core reads from memory, the better of one stream and four, writing nothing; parity over cold data must also write, so "
-    "\"moved / read\" counts the parity too. The plain loop sums four sources at a time and is compiled for AVX2.")
+    "Gigabytes of data a second of one core's time, the median of the rounds (lowest..highest); ratios are taken round by round.\n"
+    "Each case encodes, or recovers as many data strips as there are parities.\n"
+    "Strips of 4K and 64K stay in the caches as far as they fit; strips of 1M come from memory.\n"
+    "\"read\" is the rate at which the core reads memory, the better of one stream and four, without writing.\n"
+    "Parity over cold data must also write, so \"moved / read\" counts the parity too.\n"
+    "The plain loop sums four sources at a time and is compiled for AVX2.")
 
 
 def measure(repo, core, rounds):

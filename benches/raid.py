@@ -9,23 +9,28 @@ from plot import bars
 SECONDS = 1
 
 ENGINE_NOTE = (
-    "RAID 5 of 4+1 with strips of 64 KiB on members that cost nothing (metadata is kept, data and log are not), load "
-    "generator on the same cores: 32 requests of 4 KiB in flight on each core, or 8 writes of a whole stripe (256 KiB of data, always the "
-    "same memory, so hot). \"two / one\" is two cores on one array against one, round by round.")
+    "RAID 5 of 4+1 with strips of 64 KiB, on members without cost: they keep metadata, but no data and no log.\n"
+    "The load generator runs on the same cores.\n"
+    "Each core has 32 requests of 4 KiB in flight, or 8 writes of a whole stripe (256 KiB of data from the same, hot memory).\n"
+    "\"two / one\" compares two cores on one array with one core, round by round.")
 DRIVES_NOTE = (
-    "24 modelled drives, each with a ceiling of 10,000 requests and 200 MiB a second (whichever asks for more time) and 50 µs of latency. "
-    "Measured on one core, which also is the load generator, and in virtual time, where computing takes none: what the array asks of its "
-    "drives. Where the two differ the core is the limit: sequential writes come from 48 MiB of memory, which is in no cache, are copied, and "
-    "the copies are summed. Theory for random writes of 4 KiB: 2 reads and 2 writes "
-    "(`bitmap`), and an entry in the log (`ppl`); for sequential writes every drive's bandwidth less the share of parity. "
-    "Random: 4 KiB, 2048 in flight; sequential: 1 MiB, 48 in flight, default strips (32 KiB and 64 KiB: a stripe is 736 or 704 KiB, so requests "
-    "do not fit stripes); regions of 64 MiB, as on drives of some terabytes.")
+    "24 modelled drives have 50 µs of latency and a limit of 10,000 requests and 200 MiB a second, whichever takes longer.\n"
+    "One measurement is on one core, which is also the load generator.\n"
+    "The other is in virtual time, where computing takes no time: it shows the requests of the array to its drives.\n"
+    "Where the two differ, the core is the limit.\n"
+    "Sequential writes come from 48 MiB of memory, which fits no cache; they are copied, and the copies are summed.\n"
+    "In theory a random write of 4 KiB takes 2 reads and 2 writes (`bitmap`), and an entry in the log (`ppl`).\n"
+    "Sequential writes get every drive's bandwidth less the share of parity.\n"
+    "Random requests have 4 KiB, 2048 in flight; sequential ones 1 MiB, 48 in flight.\n"
+    "Strips are the default (32 KiB and 64 KiB): a stripe is 736 or 704 KiB, so requests do not fit stripes.\n"
+    "Regions have 64 MiB, as on drives of some terabytes.")
 REBUILD_NOTE = (
-    "4+1 on members in memory, full, one core: bytes of surviving strips that a rebuild reads in a second, beside what XOR of cold "
-    "memory does on the same core just before (the members are RAM disks: each strip is copied out, summed and copied in).")
+    "A full array of 4+1 on RAM disks, on one core.\n"
+    "\"rebuild\" counts bytes of surviving strips that a rebuild reads in a second: each strip is copied out, summed and copied in.\n"
+    "\"cold XOR\" is the rate of XOR on cold memory, on the same core just before.")
 FOREGROUND_NOTE = (
-    "p99 of 4 KiB requests (8 in flight) on a 4+1 of modelled NVMe drives (200,000 requests and 3 GiB a second, 80 µs) that lacks a member: before a "
-    "rebuild and during it, the rebuild being held to 1.5 times the former (`latency_target`).")
+    "p99 of 4 KiB requests, 8 in flight, on 4+1 modelled NVMe drives (200,000 requests and 3 GiB a second, 80 µs) without one member.\n"
+    "It is measured before and during a rebuild, which is limited to 1.5 times the latency before (`latency_target`).")
 
 
 def measure(repo, rounds):

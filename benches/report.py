@@ -10,32 +10,34 @@ OURS = "freestone"
 SECTIONS = [
     ("null", "Null device over vhost-user-blk"),
     ("file", "File on tmpfs over vhost-user-blk",
-     "tmpfs makes io_uring hand each transfer to a worker thread. Freestone's io_uring driver knows that and copies transfers of "
-     "up to 128 KiB at once; fio and qemu-storage-daemon go through the workers, and here everybody's workers share "
-     "two cores with a polling initiator (fio has none)."),
+     "On tmpfs, io_uring passes each transfer to a worker thread.\n"
+     "Freestone's io_uring driver detects that and copies transfers of up to 128 KiB itself.\n"
+     "Both fio and qemu-storage-daemon use the workers.\n"
+     "With qemu-storage-daemon, these share two cores with a polling initiator."),
 ]
 
 
 LIBRARY_NOTE = (
-    "One thread, one queue, blocking mode (`blkioq_do_io` with at least one completion), random reads through the page "
-    "cache; ours by its C functions, the crate by its Rust functions (libblkio's C functions are a shell around them). As "
-    "above, tmpfs makes io_uring hand transfers to worker threads, and Freestone's driver copies short ones at once.")
+    "One thread, one queue, blocking mode (`blkioq_do_io` with at least one completion), random reads through the page cache.\n"
+    "Freestone is measured by its C functions, the crate by its Rust functions, around which libblkio's C functions are a shell.\n"
+    "On tmpfs, io_uring passes transfers to worker threads, and Freestone's driver copies short ones itself.")
 
 
 NBD_NOTE = (
-    "A disk of 1 GiB in memory (qemu-storage-daemon, which has no such disk: a file on tmpfs), written over once; one connection "
-    "over a Unix socket. Transfers of 128 KiB are two copies in each server (disk to buffer, buffer to socket) and one in "
-    "the client.")
+    "A disk of 1 GiB in memory, written once, over one connection on a Unix socket.\n"
+    "The disk of qemu-storage-daemon is a file on tmpfs, since it has no disk in memory.\n"
+    "Transfers of 128 KiB are two copies in each server (disk to buffer, buffer to socket) and one in the client.")
 NVME_TCP_NOTE = (
-    "Our initiator on our target over the loopback interface, one I/O queue, a disk of 1 GiB in memory, written over once. There is no "
-    "peer in user space to compare with here; the kernel's target is compared with below.")
+    "Freestone's initiator on its own target over the loopback interface: one I/O queue, a disk of 1 GiB in memory, written once.\n"
+    "No peer in user space was measured; the section \"In a guest\" has the kernel's target.")
 GUEST_NOTE = (
-    "Instructions that a request takes from fio to the disk and back, those of fio, the kernel and the server together: the guest has one "
-    "emulated processor whose clock counts them (QEMU's `icount`). Fewer is better. The method's limits: it says nothing about caches, "
-    "wake-ups of other cores, or what runs side by side on several. Our server does not poll here (`--poll-us never`), since that needs a "
-    "processor of its own; how well requests are taken in batches depends on who happens to run first, so a ratio moves by some percent.")
+    "Instructions of a request from fio to the disk and back, in fio, the kernel and the server together; fewer is better.\n"
+    "The guest has one emulated processor, whose clock counts instructions (QEMU's `icount`).\n"
+    "The method shows nothing about caches, wake-ups of other cores, or work in parallel on several cores.\n"
+    "Freestone's server does not poll here (`--poll-us never`), since polling needs a processor of its own.\n"
+    "Batches depend on the order in which threads run, so a ratio varies by some percent.")
 GUEST_TABLES = {
-    "nvme_tcp": ("NVMe/TCP: the kernel's initiator on our target and on the kernel's",
+    "nvme_tcp": ("NVMe/TCP: the kernel's initiator on Freestone's target and on the kernel's",
                  "Each target has a RAM disk of the kernel of its own, past the page cache; no digests."),
     "ublk_null": ("ublk: a disk that does nothing", "One queue of 128."),
     "ublk_disk": ("ublk and loop: a RAM disk", "One queue of 128; a RAM disk of the kernel for each, past the page cache (`loop` with `--direct-io=on`)."),
@@ -150,20 +152,23 @@ def when(results, part):
 
 
 def write(results, folder):
-    parts = ["# Speed beside the peers",
-             "`make bench` writes this page. Server on core 0, initiator (`freestone bench`, the same for every server) on "
-             "core 1; thousand IOPS, median of the rounds (lowest..highest); ratios are taken round by round.",
-             f"{results['machine']}; {results['peer']}. On a virtual machine the cores move: a cache-line round trip "
-             "between the two, given for each part, moves with them, and polled paths with it."]
+    parts = ["# Speed compared with other software",
+             "`make bench` writes this page.\n"
+             "The server runs on core 0; the initiator (`freestone bench`, the same for every server) on core 1.\n"
+             "Figures are thousand IOPS, the median of the rounds (lowest..highest); ratios are taken round by round.",
+             f"{results['machine']}; {results['peer']}.\n"
+             "On a virtual machine the cores move, and polled paths vary with their distance.\n"
+             "Each part names the time of a cache-line round trip between the two cores."]
     for name, title, *notes in SECTIONS:
         if name in results:
             (folder / f"{name}.svg").write_text(plot(results[name], title))
             parts += [f"## {title}", when(results, name), *notes, table(results[name]), f"![{title}]({name}.svg)"]
     if "idle" in results:
         idle = results["idle"]
-        parts += ["## Idle", when(results, "idle"), f"{idle['exports']} exports of 4 queues with a connected client each and no I/O: "
-                  f"{idle['cpu_percent']:.2f} % of one core; {idle['private_kb']} KiB of private memory in all, the program "
-                  f"included: {idle['private_kb'] / idle['exports']:.0f} KiB an export."]
+        parts += ["## Idle", when(results, "idle"), f"{idle['exports']} exports of 4 queues with a connected client each and no I/O use "
+                  f"{idle['cpu_percent']:.2f} % of one core.\n"
+                  f"They use {idle['private_kb']} KiB of private memory including the program, which is "
+                  f"{idle['private_kb'] / idle['exports']:.0f} KiB an export."]
     if "nbd" in results:
         parts += nbd_parts(results["nbd"], when(results, "nbd"), folder)
     if "nvme_tcp" in results:

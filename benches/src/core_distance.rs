@@ -1,5 +1,6 @@
-//! `core-distance A B`: the median time in nanoseconds of a cache line's way from core A to core B and back.
-//! Polled paths between two cores are as fast as this; on virtual machines it changes from hour to hour.
+//! `core-distance A B`: the median round trip of a cache line from core A to core B, in
+//! nanoseconds. It bounds the speed of polled paths between two cores, and changes hourly on
+//! virtual machines.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,3 +1,3 @@
-//! What several of the programs here share.
+//! Code that several of these programs share.
 
 pub mod memory;

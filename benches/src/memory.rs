@@ -1,16 +1,16 @@
-//! Memory to measure in, in huge pages, and the plain loops that everything is measured against.
+//! Memory for measurements, in huge pages, and plain loops for comparison.
 
-/// A mapping filled with noise.
+/// A mapping filled with random bytes.
 pub struct Memory {
     start: *mut u8,
     bytes: usize,
 }
 
 impl Memory {
-    /// `bytes` of it, a multiple of 2 MiB.
+    /// A mapping of `bytes` bytes, a multiple of 2 MiB.
     pub fn new(bytes: usize) -> Memory {
         const HUGE: usize = 2 << 20;
-        // SAFETY: a new mapping; what lies before its first huge page is left unused.
+        // SAFETY: a new mapping; the part before its first huge page is unused.
         let start = unsafe {
             let (protection, flags) =
                 (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -34,7 +34,7 @@ impl Memory {
         Memory { start, bytes }
     }
 
-    /// `count` strips that follow each other from byte `at`.
+    /// `count` adjacent strips at byte `at`.
     pub fn strips(&self, at: usize, count: usize, len: usize) -> Vec<*mut u8> {
         assert!(at + count * len <= self.bytes);
         // SAFETY: the strips lie in the mapping.
@@ -42,7 +42,7 @@ impl Memory {
     }
 }
 
-/// CPU time of this thread in seconds: what a neighbour on the machine takes away does not count.
+/// CPU time of this thread in seconds, which excludes time taken by other programs.
 pub fn cpu_seconds() -> f64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is valid.
@@ -51,7 +51,8 @@ pub fn cpu_seconds() -> f64 {
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
 }
 
-/// Calls a function compiled for AVX2 where there is AVX2: the compiler may then vectorise it so.
+/// Calls a function compiled for AVX2 if the processor has it, so that the compiler may vectorise
+/// it.
 macro_rules! with_avx2 {
     ($function:ident($($argument:ident: $type:ty),*)) => {{
         #[cfg(target_arch = "x86_64")]
@@ -67,7 +68,7 @@ macro_rules! with_avx2 {
     }};
 }
 
-/// The sum of strips as a careful programmer writes it in plain Rust: four at a time, as Linux's xor_blocks does.
+/// The sum of strips in plain Rust: four at a time, as in Linux's xor_blocks.
 pub fn plain_sum(sources: &[&[u8]], target: &mut [u8]) {
     with_avx2!(plain_sum_loop(sources: &[&[u8]], target: &mut [u8]))
 }
@@ -100,7 +101,7 @@ fn plain_sum_loop(sources: &[&[u8]], target: &mut [u8]) {
     }
 }
 
-/// Reads strips, `at_once` of them side by side: what no parity of cold data can be faster than.
+/// Reads strips, `at_once` of them in parallel: the upper limit for parity of cold data.
 pub fn read(strips: &[&[u8]], at_once: usize) {
     with_avx2!(read_loop(strips: &[&[u8]], at_once: usize))
 }

@@ -1,10 +1,11 @@
-//! What a guest writes into its memory: sound requests, nearly sound ones, and noise.
+//! Writes of a guest to its memory: valid requests, nearly valid ones, and random bytes.
 
 use crate::driver::{Buffer, Driver, slot_at};
 use crate::guest::{DATA, DEVICE, DRIVER, FRAME_BYTES, FRAMES, Guest, MAX_SIZE, TABLE_BYTES, TABLES};
 use crate::input::Input;
 
-/// Offers a chain as drivers make them: a virtio-blk request with buffers of any length that memory has.
+/// Offers a chain as drivers do: a virtio-blk request with buffers of any length that fit into
+/// memory.
 pub fn offer(driver: &mut Driver, guest: &Guest, may_be_indirect: bool, input: &mut Input<'_>) {
     let Some(id) = driver.next_id().filter(|&id| id < MAX_SIZE) else { return };
     let shape = input.u8();
@@ -23,7 +24,7 @@ pub fn offer(driver: &mut Driver, guest: &Guest, may_be_indirect: bool, input: &
     let reads = kind == 0 || kind == 8;
     for _ in 0..input.below(5) {
         let (addr, len) = some_memory(guest, input);
-        // Sectors, or ranges of a discard, where there is room; or any length.
+        // Sectors, or ranges of a discard, if the space allows; or any length.
         let units: &[u32] = if shape & 8 == 0 { &[512, 16, 1] } else { &[1] };
         let unit = units.iter().find(|&&unit| len >= unit).expect("no buffer is empty");
         push(addr, len / unit * unit, reads);
@@ -34,7 +35,7 @@ pub fn offer(driver: &mut Driver, guest: &Guest, may_be_indirect: bool, input: &
     driver.offer(guest, &buffers, shape & 4 != 0 && may_be_indirect);
 }
 
-/// Some memory beyond the ring, perhaps over the border of two adjacent regions.
+/// Some memory beyond the ring, possibly across the border of two adjacent regions.
 fn some_memory(guest: &Guest, input: &mut Input<'_>) -> (u64, u32) {
     let parts = guest.parts();
     let index = input.below(parts.len());
@@ -49,7 +50,7 @@ fn some_memory(guest: &Guest, input: &mut Input<'_>) -> (u64, u32) {
     (addr, wanted.clamp(1, end - addr) as u32)
 }
 
-/// An address that may be anything, mostly near a border of memory.
+/// Any address, usually near a border of memory.
 fn raw_address(guest: &Guest, input: &mut Input<'_>) -> u64 {
     let part = input.one_of(guest.parts());
     match input.u8() % 8 {
@@ -71,7 +72,7 @@ fn raw_length(input: &mut Input<'_>) -> u32 {
     }
 }
 
-/// Any descriptor in any place of the ring.
+/// Writes any descriptor to any place of the ring.
 pub fn write_descriptor(guest: &Guest, is_packed: bool, input: &mut Input<'_>) {
     let at = slot_at(u16::from(input.u8()) % MAX_SIZE);
     write_descriptor_at(at, guest, is_packed, input);
@@ -87,7 +88,7 @@ fn write_descriptor_at(at: u64, guest: &Guest, is_packed: bool, input: &mut Inpu
     }
 }
 
-/// An indirect table of any descriptors.
+/// Writes an indirect table of arbitrary descriptors.
 pub fn write_table(guest: &Guest, is_packed: bool, input: &mut Input<'_>) {
     let table = TABLES + u64::from(input.u8() % 4) * TABLE_BYTES;
     for i in 0..input.below(6) as u64 {
@@ -95,7 +96,7 @@ pub fn write_table(guest: &Guest, is_packed: bool, input: &mut Input<'_>) {
     }
 }
 
-/// Makes something available, whatever is there.
+/// Makes any slot or entry available, whatever it contains.
 pub fn make_available(guest: &Guest, is_packed: bool, input: &mut Input<'_>) {
     let (at, step) = (input.u8(), input.u8());
     if is_packed {
@@ -109,7 +110,7 @@ pub fn make_available(guest: &Guest, is_packed: bool, input: &mut Input<'_>) {
     guest.write_u16(DRIVER + 2, idx.wrapping_add((step % 8).into()));
 }
 
-/// Any bytes, mostly in the ring and its tables.
+/// Writes any bytes, usually to the ring and its tables.
 pub fn write_anywhere(guest: &Guest, _is_packed: bool, input: &mut Input<'_>) {
     let at = match input.u8() % 4 {
         0 => return guest.write(raw_address(guest, input), input.bytes(16)),
@@ -120,7 +121,7 @@ pub fn write_anywhere(guest: &Guest, _is_packed: bool, input: &mut Input<'_>) {
     guest.write(at, input.bytes(16));
 }
 
-/// Bytes of headers and data: they belong to the guest at any time.
+/// Writes bytes of headers and data, which the guest may change at any time.
 pub fn write_data(guest: &Guest, input: &mut Input<'_>) {
     let at = FRAMES + u64::from(input.u16()) % 0x1800;
     guest.write(at, input.bytes(16));

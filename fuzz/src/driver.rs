@@ -1,5 +1,5 @@
-//! A driver that follows the specification, and knows what it must get back. It shares no code with the crate
-//! that is tested.
+//! A driver that follows the specification and knows the expected completions. It shares no code
+//! with the crate under test.
 
 use crate::guest::{DESC, DEVICE, DRIVER, Guest, TABLE_BYTES, TABLES};
 use std::collections::BTreeMap;
@@ -52,7 +52,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Writes a fresh ring that starts at `start` and gives the base to tell the device.
+    /// Writes an empty ring that starts at `start`. Returns the driver and the base for the device.
     pub fn new(guest: &Guest, size: u16, is_packed: bool, start: u16) -> (Driver, u32) {
         let place = match is_packed {
             false => Place { index: start, wrap: false },
@@ -73,7 +73,7 @@ impl Driver {
             return (driver, start.into());
         }
         for slot in 0..size {
-            // As the lap before has left it.
+            // The state that the previous lap left.
             let wrap = if slot < place.index { place.wrap } else { !place.wrap };
             guest.write_desc(slot_at(slot), 0, 0, 0, if wrap { AVAIL | USED } else { 0 });
         }
@@ -81,12 +81,12 @@ impl Driver {
         (driver, bits | bits << 16)
     }
 
-    /// The id that the next chain will have; `None` when the ring is full.
+    /// The ID of the next chain; `None` when the ring is full.
     pub fn next_id(&self) -> Option<u16> {
         self.free.last().copied().filter(|_| self.free_slots > 0)
     }
 
-    /// Makes a chain available; whether there was room.
+    /// Makes a chain available. Returns whether the ring had room.
     pub fn offer(&mut self, guest: &Guest, buffers: &[Buffer], is_indirect: bool) -> bool {
         let slots = if is_indirect { 1 } else { buffers.len() };
         let room = if self.is_packed { self.free_slots.into() } else { self.free.len() };
@@ -157,10 +157,10 @@ impl Driver {
         }
     }
 
-    /// Takes the next used chain back; `None` when there is none.
+    /// Returns the ID of the next used chain; `None` when the device has used none.
     ///
     /// # Panics
-    /// When the device has used a chain that it was not offered, or twice.
+    /// When the device has used a chain that was not offered, or used one twice.
     pub fn poll(&mut self, guest: &Guest) -> Option<u16> {
         let id = match self.is_packed {
             false if guest.read_u16(DEVICE + 2) == self.used.index => return None,
@@ -190,7 +190,7 @@ impl Driver {
         Some(id)
     }
 
-    /// Says when the driver wants an interrupt.
+    /// Sets the driver's interrupt request.
     pub fn set_wish(&self, guest: &Guest, event_idx: bool, wish: u16) {
         match (self.is_packed, event_idx) {
             (false, false) => guest.write_u16(DRIVER, wish & 1),
@@ -207,7 +207,7 @@ impl Driver {
     }
 }
 
-/// Where a descriptor of the ring lies.
+/// Address of a descriptor of the ring.
 pub fn slot_at(index: u16) -> u64 {
     DESC + 16 * u64::from(index)
 }

@@ -1,7 +1,8 @@
 //! Files that an operator writes by hand: tokens, keys of TLS and of NVMe, and the configuration.
 //!
-//! The input builds a text of lines that are nearly right for one of them, and every reader gets it, as an operator may
-//! name the wrong file. No reader panics; what it takes it takes again; and no error holds any part of a secret.
+//! The input builds a text of nearly valid lines of these files, and every reader gets it, as an
+//! operator may name the wrong file. No reader may panic. A second reading must have the same
+//! result, and no error may contain a part of a secret.
 
 use crate::input::Input;
 use daemon::config::Config;
@@ -13,8 +14,8 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Secrets, and a part of each that occurs nowhere else. They are in the form of a token, a key in hexadecimal digits,
-/// and NVMe's two forms of keys.
+/// Secrets, each with a part that occurs nowhere else. They have the form of a token, a key in
+/// hexadecimal digits, and NVMe's two forms of keys.
 const SECRETS: [&str; 6] = [
     "Zk9sEcReTZk9sEcReTZk9sEcReT0",
     "c0ffee99c0ffee99c0ffee99c0ffee99",
@@ -23,9 +24,9 @@ const SECRETS: [&str; 6] = [
     "DHHC-1:00:Zk9sEcReTia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:",
     "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:",
 ];
-/// What gives a secret away, in small letters.
+/// Parts that reveal a secret, in lower case.
 const MARKS: [&str; 4] = ["k9secret", "c0ffee99", "zgodor4", "nn9aqb2w"];
-/// Words of all files, in their right places and others.
+/// Words of all files, for correct and wrong places.
 const WORDS: [&str; 28] = [
     "admin",
     "operator",
@@ -43,27 +44,27 @@ const WORDS: [&str; 28] = [
     "spec",
     "level",
     "members",
-    "on",
-    "size",
+    "backing",
+    "size_bytes",
     "kind",
-    "of",
+    "volumes",
     "options",
     "qos",
     "force",
-    "floor",
+    "min_qos",
     "group",
     "scrub_period_s",
     "{",
     "}",
 ];
 const MAX_LINES: usize = 24;
-/// Longest error, in bytes: a person reads it.
+/// Length of the longest error in bytes: errors are for people.
 const MAX_ERROR: usize = 4096;
 
-/// Plays one input.
+/// Runs one input.
 ///
 /// # Panics
-/// When a reader does what it must not.
+/// When a reader violates a requirement.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut text = Vec::new();
@@ -75,14 +76,14 @@ pub fn run(bytes: &[u8]) {
     }
     let path = path();
     write(&path, &text);
-    // Names of tokens are no secrets, whatever they are.
+    // Names of tokens are not secret.
     read("tokens", || Tokens::read(&path).map(|_| String::new()));
     read("keys of TLS", || tls::Server::with_keys(&path).map(|server| format!("{server:?}")));
     read("a key of TLS", || tls::Client::with_key(&path, None).map(|_| String::new()));
     read("keys of hosts", || Keys::read(&path).map(|keys| keys.hosts().count().to_string()));
     read("a key of a host", || Key::read(&path).map(|key| format!("{key:?}")));
     read("TLS keys of hosts", || TlsKeys::read(&path).map(|_| String::new()));
-    // What a configuration says is shown to those who wrote it; only its errors are judged.
+    // The content of a configuration is shown to its author; only its errors are checked.
     read("the configuration", || Config::read(&path).map(|_| String::new()));
 }
 
@@ -95,7 +96,7 @@ fn write(path: &Path, text: &[u8]) {
     file.and_then(|mut file| file.write_all(text)).expect("a file of ours");
 }
 
-/// Reads twice, and looks at what is said.
+/// Reads twice and checks the result.
 fn read<E: Error>(what: &str, reader: impl Fn() -> Result<String, E>) {
     match (reader(), reader()) {
         (Ok(first), Ok(second)) => {
@@ -123,7 +124,7 @@ fn check(what: &str, said: &str) {
     assert!(given_away.is_none(), "{what}: a secret is given away: {said}");
 }
 
-/// The next line: of one of the files, or of words in any order.
+/// Appends the next line: of one of the files, or of words in any order.
 fn line(text: &mut Vec<u8>, input: &mut Input<'_>) {
     let (choice, which) = (input.u8(), input.u8());
     let secret = SECRETS[usize::from(which) % SECRETS.len()];
@@ -162,7 +163,7 @@ fn word<'a>(secret: &'a str, input: &mut Input<'_>) -> &'a str {
     }
 }
 
-/// A value of TOML, or nearly.
+/// A valid or nearly valid TOML value.
 fn value(secret: &str, input: &mut Input<'_>) -> String {
     match input.below(12) {
         0 => format!("\"{secret}\""),
@@ -170,7 +171,7 @@ fn value(secret: &str, input: &mut Input<'_>) -> String {
         2 => format!("[\"m0\", \"{}\"]", word(secret, input)),
         3 => input.u64().to_string(),
         4 => "true".into(),
-        5 => format!("{{ iops = {{ per_second = {} }} }}", input.u8()),
+        5 => format!("{{ iops = {{ per_s = {} }} }}", input.u8()),
         6 => "{ a = \"b\" }".into(),
         7 => format!("'{secret}"),
         8 => "[".repeat(usize::from(input.u8()) * 64),

@@ -1,19 +1,19 @@
 //! Inaccessible pages around every mapping of a file.
 //!
-//! The linker prefers this `mmap` to that of the C library for all code of the executable, and so mappings get
-//! their neighbours without a word in the code that is tested.
+//! The linker prefers this `mmap` to that of the C library for all code of the executable. So
+//! mappings get guard pages without a change of the code under test.
 
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Inaccessible bytes on either side: more than the largest step a ring's arithmetic could be off by.
+/// Inaccessible bytes on either side, more than any error in a ring's arithmetic can skip.
 const GUARD: usize = 1 << 20;
 const PAGE: usize = 4096;
 
 /// First byte and rounded length of each guarded mapping.
 static LIVE: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 
-/// How many mappings of files exist.
+/// Number of existing mappings of files.
 pub fn live_mappings() -> usize {
     live().len()
 }
@@ -36,7 +36,7 @@ unsafe fn raw_unmap(addr: usize, len: usize) -> i32 {
     unsafe { libc::syscall(libc::SYS_munmap, addr, len) as i32 }
 }
 
-/// As `mmap(2)`; a shared mapping of a file at an address of the system's choice lies between guards.
+/// As `mmap(2)`. A shared mapping of a file at an address of the system's choice gets guard pages.
 ///
 /// # Safety
 /// As `mmap(2)`.
@@ -56,7 +56,8 @@ pub unsafe extern "C" fn mmap(
         // SAFETY: by contract.
         return unsafe { raw_map(addr.addr(), len, prot, flags, fd, offset) };
     };
-    // SAFETY: a fresh reservation, in whose middle the mapping is placed; it is given back when that fails.
+    // SAFETY: a fresh reservation, in the middle of which the mapping is placed; it is released if
+    // that fails.
     unsafe {
         let reserve = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let base = raw_map(0, all, libc::PROT_NONE, reserve, -1, 0);
@@ -65,7 +66,7 @@ pub unsafe extern "C" fn mmap(
         }
         let mapped = raw_map(base.addr() + GUARD, len, prot, flags | libc::MAP_FIXED, fd, offset);
         if mapped == libc::MAP_FAILED {
-            // io_uring does not let others choose the place of its rings.
+            // io_uring does not support a chosen address for its rings.
             raw_unmap(base.addr(), all);
             return raw_map(0, len, prot, flags, fd, offset);
         }
@@ -74,7 +75,7 @@ pub unsafe extern "C" fn mmap(
     }
 }
 
-/// As `munmap(2)`; the guards go with their mapping.
+/// As `munmap(2)`; the guard pages are removed with their mapping.
 ///
 /// # Safety
 /// As `munmap(2)`.
@@ -90,6 +91,6 @@ pub unsafe extern "C" fn munmap(addr: *mut c_void, len: usize) -> i32 {
     let (base, rounded) = live.swap_remove(guarded);
     drop(live);
     assert_eq!(len.next_multiple_of(PAGE), rounded, "a mapping is unmapped whole");
-    // SAFETY: the mapping as it was made with its guards, and nobody else's.
+    // SAFETY: the mapping with its guards, as it was created.
     unsafe { raw_unmap(base - GUARD, rounded + 2 * GUARD) }
 }

@@ -5,15 +5,15 @@
 //!                 descriptors, driver   device   tables, 256 B each   frames, 64 B each   data …
 //! ```
 //!
-//! Every layout has the ring in its first region; what else is there differs. Addresses are relative to the guest's
-//! base except in descriptors, so that a client can be made of several guests.
+//! Every layout has the ring in its first region; other regions differ. Addresses are relative to
+//! the guest's base except in descriptors, so that one client can use several guests.
 
 use crate::memfd::Memfd;
 use std::sync::Arc;
 use virtio::device::RingAreas;
 use virtio::memory::{GuestMemory, RegionSpec};
 
-/// Entries of a ring at most.
+/// Largest number of entries of a ring.
 pub const MAX_SIZE: u16 = 64;
 /// Descriptor area of the ring.
 pub const DESC: u64 = 0;
@@ -29,16 +29,16 @@ pub const TABLE_BYTES: u64 = 0x100;
 pub const FRAMES: u64 = 0x6000;
 /// Bytes of a frame.
 pub const FRAME_BYTES: u64 = 64;
-/// Data from here on.
+/// Start of the data.
 pub const DATA: u64 = 0x7000;
-/// User addresses are higher than guest addresses by this, in the first region.
+/// Difference of user addresses and guest addresses in the first region.
 pub const USER: u64 = 0x7000_0000_0000;
 
-/// Bytes that the first region has in every layout.
+/// Bytes of the first region in every layout.
 pub const FIRST_BYTES: u64 = 0x8000;
 
 const FILE_BYTES: usize = 0x2_0000;
-/// What memory holds that no layout shows.
+/// Content of memory outside all layouts.
 const UNTOUCHED: u8 = 0xa5;
 static ALL_UNTOUCHED: [u8; FILE_BYTES] = [UNTOUCHED; FILE_BYTES];
 
@@ -56,8 +56,8 @@ const fn part(guest: u64, len: u64, file: u64) -> Part {
     Part { guest, len, file }
 }
 
-/// The layouts: one region; adjacent ones that are not adjacent in the file; gaps; borders inside a page; the
-/// end of the address space; many small ones.
+/// The layouts: one region; adjacent ones that are not adjacent in the file; gaps; borders inside a
+/// page; the end of the address space; many small regions.
 const LAYOUTS: [&[Part]; 6] = [
     &[part(0, 0x1_0000, 0)],
     &[part(0, 0x8000, 0), part(0x8000, 0x8000, 0x1_0000), part(0x1_0000, 0x8000, 0x8000)],
@@ -67,23 +67,23 @@ const LAYOUTS: [&[Part]; 6] = [
     &[part(0, 0x8000, 0), part(0x8000, 1, 0x9000), part(0x8001, 2, 0x9010), part(0x8003, 0x100, 0xa000)],
 ];
 
-/// The guest's side of its memory.
+/// The guest's view of its memory.
 #[derive(Debug)]
 pub struct Guest {
     base: u64,
     file: Memfd,
     parts: &'static [Part],
-    /// Layouts that the device has seen, as bits.
+    /// Layouts that the device has seen, as a bit mask.
     seen: u32,
 }
 
 impl Guest {
-    /// Memory from guest address `base` on that no device has seen.
+    /// Memory at guest address `base` that no device has seen.
     pub fn new(base: u64) -> Guest {
         Guest { base, file: Memfd::new(FILE_BYTES), parts: LAYOUTS[0], seen: 0 }
     }
 
-    /// What a relative address lacks.
+    /// Offset that turns a relative address into a guest address.
     pub fn base(&self) -> u64 {
         self.base
     }
@@ -93,15 +93,15 @@ impl Guest {
         &self.file
     }
 
-    /// Forgets everything: the next input starts.
+    /// Resets the memory for the next input.
     pub fn reset(&mut self) {
         self.file.fill(UNTOUCHED);
         self.file.write(0, &[0; FIRST_BYTES as usize]);
         self.seen = 0;
     }
 
-    /// Goes over to layout number `layout`, modulo the number of layouts: each region as guest address, length, user
-    /// address and offset in the file.
+    /// Switches to layout number `layout`, modulo the number of layouts. Returns guest address,
+    /// length, user address and offset in the file of each region.
     pub fn choose(&mut self, layout: u8) -> impl Iterator<Item = [u64; 4]> {
         let index = usize::from(layout) % LAYOUTS.len();
         self.parts = LAYOUTS[index];
@@ -123,12 +123,12 @@ impl Guest {
         Arc::new(GuestMemory::map(regions.into_iter().map(spec).collect()).expect("the layouts are sound"))
     }
 
-    /// The regions as they are now.
+    /// The present regions.
     pub fn parts(&self) -> &'static [Part] {
         self.parts
     }
 
-    /// Where the ring lies.
+    /// Addresses of the ring.
     pub fn areas(&self) -> RingAreas {
         let user = USER + self.base;
         RingAreas { descriptors: user + DESC, driver: user + DRIVER, device: user + DEVICE }
@@ -142,7 +142,7 @@ impl Guest {
         Some((addr - part.guest + part.file) as usize)
     }
 
-    /// Writes at a guest address; nothing happens where there is no memory.
+    /// Writes at a guest address. Does nothing outside memory.
     pub fn write(&self, addr: u64, bytes: &[u8]) {
         if let Some(offset) = self.offset(addr, bytes.len()) {
             self.file.write(offset, bytes);
@@ -157,12 +157,12 @@ impl Guest {
     /// The bytes at a guest address in the first region.
     ///
     /// # Panics
-    /// When they are not in memory.
+    /// When the bytes are outside memory.
     pub fn read<const N: usize>(&self, addr: u64) -> [u8; N] {
         self.file.read(self.offset(addr, N).expect("the ring is in memory"))
     }
 
-    /// A 16-bit number.
+    /// Reads a 16-bit number.
     pub fn read_u16(&self, addr: u64) -> u16 {
         u16::from_le_bytes(self.read(addr))
     }
@@ -174,7 +174,7 @@ impl Guest {
         self.write(at + 8, &words[1].to_le_bytes());
     }
 
-    /// Asserts that the device has written to nothing that it was not shown.
+    /// Asserts that the device has written only to memory of layouts that it has seen.
     pub fn check_untouched(&self) {
         let shown = || (0..LAYOUTS.len()).filter(|i| self.seen & 1 << i != 0).flat_map(|i| LAYOUTS[i]);
         let mut from = FIRST_BYTES as usize;

@@ -1,18 +1,18 @@
 //! The fuzzer's bytes as numbers.
 
-/// Bytes that are consumed from the front. After the end everything is 0.
+/// Bytes that are consumed from the front. After the end every byte is 0.
 #[derive(Debug)]
 pub struct Input<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Input<'a> {
-    /// All of `bytes`.
+    /// Starts at the first byte.
     pub fn new(bytes: &'a [u8]) -> Self {
         Input { bytes }
     }
 
-    /// Whether nothing is left.
+    /// Whether all bytes are consumed.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -24,7 +24,7 @@ impl<'a> Input<'a> {
         first
     }
 
-    /// The next two bytes, the low one first, as all numbers here.
+    /// The next two bytes, little-endian as all numbers here.
     pub fn u16(&mut self) -> u16 {
         u16::from_le_bytes([self.u8(), self.u8()])
     }
@@ -52,7 +52,7 @@ impl<'a> Input<'a> {
         all[self.below(all.len())]
     }
 
-    /// Up to `most` bytes, as many as the next one says.
+    /// The next bytes, at most `most`; a leading byte gives their number.
     pub fn bytes(&mut self, most: usize) -> &'a [u8] {
         let count = self.below(most + 1).min(self.bytes.len());
         let (taken, rest) = self.bytes.split_at(count);

@@ -1,9 +1,10 @@
-//! Hostile journals of VDUSE exports: what a server that died has left, edited, and its successor.
+//! Hostile journals of VDUSE exports: journals of a server that died, edited, and its successor.
 //!
-//! A server makes a journal and takes chains out of a ring; some it gives back. Then it is gone, and the input writes into
-//! the journal or cuts it. A successor, which may serve another disk or another shape, takes the journal over and goes on
-//! with the ring. It is refused and has written nothing, or it serves the disk that the journal names, keeps to guest
-//! memory, and, where nobody has touched the journal, gives every chain back once.
+//! A server creates a journal and takes chains from a ring; it returns some of them. Then it dies,
+//! and the input edits the journal or truncates it. A successor, which may serve another disk or
+//! another ring configuration, takes over journal and ring. If the journal is refused, it must be
+//! unchanged. Otherwise the successor must serve the disk that the journal names and stay inside
+//! guest memory. With an unedited journal it must return every chain exactly once.
 
 use crate::chains;
 use crate::driver::Driver;
@@ -15,17 +16,17 @@ use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 
-/// What the first server serves.
+/// The disk of the first server.
 const DISK: Served<'static> = Served { name: "mem:a", capacity: 1 << 20 };
 const MAX_CHAINS: usize = 12;
 const MAX_EDITS: usize = 24;
-/// Longest file that an edit makes, in bytes.
+/// Length of the longest file that an edit makes, in bytes.
 const MAX_FILE: u64 = 256 << 10;
-/// Where name and capacity stand.
+/// Offset after the header, where the name begins.
 const HEAD: usize = 24;
 
 thread_local! {
-    /// Made once: new files and mappings would take most of the time.
+    /// Created once: new files and mappings would take most of the time.
     static PLACE: RefCell<(Guest, File)> = RefCell::new((Guest::new(0), file()));
 }
 
@@ -36,10 +37,10 @@ fn file() -> File {
     file.expect("a file of ours")
 }
 
-/// Plays one input.
+/// Runs one input.
 ///
 /// # Panics
-/// When the successor does what it must not.
+/// When the successor violates a requirement.
 pub fn run(bytes: &[u8]) {
     PLACE.with_borrow_mut(|(guest, file)| {
         let mappings = crate::guard::live_mappings();
@@ -50,7 +51,7 @@ pub fn run(bytes: &[u8]) {
     });
 }
 
-/// What the two servers have in common, or not.
+/// Configuration of a server; the two may differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Shape {
     queues: u16,
@@ -114,20 +115,20 @@ fn play(guest: &mut Guest, file: &File, input: &mut Input<'_>) {
             return;
         }
     };
-    // Independent of the reader: the name that stands there is the one that is served.
+    // Independent of the reader: the journal's name must be that of the served disk.
     let capacity = u64::from_le_bytes(std::array::from_fn(|i| before[HEAD - 8 + i]));
     let name = &before[HEAD..HEAD + served.name.len()];
     assert!(name == served.name.as_bytes() && capacity <= served.capacity, "another disk is served");
     assert!((0..queues).all(|queue| region.queue(queue).is_some()) && region.queue(queues).is_none());
     let settings = Settings { size, is_packed, ..settings };
     match Device::start(settings, base, guest.map(0), Some(region)) {
-        Ok(device) => go_on(device, &mut driver, guest, is_honest),
+        Ok(device) => serve_all(device, &mut driver, guest, is_honest),
         Err(error) => assert!(!is_honest, "the ring is not taken over: {error:?}"),
     }
 }
 
-/// The successor serves whatever there is.
-fn go_on(mut device: Device, driver: &mut Driver, guest: &Guest, is_honest: bool) {
+/// Lets the successor serve all chains.
+fn serve_all(mut device: Device, driver: &mut Driver, guest: &Guest, is_honest: bool) {
     for _ in 0..=u16::MAX {
         match device.pop() {
             Ok(Some(_)) => device.complete(0, 0),
@@ -152,11 +153,11 @@ fn content(file: &File) -> Vec<u8> {
     bytes
 }
 
-/// Writes into the journal, or cuts it.
+/// Edits the journal, or truncates it.
 fn edit(file: &File, input: &mut Input<'_>) {
     let action = input.u8();
     let at = match action {
-        // The head, the head of the region, and anywhere.
+        // The header, the header of the region, and any place.
         0..=79 => u64::from(input.u8() % 32),
         80..=159 => 4096 + u64::from(input.u8()),
         160..=223 => 4096 + u64::from(input.u16()) % 4096,

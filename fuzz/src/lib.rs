@@ -1,4 +1,4 @@
-//! A hostile guest, a hostile server, a hostile client, hostile members: what the fuzz targets are made of.
+//! Hostile guests, servers, clients and members for the fuzz targets.
 //!
 //! ```text
 //!   bytes ──► Input ──► actions ──► rings:     a guest's memory and virtio::device, in one thread, step by step
@@ -15,11 +15,12 @@
 //!                            └────► nbd-tls:   an NBD client with TLS and a running export, over its socket
 //! ```
 //!
-//! An input is a program: a few bytes of setup, then one byte for each action, followed by its operands. Whatever
-//! the bytes are, they mean something, so that the fuzzer's small changes become small changes of behaviour.
+//! An input is a program: a few bytes of setup, then one byte for each action, followed by its
+//! operands. Every byte sequence is a valid program, so that small changes of the input become
+//! small changes of behaviour.
 //!
-//! Every mapping of a file that the process makes has inaccessible pages around it ([`guard`]), so that an access
-//! outside guest memory ends the process even without a sanitizer.
+//! Every mapping of a file has inaccessible pages around it ([`guard`]). So an access outside guest
+//! memory ends the process even without a sanitizer.
 
 pub mod chains;
 pub mod driver;

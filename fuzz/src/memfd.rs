@@ -1,4 +1,4 @@
-//! Memory that the guest's side sees all of, and hands out in parts.
+//! Memory that the guest maps as a whole and shares in parts.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -41,10 +41,11 @@ impl Memfd {
         self.len == 0
     }
 
-    /// Writes at an offset; what would lie beyond the end is left out.
+    /// Writes at an offset; bytes beyond the end are dropped.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         let count = bytes.len().min(self.len.saturating_sub(offset));
-        // SAFETY: inside the mapping; other mappings of the file may be in use, as a guest's memory is.
+        // SAFETY: inside the mapping; other mappings of the file may be in use, as a guest's memory
+        // is.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.base.wrapping_add(offset), count) };
     }
 
@@ -66,13 +67,14 @@ impl Memfd {
         unsafe { std::ptr::write_bytes(self.base, byte, self.len) };
     }
 
-    /// Whether the bytes at an offset are these: one call, where a loop would be counted by the fuzzer step by step.
+    /// Whether the bytes at an offset equal `bytes`. One call: the fuzzer would count each step of
+    /// a loop.
     ///
     /// # Panics
     /// When they do not lie in the file.
     pub fn holds(&self, offset: usize, bytes: &[u8]) -> bool {
         assert!(offset <= self.len && bytes.len() <= self.len - offset);
-        // SAFETY: inside the mapping, and nobody writes to it while the only thread is here.
+        // SAFETY: inside the mapping, which the only thread does not write meanwhile.
         let own = unsafe { std::slice::from_raw_parts(self.base.add(offset), bytes.len()) };
         own == bytes
     }

@@ -1,8 +1,9 @@
 //! A hostile NBD server, and the client in `drivers::nbd`, in one thread, step by step.
 //!
-//! The server speaks into a socket pair before the client listens, so nobody waits for anybody. It may say anything
-//! during the handshake, or agree and then mix true replies with changed ones and noise. Whatever it says, memory that
-//! no request covers stays as it is, every request ends exactly once, and nothing panics.
+//! The server writes to a socket pair before the client reads, so neither side waits for the other.
+//! It may send anything during the handshake, or complete it and then mix valid replies with
+//! changed ones and random bytes. Whatever it sends, memory outside requests must stay unchanged,
+//! every request must end exactly once, and nothing may panic.
 
 use crate::input::Input;
 use block::{Data, Flags, Queue, Request, Segment};
@@ -12,17 +13,17 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 const SLOTS: usize = 4;
-/// Memory of one slot, with as much that nobody may touch behind it.
+/// Memory of one slot, followed by as many bytes that must stay unchanged.
 const BUFFER: usize = 4096;
 const UNTOUCHED: u8 = 0x5a;
 const MAX_ACTIONS: usize = 64;
-/// Every transmission flag that the client knows, but read-only.
+/// Every transmission flag that the client supports, except read-only.
 const FLAGS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 8 | 1 << 11;
 
-/// Plays one input.
+/// Runs one input.
 ///
 /// # Panics
-/// When the client does what it must not.
+/// When the client violates a requirement.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
@@ -58,7 +59,7 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// A request as the server saw it.
+/// The server's record of a request.
 #[derive(Clone, Copy)]
 struct Asked {
     command: u16,
@@ -75,11 +76,11 @@ struct Server {
 
 impl Server {
     fn send(&mut self, bytes: &[u8]) {
-        // A socket that is full, or a client that hung up, is the end of it.
+        // A full socket or a disconnected client ends the exchange.
         let _ = self.stream.write(bytes);
     }
 
-    /// All of the server's half of a handshake, at once.
+    /// Sends the server's whole side of a handshake at once.
     fn agree(&mut self, options: &Options, input: &mut Input<'_>) {
         self.send(b"NBDMAGICIHAVEOPT\0\x03");
         match options.replies {
@@ -104,7 +105,7 @@ impl Server {
         self.send(&reply);
     }
 
-    /// Something between a reply to an option and noise.
+    /// Sends a reply to an option, or random bytes.
     fn babble(&mut self, input: &mut Input<'_>) {
         if input.u8() < 16 {
             let bytes = input.bytes(64).to_vec();
@@ -116,13 +117,13 @@ impl Server {
         self.answer(option, kind, &data);
     }
 
-    /// Throws away what the client said during the handshake.
+    /// Discards the client's messages of the handshake.
     fn forget_handshake(&mut self) {
         let mut bytes = [0; 4096];
         while matches!(self.stream.read(&mut bytes), Ok(count) if count > 0) {}
     }
 
-    /// Takes in requests: headers by their magic numbers, payloads skipped by their length.
+    /// Receives requests: headers by their magic numbers; payloads are skipped by their length.
     fn listen(&mut self) {
         let mut bytes: Vec<u8> = Vec::new();
         let mut piece = vec![0; 64 << 10];
@@ -149,7 +150,7 @@ impl Server {
         self.asked.drain(..keep);
     }
 
-    /// A reply to one of the last requests, true or a little changed.
+    /// Sends a reply to one of the last requests, valid or slightly changed.
     fn reply(&mut self, input: &mut Input<'_>) {
         let nobody = Asked { command: 0, cookie: 0, offset: 0, len: 512 };
         let mut asked = if self.asked.is_empty() {
@@ -201,7 +202,7 @@ impl Server {
             bytes.extend((payload.len() as u32).to_be_bytes());
         }
         bytes.extend(payload);
-        // Some of it may be missing: the end of the connection, or the next message in its place.
+        // A part may be missing: at the end of the connection, or replaced by the next message.
         let cut = if input.u8() < 8 { input.below(bytes.len()) } else { bytes.len() };
         self.send(&bytes[..cut]);
     }
@@ -278,7 +279,7 @@ impl Play {
         });
     }
 
-    /// Nothing outside of a request's memory has changed.
+    /// Asserts that no byte outside the requests' memory has changed.
     fn check(&self) {
         for slot in 0..SLOTS {
             let behind = &self.memory[(2 * slot + 1) * BUFFER..][..BUFFER];

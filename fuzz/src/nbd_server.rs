@@ -1,8 +1,9 @@
 //! A hostile NBD client, and a running `exports::nbd`, over its socket.
 //!
-//! The client agrees on a form of replies, or says anything; then it mixes true requests with changed ones and noise,
-//! ends its side, and listens. Whatever it says, nothing panics, the server hangs up, and nothing of the connection is
-//! left; and while it has only sent requests that begin and end where they should, each is answered once.
+//! The client agrees on a form of replies, or sends anything. Then it mixes valid requests with
+//! changed ones and random bytes, ends its side, and reads the replies. Whatever it sends, nothing
+//! may panic, the server must disconnect, and no resource of the connection may remain. As long as
+//! the client has sent only requests with valid boundaries, each must be answered once.
 
 use crate::input::Input;
 use drivers::mem::{MemDevice, Options};
@@ -19,14 +20,15 @@ use std::time::{Duration, Instant};
 
 const DEVICE_BYTES: u64 = 1 << 20;
 const MAX_ACTIONS: usize = 64;
-/// Longest payload of a true write.
+/// Longest payload of a valid write.
 const MAX_WRITE: usize = 2048;
-/// Longest true read: all replies fit the client's side of the socket, or the server waits, as it should.
+/// Longest valid read: all replies fit into the client's socket buffer; otherwise the server would
+/// rightly wait.
 const MAX_READ: u64 = 64 << 10;
-/// How long the server may take for anything.
+/// Timeout for every operation of the server.
 const DEADLINE: Duration = Duration::from_secs(15);
 
-/// The server that all inputs share. Its cores come last: they outlive the export.
+/// The server that all inputs share. Its cores are dropped last: they outlive the export.
 struct Server {
     export: Nbd,
     socket: PathBuf,
@@ -46,10 +48,10 @@ fn server() -> &'static Mutex<Server> {
     })
 }
 
-/// Plays one input.
+/// Runs one input.
 ///
 /// # Panics
-/// When the server does what it must not.
+/// When the server violates a requirement.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let server = server().lock().expect("inputs come one after the other");
@@ -63,12 +65,12 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// How a client is connected.
+/// A client's connection.
 pub(crate) trait Line: Read + Write {
-    /// Says nothing more. The server may have hung up.
+    /// Closes the sending side. The server may have disconnected.
     fn end(&mut self);
 
-    /// Whether everything that was said came as it was said.
+    /// Whether the server received all bytes unchanged.
     fn is_sound(&self) -> bool {
         true
     }
@@ -80,8 +82,8 @@ impl Line for UnixStream {
     }
 }
 
-/// All of a conversation, from the greeting to the end of the stream. A client that `is_greeted` has read and answered
-/// the greeting already.
+/// Runs a conversation, from the greeting to the end of the stream. If `is_greeted`, the client has
+/// already read and answered the greeting.
 pub(crate) fn converse(stream: impl Line, input: &mut Input<'_>, is_greeted: bool) {
     let form = input.one_of(&[Form::Simple, Form::Structured, Form::Extended]);
     let mut client = Client { stream, form, asked: HashMap::new(), is_sound: true, is_greeted };
@@ -114,16 +116,16 @@ enum Form {
 struct Client<S> {
     stream: S,
     form: Form,
-    /// By cookie: how much data a good answer brings.
+    /// Length of a successful reply's data, by cookie.
     asked: HashMap<u64, usize>,
-    /// Everything so far was a request that begins and ends where it should.
+    /// All requests so far had valid boundaries.
     is_sound: bool,
     is_greeted: bool,
 }
 
 impl<S: Line> Client<S> {
     fn send(&mut self, bytes: &[u8]) {
-        let _ = self.stream.write_all(bytes); // the server may have hung up
+        let _ = self.stream.write_all(bytes); // the server may have disconnected
     }
 
     fn option(&mut self, number: u32, data: &[u8]) {
@@ -131,7 +133,7 @@ impl<S: Line> Client<S> {
         self.send(&[b"IHAVEOPT", &number.to_be_bytes()[..], &len, data].concat());
     }
 
-    /// All of the handshake, as it should be.
+    /// Completes a valid handshake.
     fn agree(&mut self) -> Option<()> {
         if !self.is_greeted {
             self.send(&[0, 0, 0, 3]);
@@ -157,13 +159,14 @@ impl<S: Line> Client<S> {
                 if number(&header[12..16]) == 1 {
                     break;
                 }
-                assert_eq!(header[12] & 0x80, 0, "an option that is in order was refused");
+                assert_eq!(header[12] & 0x80, 0, "a valid option was refused");
             }
         }
         Some(())
     }
 
-    /// The next bytes of the server; none when what it was told did not come as it was said.
+    /// Reads the next bytes of the server; `None` if it did not receive the client's bytes
+    /// unchanged.
     fn expect(&mut self, len: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0; len];
         let result = self.stream.read_exact(&mut bytes);
@@ -171,7 +174,7 @@ impl<S: Line> Client<S> {
         result.is_ok().then_some(bytes)
     }
 
-    /// Something between an option and noise.
+    /// Sends an option, or random bytes.
     fn babble(&mut self, input: &mut Input<'_>) {
         match input.below(8) {
             0 => {
@@ -217,7 +220,7 @@ impl<S: Line> Client<S> {
                 self.request(command, 0, cookie, offset, len, &[]);
             }
             11 | 12 => {
-                // Anything in the header, but where it ends.
+                // Any header with a valid boundary.
                 let command = input.one_of(&[0, 3, 4, 5, 6, 7, 8, 0xffff]);
                 let (flags, offset) = (input.u16() & !(1 << 5), input.u64());
                 let len = u64::from(input.u32() & 0xffff);
@@ -257,13 +260,13 @@ impl<S: Line> Client<S> {
         self.asked.insert(cookie, if command == 0 { len as usize } else { 0 });
     }
 
-    /// Hears the server out, to the end of the stream.
+    /// Reads until the end of the stream.
     fn listen(&mut self) {
         let mut said = Vec::new();
         let end = self.stream.read_to_end(&mut said);
         if !self.is_sound {
             let is_late = end.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
-            assert!(!is_late, "the server does not hang up");
+            assert!(!is_late, "the server does not disconnect");
             return;
         }
         end.expect("the server answers and hangs up");
@@ -277,7 +280,7 @@ impl<S: Line> Client<S> {
         assert!(self.asked.is_empty(), "requests without an answer: {:?}", self.asked);
     }
 
-    /// The cookie and the length of the reply at the front of `bytes`.
+    /// Cookie and length of the reply at the start of `bytes`.
     fn reply(&self, bytes: &[u8]) -> (u64, usize) {
         let magic = number(&bytes[..4]);
         match self.form {

@@ -1,9 +1,10 @@
 //! A hostile NBD client of an export with TLS, and a running `exports::nbd`, over its socket.
 //!
-//! The client asks for TLS, in order or not, and then says what the input says: noise, a true ClientHello that was edited,
-//! or all of a session, inside which it behaves as the client of `nbd_server` does, and whose records it may flip, cut,
-//! repeat or mix with plain bytes. Nothing panics, the server hangs up, nothing of the connection is left; a client that has
-//! no TLS is told nothing of the export; and a session whose records came as they were made is served as one without TLS.
+//! The client requests TLS, correctly or not, and then sends input bytes, an edited ClientHello, or
+//! a whole session. Inside a session it behaves as the client of `nbd_server`, but it may flip,
+//! truncate, repeat or mix records with plain bytes. Nothing may panic, the server must disconnect,
+//! and no resource of the connection may remain. A client without TLS must receive no information
+//! about the export. A session with unedited records must be served as one without TLS.
 
 use crate::input::Input;
 use crate::nbd_server::{Line, converse};
@@ -22,15 +23,15 @@ use std::time::{Duration, Instant};
 use tls::{Client, Plain, Session, SessionError};
 
 const DEVICE_BYTES: u64 = 1 << 20;
-/// How long the server may take for anything.
+/// Timeout for every operation of the server.
 const DEADLINE: Duration = Duration::from_secs(15);
-/// The name that only clients with TLS get to know.
+/// A name that only clients with TLS may receive.
 const NAME: &str = "confidential";
 const KEYS: &str = "alice:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\n";
 const STARTTLS: &[u8] = b"IHAVEOPT\0\0\0\x05\0\0\0\0";
 const MAX_EDITS: usize = 8;
 
-/// The server that all inputs share. Its cores come last: they outlive the export.
+/// The server that all inputs share. Its cores are dropped last: they outlive the export.
 struct Server {
     export: Nbd,
     socket: PathBuf,
@@ -56,10 +57,10 @@ fn server() -> &'static Mutex<Server> {
     })
 }
 
-/// Plays one input.
+/// Runs one input.
 ///
 /// # Panics
-/// When the server does what it must not.
+/// When the server violates a requirement.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let server = server().lock().expect("inputs come one after the other");
@@ -88,7 +89,7 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// Asks for TLS, as it should be.
+/// Requests TLS correctly.
 fn greet(socket: &mut UnixStream) {
     let mut answer = [0; 18 + 20];
     socket.write_all(&[0, 0, 0, 3]).and_then(|()| socket.write_all(STARTTLS)).expect("the server listens");
@@ -96,9 +97,9 @@ fn greet(socket: &mut UnixStream) {
     assert_eq!(answer[18 + 12..], [0, 0, 0, 1, 0, 0, 0, 0], "TLS is refused");
 }
 
-/// Says anything, some of it in plain text where TLS is required.
+/// Sends anything, partly in plain text although TLS is required.
 fn babble(socket: &mut UnixStream, mut session: Session, input: &mut Input<'_>) {
-    // Makes the ClientHello.
+    // Creates the ClientHello.
     let _ = session.handshake();
     let hello = session.unsent().to_vec();
     let option = |number: u8, data: &[u8]| {
@@ -131,23 +132,23 @@ fn babble(socket: &mut UnixStream, mut session: Session, input: &mut Input<'_>) 
             }
         }
     }
-    let _ = socket.write_all(&said); // the server may have hung up
+    let _ = socket.write_all(&said); // the server may have disconnected
     socket.end();
     let heard = hear_out(socket);
     let is_told = heard.windows(NAME.len()).any(|part| part == NAME.as_bytes());
     assert!(!is_told, "a client without TLS has got the export's name");
 }
 
-/// Everything up to the end of the stream.
+/// Reads until the end of the stream.
 fn hear_out(socket: &mut UnixStream) -> Vec<u8> {
     let mut heard = Vec::new();
     let end = socket.read_to_end(&mut heard);
     let is_late = end.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
-    assert!(!is_late, "the server does not hang up");
+    assert!(!is_late, "the server does not disconnect");
     heard
 }
 
-/// What is done to one record.
+/// An edit of one record.
 struct Edit {
     record: usize,
     action: u8,
@@ -171,7 +172,7 @@ impl Edit {
             3 => record.truncate(at),
             4 => record.extend_from_within(..),
             5 => record.insert(at, self.byte),
-            // A record of another kind before it, and plain bytes.
+            // Inserts a record of another kind, or plain bytes.
             6 => drop(record.splice(..0, [20 + self.byte % 5, 3, 3, 0, 2, 1, self.byte])),
             _ => drop(record.splice(..0, STARTTLS.iter().copied())),
         }
@@ -183,14 +184,14 @@ struct Secure {
     socket: UnixStream,
     session: Session,
     edits: Vec<Edit>,
-    /// Records that were sent.
+    /// Number of records sent.
     record: usize,
     is_sound: bool,
     has_ended: bool,
 }
 
 impl Secure {
-    /// Whether it came to its end.
+    /// Runs the handshake. Returns whether it completed.
     fn handshake(&mut self) -> bool {
         loop {
             let result = self.session.handshake();
@@ -207,7 +208,7 @@ impl Secure {
         }
     }
 
-    /// Sends what the session has to say, record by record.
+    /// Sends the session's output record by record.
     fn flush_records(&mut self) {
         let said = self.session.unsent().to_vec();
         self.session.sent(said.len());
@@ -220,7 +221,7 @@ impl Secure {
                 edit.apply(&mut record);
                 self.is_sound = false;
             }
-            let _ = self.socket.write_all(&record); // the server may have hung up
+            let _ = self.socket.write_all(&record); // the server may have disconnected
             self.record += 1;
             rest = behind;
         }
@@ -229,7 +230,7 @@ impl Secure {
     fn feed(&mut self) -> io::Result<()> {
         let mut bytes = [0; 4096];
         if !self.is_sound {
-            // The server may wait for the rest of a record, which never comes.
+            // The server may wait forever for the rest of a record.
             let _ = self.socket.shutdown(Shutdown::Write);
         }
         let len = match self.socket.read(&mut bytes) {
@@ -255,7 +256,8 @@ impl Read for Secure {
         loop {
             match self.session.read(to) {
                 Ok(Plain::Bytes(len)) => return Ok(len),
-                // The goodbye is said as far as the socket takes it; the answers are counted elsewhere.
+                // The closing alert is sent as far as the socket accepts it; answers are counted
+                // elsewhere.
                 Ok(Plain::End) | Err(SessionError::Truncated) => return Ok(0),
                 Ok(Plain::Nothing) if self.has_ended || to.is_empty() => return Ok(0),
                 Ok(Plain::Nothing) => self.feed()?,
@@ -281,7 +283,7 @@ impl Line for Secure {
     fn end(&mut self) {
         self.session.close();
         self.flush_records();
-        let _ = self.socket.shutdown(Shutdown::Write); // the server may have hung up
+        let _ = self.socket.shutdown(Shutdown::Write); // the server may have disconnected
     }
 
     fn is_sound(&self) -> bool {

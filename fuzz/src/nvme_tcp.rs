@@ -1,8 +1,8 @@
 //! A hostile NVMe/TCP target, and the host in `drivers::nvme_tcp`, in one thread, step by step.
 //!
-//! The target may say anything about its controller and namespace; then it mixes true answers with changed ones and
-//! noise. Whatever it says, memory that no request covers stays as it is, every request ends exactly once, and nothing
-//! panics.
+//! The target may report anything about its controller and namespace; then it mixes valid answers
+//! with changed ones and random bytes. Whatever it sends, memory outside requests must stay
+//! unchanged, every request must end exactly once, and nothing may panic.
 
 use crate::input::Input;
 use block::{Data, Flags, Queue, Request, Segment};
@@ -16,15 +16,15 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 const SLOTS: usize = 4;
-/// Memory of one slot, with as much that nobody may touch behind it.
+/// Memory of one slot, followed by as many bytes that must stay unchanged.
 const BUFFER: usize = 16384;
 const UNTOUCHED: u8 = 0x5a;
 const MAX_ACTIONS: usize = 64;
 
-/// Plays one input.
+/// Runs one input.
 ///
 /// # Panics
-/// When the host does what it must not.
+/// When the host violates a requirement.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
@@ -44,7 +44,7 @@ pub fn run(bytes: &[u8]) {
         .go(&mut target, &mut input);
 }
 
-/// What the controller says about itself, honest or not.
+/// The controller's Identify data, valid or not.
 fn describe(input: &mut Input<'_>) -> (nvme::IdentifyData, nvme::IdentifyData) {
     let controller = ControllerData {
         max_transfer_exponent: input.one_of(&[0, 1, 2, 255]),
@@ -73,19 +73,19 @@ fn describe(input: &mut Input<'_>) -> (nvme::IdentifyData, nvme::IdentifyData) {
 struct Target {
     stream: UnixStream,
     framing: Framing,
-    /// Commands that were seen last.
+    /// The last commands received.
     asked: Vec<SubmissionEntry>,
-    /// Bytes of a PDU that has not come to its end.
+    /// Bytes of an incomplete PDU.
     rest: Vec<u8>,
 }
 
 impl Target {
     fn send(&mut self, bytes: &[u8]) {
-        // A socket that is full, or a host that hung up, is the end of it.
+        // A full socket or a disconnected host ends the exchange.
         let _ = self.stream.write(bytes);
     }
 
-    /// Takes in PDUs by their length, and remembers commands.
+    /// Receives PDUs by their length and stores commands.
     fn listen(&mut self) {
         let mut piece = vec![0; 64 << 10];
         while let Ok(count) = self.stream.read(&mut piece)
@@ -108,7 +108,7 @@ impl Target {
         self.asked.drain(..keep);
     }
 
-    /// Something about one of the last commands, true or a little changed.
+    /// Sends an answer to one of the last commands, valid or slightly changed.
     fn answer(&mut self, input: &mut Input<'_>) {
         let mut id = 0;
         let mut len = 4096;
@@ -161,7 +161,7 @@ impl Target {
             let at = input.below(bytes.len().min(80));
             bytes[at] ^= input.u8();
         }
-        // Some of it may be missing: the end of the connection, or the next PDU in its place.
+        // A part may be missing: at the end of the connection, or replaced by the next PDU.
         let cut = if input.u8() < 8 { input.below(bytes.len()) } else { bytes.len() };
         self.send(&bytes[..cut]);
     }
@@ -203,7 +203,7 @@ impl Play {
             self.check();
         }
         let _ = target.stream.shutdown(Shutdown::Both);
-        // Once to see the end, once to hear that nobody connects again.
+        // The first call detects the end; the second, that no reconnection follows.
         self.reap();
         self.reap();
         self.check();
@@ -241,7 +241,7 @@ impl Play {
         });
     }
 
-    /// Nothing outside of a request's memory has changed.
+    /// Asserts that no byte outside the requests' memory has changed.
     fn check(&self) {
         for slot in 0..SLOTS {
             let behind = &self.memory[(2 * slot + 1) * BUFFER..][..BUFFER];

@@ -1,10 +1,11 @@
 //! A hostile NVMe/TCP host, and a running `exports::nvme_tcp`, over its socket.
 //!
-//! The host proves who it is, or does something like it ([`authentication`]); or it connects an admin queue and an I/O
-//! queue, with any digests, or says anything from the start. Then it mixes true commands with changed ones, data that
-//! was asked for or not, and noise, ends its side, and listens. Whatever it says, nothing panics, the target hangs up,
-//! and nothing of the connections is left; and while it has only sent commands that begin and end where they should,
-//! each is answered once.
+//! The host authenticates or attempts it ([`authentication`]). Or it connects an admin queue and an
+//! I/O queue, with any digests, or sends anything from the start. Then it mixes valid commands with
+//! changed ones, requested and unrequested data, and random bytes. At the end it closes its side
+//! and reads the answers. Whatever it sends, nothing may panic, the target must disconnect, and no
+//! resource of the connections may remain. As long as the host has sent only commands with valid
+//! boundaries, each must be answered once.
 
 mod authentication;
 
@@ -28,15 +29,15 @@ use std::time::{Duration, Instant};
 
 const SUBSYSTEM: &str = "nqn.2014-08.org.example:fuzz";
 const DEVICE_BYTES: u64 = 1 << 20;
-/// Fewer than a queue has places.
+/// Fewer than a queue has entries.
 const MAX_ACTIONS: u16 = 48;
-/// How long the target may take for anything.
+/// Timeout for every operation of the target.
 const DEADLINE: Duration = Duration::from_secs(15);
 
-/// The targets that all inputs share. Their cores come last: they outlive the exports.
+/// The targets that all inputs share. Their cores are dropped last: they outlive the exports.
 struct Server {
     export: NvmeTcp,
-    /// It asks hosts for proof.
+    /// A target that requires authentication.
     wary: NvmeTcp,
     _cores: Cores,
 }
@@ -55,10 +56,10 @@ fn server() -> &'static Mutex<Server> {
     })
 }
 
-/// Plays one input.
+/// Runs one input.
 ///
 /// # Panics
-/// When the target does what it must not.
+/// When the target violates a requirement.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let server = server().lock().expect("inputs come one after the other");
@@ -104,9 +105,9 @@ pub fn run(bytes: &[u8]) {
 struct Host {
     stream: TcpStream,
     framing: Framing,
-    /// Commands that wait for an answer.
+    /// Commands without an answer.
     asked: HashSet<u16>,
-    /// Everything so far was a command that begins and ends where it should.
+    /// All commands so far had valid boundaries.
     is_sound: bool,
 }
 
@@ -163,7 +164,7 @@ impl Host {
     }
 
     fn send(&mut self, bytes: &[u8]) {
-        let _ = self.stream.write_all(bytes); // the target may have hung up
+        let _ = self.stream.write_all(bytes); // the target may have disconnected
     }
 
     fn command(&mut self, entry: &SubmissionEntry, data: &[u8]) {
@@ -207,7 +208,7 @@ impl Host {
                 self.command(&SubmissionEntry::new(&command, id, Sgl::InCapsule { offset: 0, len }), &data);
             }
             8 | 9 => {
-                // Anything in the command, but where it ends.
+                // Any command with a valid boundary.
                 let cdw = [(); 6].map(|()| input.u32());
                 let command = Command { opcode: input.u8(), nsid: u32::from(input.u8() & 3), cdw };
                 self.asked.insert(id);
@@ -218,7 +219,7 @@ impl Host {
                     Sgl::InCapsule { offset: 0, len },
                     Sgl::InCapsule { offset: 8, len },
                 ]);
-                // It may wait for data, or for an event.
+                // The command may wait for data, or for an event.
                 self.is_sound &= !is_admin && !matches!(sgl, Sgl::Transport { .. });
                 self.command(&SubmissionEntry::new(&command, id, sgl), &[]);
             }
@@ -249,7 +250,7 @@ impl Host {
                 self.send(&bytes);
             }
             _ => {
-                // A true PDU with a byte that is not.
+                // A valid PDU with one changed byte.
                 self.is_sound = false;
                 let mut front = [0; 128];
                 let entry = SubmissionEntry::new(&Command::read(1, lba, 1), id, Sgl::Transport { len: 512 });
@@ -267,14 +268,14 @@ impl Host {
         self.command(&SubmissionEntry::new(command, id, Sgl::Transport { len: room }), &[]);
     }
 
-    /// Hears the target out, to the end of the stream.
+    /// Reads until the end of the stream.
     fn listen(&mut self) {
-        let _ = self.stream.shutdown(Shutdown::Write); // the target may have hung up
+        let _ = self.stream.shutdown(Shutdown::Write); // the target may have disconnected
         let mut said = Vec::new();
         let end = self.stream.read_to_end(&mut said);
         if !self.is_sound {
             let is_late = end.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
-            assert!(!is_late, "the target does not hang up");
+            assert!(!is_late, "the target does not disconnect");
             return;
         }
         end.expect("the target answers and hangs up");

@@ -8,7 +8,8 @@ use pyo3::types::PyMemoryView;
 use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Memory for requests. While a request has it, Python does not; while Python views it, no request gets it.
+/// Memory for requests. While a request has it, Python does not; while Python views it, no request
+/// gets it.
 #[pyclass(frozen, module = "blkio")]
 pub struct Buffer(Mutex<State>);
 
@@ -138,7 +139,7 @@ impl Buffer {
 /// A new buffer of the device.
 ///
 /// # Errors
-/// What the device says.
+/// The device's own error.
 pub fn allocate(device: &blkio::Device, length: usize) -> PyResult<Buffer> {
     device.buffer(length).map(Buffer::new).map_err(raised)
 }

@@ -1,10 +1,10 @@
 //! The native half of the Python package `blkio`: the safe Rust API as Python objects.
 //!
-//! The package's Python half (`blkio/*.py`) is what programs use. Here is what needs the other side: devices, queues,
-//! and buffers that Python sees as memory while no request has them.
+//! The package's Python half (`blkio/*.py`) is what programs use. Here is what needs the other
+//! side: devices, queues, and buffers that Python sees as memory while no request has them.
 //!
-//! Waiting happens without the interpreter lock. The lock of a queue is tried and never waited for, so that a signal
-//! handler that uses a queue in use gets an exception.
+//! Waiting happens without the interpreter lock. The lock of a queue is tried and never waited for,
+//! so that a signal handler that uses a queue in use gets an exception.
 
 mod buffer;
 mod device;

@@ -23,8 +23,8 @@ struct Open {
     buffers: HashMap<Token, Vec<Py<Buffer>>>,
 }
 
-/// Token, errno or 0, sentence, and the zones of a report: start, length, capacity, write pointer, type, state, whether a
-/// reset is wanted.
+/// Token, errno or 0, sentence, and the zones of a report: start, length, capacity, write pointer,
+/// type, state, whether a reset is wanted.
 type Ended = (u64, i32, String, Vec<(u64, u64, u64, u64, u8, u8, bool)>);
 
 impl Queue {
@@ -117,8 +117,8 @@ impl Queue {
         self.with(|open| Ok(open.queue.submit(request).into()))
     }
 
-    /// Submits, waits for `minimum` completions (or as many as there can be, or `timeout` seconds), and returns all that
-    /// there are.
+    /// Submits, waits for `minimum` completions (or as many as there can be, or `timeout` seconds),
+    /// and returns all that there are.
     #[pyo3(signature = (minimum, timeout))]
     fn complete(&self, py: Python<'_>, minimum: usize, timeout: Option<f64>) -> PyResult<Vec<Ended>> {
         let invalid = |_| PyValueError::new_err(format!("a timeout of {} s", timeout.unwrap_or_default()));
@@ -163,7 +163,8 @@ impl Queue {
 }
 
 impl Drop for Queue {
-    /// Waits for the device without the interpreter lock: what the device waits for may be another thread of Python.
+    /// Waits for the device without the interpreter lock: what the device waits for may be another
+    /// thread of Python.
     fn drop(&mut self) {
         let open = self.0.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Open { queue, buffers }) = open {

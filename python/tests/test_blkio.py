@@ -76,7 +76,7 @@ class Devices(OnFile):
             self.assertErrno(errno.ENOENT, device.queue, 2)
         self.assertEqual(device.state, "closed")
 
-    def test_what_cannot_be_opened_is_named(self):
+    def test_a_device_that_cannot_be_opened_is_named(self):
         self.assertIn("floppy", self.assertErrno(errno.ENOENT, blkio.open, "floppy"))
         missing = self.path + ".missing"
         self.assertIn(missing, self.assertErrno(errno.ENOENT, blkio.open, "io_uring", path=missing))
@@ -193,7 +193,7 @@ class Requests(OnFile):
         with open(self.path, "rb") as file:
             self.assertEqual(file.read(6), b"ablo w")
 
-    def test_what_cannot_be_done_is_an_error_with_errno(self):
+    def test_an_invalid_request_is_an_error_with_errno(self):
         self.assertIn("beyond", self.assertErrno(errno.EINVAL, self.queue.read, (1 << 63) - 512, 4096))
         self.assertErrno(errno.ENOTSUP, self.queue.report_zones, 0, 4)
         self.assertErrno(errno.ENOTSUP, self.queue.manage_zones, "reset")

@@ -195,7 +195,7 @@ static void reap_both(struct device *d, void *other)
     CHECK((first.user_data == other && second.user_data == d) || (first.user_data == d && second.user_data == other));
 }
 
-TEST(what_has_completed_before_etime_is_not_lost, SLOW)
+TEST(requests_that_completed_before_etime_are_not_lost, SLOW)
 {
     struct device d = open_device();
     struct blkio_completion c[4];
@@ -364,7 +364,7 @@ TEST(do_io_interruptible_times_out, SLOW | REGULAR | STRICT)
     close_device(&d);
 }
 
-TEST(what_has_completed_before_eintr_is_not_lost, SLOW | REGULAR)
+TEST(requests_that_completed_before_eintr_are_not_lost, SLOW | REGULAR)
 {
     need_working_masks();
     struct device d = open_device();

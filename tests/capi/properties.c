@@ -54,8 +54,8 @@ enum { NUM_PROPERTIES = sizeof properties / sizeof *properties };
 
 static bool applies(struct blkio *b, const struct property *p)
 {
-    /* All virtio-blk drivers have "fd", but only vhost-vdpa takes one. */
-    if (strcmp(p->name, "fd") == 0 && strncmp(options.driver, "virtio-blk", 10) == 0 &&
+    /* All virtio-blk drivers of libblkio have "fd", but only vhost-vdpa takes one. */
+    if (strcmp(p->name, "fd") == 0 && strncmp(options.driver, "virtio-blk-v", 12) == 0 &&
         strcmp(options.driver, "virtio-blk-vhost-vdpa") != 0)
         return false;
     if (p->everywhere || has_property(b, p->name))
@@ -144,7 +144,7 @@ TEST(each_property_is_readable_once_connected, 0)
     }
 }
 
-TEST(what_only_a_device_can_tell_is_enodev_before_connect, 0)
+TEST(properties_of_the_device_are_enodev_before_connect, 0)
 {
     struct blkio *b = created();
     uint64_t length;

@@ -6,7 +6,7 @@
 #include <limits.h>
 #include <sys/stat.h>
 
-TEST(what_is_written_is_read, WRITES)
+TEST(written_data_is_read_back, WRITES)
 {
     struct device d = open_device();
     fill(d.buf, 64 * KIB, 1);

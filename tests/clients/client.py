@@ -17,7 +17,7 @@ import time
 
 import paths
 from server import QemuStorageDaemon, Server
-from vm import die_with_parent
+from paths import die_with_parent
 from workload import REFUSED
 
 HERE = os.path.dirname(os.path.abspath(__file__))

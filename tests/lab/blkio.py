@@ -1,6 +1,7 @@
-"""Our libblkio.so.1 in a guest: where it lies there, and trixie's programs that run on it."""
+"""Our libblkio.so.1 in a guest: where it lies there, its test suite, and trixie's programs that run on it."""
 
 import os
+import re
 import shlex
 import subprocess
 
@@ -11,6 +12,11 @@ LIBRARY = os.environ.get("LIBBLKIO", os.path.join(paths.REPO, "target", "release
 CLIENTS_SETUP = os.path.join(paths.REPO, "tests", "clients", "setup")
 TRIXIE_BIN = os.path.join(paths.LAB, "trixie", "bin")
 GUEST_DIR = "/run/blkio"  # in the guest; the library is there under its soname
+SUITE_BUILD = os.path.join(paths.REPO, "tests", "capi", "build")
+HEADERS = os.path.join(paths.REPO, "crates", "blkio", "include")
+TEST_TIMEOUT_S = 120  # a test that takes a second here may take 20 in an emulated guest
+LEAST_PASSED = 30  # a suite that skips nearly everything has found nothing
+SUITE_TIMEOUT_S = 600
 
 
 def install(guest):
@@ -18,6 +24,28 @@ def install(guest):
     assert os.path.exists(LIBRARY), f"no library {LIBRARY}: run `make build`, or name another in the variable LIBBLKIO"
     library = shlex.quote(os.path.realpath(LIBRARY))
     guest.sh(f"mkdir -p {GUEST_DIR} && ln -sf {library} {GUEST_DIR}/libblkio.so.1")
+
+
+def run_suite(lab, guest, driver, path, *options):
+    """Run the test suite of the C API (tests/capi) in the guest, on a device whose content it may destroy."""
+    install(guest)
+    suite = os.environ.get("CAPI_SUITE") or _built_suite(lab)
+    arguments = ["--driver", driver, "--set", f"path={path}", "--scratch", "--freestone",
+                 "--timeout", str(TEST_TIMEOUT_S), *options]
+    code, output = guest.sh(f"LD_LIBRARY_PATH={GUEST_DIR} {shlex.quote(suite)} {shlex.join(arguments)}",
+                            timeout_s=SUITE_TIMEOUT_S, check=False)
+    summary = re.search(r"^# .*: (\d+) passed, (\d+) failed, \d+ skipped$", output, re.MULTILINE)
+    problems = re.findall(r"^not ok .*(?:\n# .*)?", output, re.MULTILINE)
+    assert code == 0 and summary and not problems, "\n".join([*problems, output[-200:]])
+    assert int(summary.group(1)) >= LEAST_PASSED, f"{summary.group(0)}:\n{output}"
+    return summary.group(0)
+
+
+def _built_suite(lab):
+    """The suite, linked with the library under test; the guest sees it where it lies on the host."""
+    suite = os.path.join(lab.directory, "capi-suite")
+    subprocess.run([SUITE_BUILD, suite, HEADERS, LIBRARY], check=True)
+    return suite
 
 
 def require_trixie():

@@ -249,13 +249,13 @@ class Replay:
         os.makedirs(state)
         with open(os.path.join(state, "state.json"), "w") as file:
             file.write(self.state)
-        daemon = Freestoned(self.directory, "--scan", self.members, "--patience", "0")
+        daemon = Freestoned(self.directory, "--scan", self.members, "--member-timeout", "0")
         if os.path.exists(daemon.path("freestoned.log")):
             os.unlink(daemon.path("freestoned.log"))
         try:
             daemon.start()
             daemon.wait_for("the array", lambda: [a for a in daemon.get("/v1/arrays") if a["state"] in ("optimal", "degraded")])
-            sizes = {volume["name"]: volume["size"] for volume in daemon.get("/v1/volumes")}
+            sizes = {volume["name"]: volume["size_bytes"] for volume in daemon.get("/v1/volumes")}
             for name, allowed in moment.volumes.items():
                 assert sizes.get(name) in allowed, f"volume {name}: size {sizes.get(name)}, expected one of {allowed}\n{daemon.log()}"
             self._compare(moment, self._read_volume(daemon, VOLUME, sizes[VOLUME]), is_whole)
@@ -272,7 +272,7 @@ class Replay:
     def _read_volume(self, daemon, name, size):
         export = f"nbd-{name}"
         socket = daemon.path(f"{export}.sock")
-        daemon.post("/v1/exports", {"name": export, "kind": "nbd", "of": [name], "read_only": True, "options": {"socket": socket}})
+        daemon.post("/v1/exports", {"name": export, "kind": "nbd", "volumes": [name], "read_only": True, "options": {"socket": socket}})
         sectors, step = [], 1 << 20
         for at in range(0, size, step):
             piece, = read_export(socket, [(at, step)])

@@ -78,6 +78,47 @@ class Nvme:
         self.paths = [by_identifier[str(i)] for i in range(1, len(self.namespaces) + 1)]
 
 
+class VirtioBlkUring:
+    """Disks of the guest's own virtio-blk driver, with the nodes that kernel/virtio_blk_uring makes. `paths` has the
+    nodes, /dev/vdac0, /dev/vdbc0, ...; the block devices /dev/vda, /dev/vdb, ... are there as well."""
+
+    kernel_arguments = ""
+
+    def __init__(self, modules, disks=("",), size_mib=64, queues=1, poll_queues=0, read_only=()):
+        """modules: the directory of virtio_blk_uring.ko; None: it is not loaded. disks: for each, more properties of
+        QEMU's virtio-blk-pci: "logical_block_size=4096". poll_queues: how many of a disk's queues the driver sets aside
+        for IORING_SETUP_IOPOLL. read_only: the numbers of the disks that refuse writes."""
+        self.modules, self.disks, self.size_mib, self.read_only = modules, disks, size_mib, read_only
+        self.queues, self.poll_queues = queues + poll_queues, poll_queues
+        self.images = []
+        self.blocks = [f"/dev/vd{chr(ord('a') + i)}" for i in range(len(disks))]
+        self.paths = [f"{block}c0" for block in self.blocks]
+
+    def arguments(self, directory):
+        command = []
+        for i, options in enumerate(self.disks):
+            image = make_image(os.path.join(directory, f"uring{i}.img"), self.size_mib * MIB)
+            self.images.append(image)
+            command += [
+                *_blockdev(f"uring{i}", image, i in self.read_only),
+                "-device", f"virtio-blk-pci,drive=uring{i},serial=lab-uring{i},num-queues={self.queues}"
+                + (f",{options}" if options else ""),
+            ]
+        return command
+
+    def attach(self, guest):
+        guest.sh(f"modprobe virtio_blk poll_queues={self.poll_queues}")
+        for path in self.blocks:
+            _wait_for_node(guest, path, "-b")
+        if self.modules:
+            guest.sh(f"insmod {self.modules}/virtio_blk_uring.ko disks='*'")
+            for path in self.paths:
+                _wait_for_node(guest, path, "-c")
+
+    def resize(self, guest, number, size_mib):
+        guest.qmp("block_resize", **{"node-name": f"uring{number}", "size": size_mib * MIB})
+
+
 class VfioPci:
     """A virtio-blk PCI function behind an emulated IOMMU, bound to vfio-pci. `paths` has its directory in sysfs."""
 
@@ -163,10 +204,11 @@ class Vdpa:
         guest.sh("kill -9 $(cat /run/vduse.pid); while kill -0 $(cat /run/vduse.pid) 2>/dev/null; do sleep 0.05; done")
 
 
-def _blockdev(name, image):
+def _blockdev(name, image, is_read_only=False):
+    options = "discard=unmap" + (",read-only=on" if is_read_only else "")
     return [
-        "-blockdev", f"driver=file,node-name={name}-file,filename={image},discard=unmap",
-        "-blockdev", f"driver=raw,node-name={name},file={name}-file,discard=unmap",
+        "-blockdev", f"driver=file,node-name={name}-file,filename={image},{options}",
+        "-blockdev", f"driver=raw,node-name={name},file={name}-file,{options}",
     ]
 
 

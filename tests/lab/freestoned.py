@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import paths
-from vm import die_with_parent
+from paths import die_with_parent
 from workload import REFUSED
 
 START_TIMEOUT_S = 60  # without an answer
@@ -76,7 +76,7 @@ class Freestoned:
                 if system["state"] == "ready":
                     return
                 if system["start"] != before:
-                    deadline, before, trouble = time.monotonic() + STEP_TIMEOUT_S, system["start"], f"stands still: {system}"
+                    deadline, before, trouble = time.monotonic() + STEP_TIMEOUT_S, system["start"], f"no progress: {system}"
                     tell(before)
             except OSError:
                 pass

@@ -16,6 +16,8 @@ from server import QemuStorageDaemon, Server
 from vm import Disk, EmulatorError, Guest
 
 IMAGE_MIB = 256
+# A kernel's argument: wrong accesses to memory are reported, which are not by default.
+CHECKED_MEMORY = "kfence.sample_interval=1 slub_debug=FZPU"
 FEATURE_RING_PACKED = 34  # VIRTIO_F_RING_PACKED, virtio 1.2 section 6
 FEATURE_WRITE_ZEROES = 14  # VIRTIO_BLK_F_WRITE_ZEROES, virtio 1.2 section 5.2.3
 
@@ -56,21 +58,37 @@ class Lab:
              export_options="", disk_options=""):
         """Serve an image (a new, empty one unless given) and boot a guest whose /dev/vda it is. Returns the guest."""
         if image is None:
-            workload.make_image(self.image, size_mib * workload.MIB)
-            self._ends.callback(os.unlink, self.image)
+            self.make_image(size_mib)
         log = os.path.join(self.directory, "server.log")
         server = self.kind(image or self.image, queues, log, device_options, export_options)
         return self.boot_on(server, cpus, packed, disk_options)
 
-    def boot_on(self, server, cpus=1, packed=False, disk_options=""):
-        """Start the server and boot a guest whose /dev/vda it serves. Returns the guest."""
+    def make_image(self, size_mib=IMAGE_MIB):
+        """Make `image`, empty, which goes with the test."""
+        workload.make_image(self.image, size_mib * workload.MIB)
+        self._ends.callback(os.unlink, self.image)
+
+    def serve(self, server):
+        """Start the server under test, which ends with the test."""
         self.server = server
         self._ends.enter_context(server)
+
+    def boot_on(self, server, cpus=1, packed=False, disk_options=""):
+        """Start the server and boot a guest whose /dev/vda it serves. Returns the guest."""
+        self.serve(server)
         disk = Disk(server.socket, server.queues, packed, options=disk_options)
         self.guest = Guest([disk], cpus, directory=self.directory)
         self._ends.enter_context(self.guest)
         self.guest.attach_disks()
         return self.guest
+
+    def kernel_modules(self, kernel):
+        """The directory with the modules of kernel/ for a kernel of the lab. Skips the test where they do not know its
+        series."""
+        modules = paths.kernel_modules(kernel)
+        if not modules:
+            raise Skipped("kernel/ does not know the series of this kernel")
+        return modules
 
     def boot_alone(self, cpus=1, **options):
         """Boot a guest that has no disk of ours: Freestone runs in it. options: Guest's. Returns the guest."""
@@ -78,9 +96,19 @@ class Lab:
         self._ends.enter_context(self.guest)
         return self.guest
 
-    def boot_with(self, *devices, cpus=1):
-        """Boot a guest with devices of devices.py, attached, and no server. Returns the guest; it has `devices`."""
-        self.guest = Guest(cpus=cpus, directory=self.directory, devices=devices)
+    def boot_with_vhost_blk(self, kernel):
+        """Boot a guest with the module vhost_blk, checks of memory, and null_blk without disks. Returns the guest."""
+        modules = self.kernel_modules(kernel)
+        guest = self.boot_alone(cpus=2, kernel=kernel, kernel_arguments=CHECKED_MEMORY)
+        guest.modprobe("vhost")
+        workload.prepare_null_disks(guest)
+        guest.sh(f"insmod {modules}/vhost_blk.ko")
+        return guest
+
+    def boot_with(self, *devices, cpus=1, **options):
+        """Boot a guest with devices of devices.py, attached, and no server. options: Guest's. Returns the guest; it has
+        `devices`."""
+        self.guest = Guest(cpus=cpus, directory=self.directory, devices=devices, **options)
         self._ends.enter_context(self.guest)
         for device in devices:
             for image in dict.fromkeys(getattr(device, "images", [])):  # once, however often the guest booted
@@ -91,8 +119,16 @@ class Lab:
 
     def check_end(self):
         """What every test ends with: no complaint in the guest's kernel; a server, if any, is alive and ends cleanly."""
-        if self.guest is None:
+        if self.guest is not None:
+            self._check_guest()
+        if self.server is None:
             return  # a test of something else has looked after its own
+        self.server.stop()
+        log = paths.tail(self.server.log, 10000)
+        assert "panicked" not in log, "the server panicked"
+        assert workload.REFUSED not in log, "a server needs a system call that its sandbox does not know"
+
+    def _check_guest(self):
         errors = workload.kernel_errors(self.guest)
         if errors and self.guest.has_stalled() and all("Call Trace" in line for line in errors.splitlines()):
             raise EmulatorError(f"the guest's kernel was stalled:\n{errors}")
@@ -100,12 +136,6 @@ class Lab:
         refused = self.guest.sh(f"grep -hs '{workload.REFUSED}' /run/*.out || true")
         assert not refused, f"a server in the guest: {refused}"
         self.guest.close()
-        if self.server is None:
-            return
-        self.server.stop()
-        log = paths.tail(self.server.log, 10000)
-        assert "panicked" not in log, "the server panicked"
-        assert workload.REFUSED not in log, "a server needs a system call that its sandbox does not know"
 
     def close(self):
         self._ends.close()

@@ -1,6 +1,8 @@
 """Where the lab's things are (tests/lab/setup puts them there), and small helpers that every lab program shares."""
 
+import ctypes
 import os
+import signal
 import subprocess
 import sys
 
@@ -14,14 +16,15 @@ QEMU_IMG = os.path.join(BIN, "qemu-img")
 FIO = os.path.join(BIN, "fio")
 MDADM = os.path.join(LAB, "root", "sbin", "mdadm")
 # What guests boot, unless a test needs what only the newest kernel has: directories with vmlinux, lib/modules, initramfs.cpio.
-KERNEL, NEW_KERNEL = (os.path.join(LAB, name) for name in ("kernel", "kernel-new"))
+# The variables name others, such as tests/lab/debug-kernel's.
+KERNEL = os.environ.get("LAB_KERNEL", os.path.join(LAB, "kernel"))
+NEW_KERNEL = os.environ.get("LAB_NEW_KERNEL", os.path.join(LAB, "kernel-new"))
 RELEASE = os.path.join(REPO, "target", "release")
 FREESTONE = os.environ.get("FREESTONE", os.path.join(RELEASE, "freestone"))
 FREESTONED = os.environ.get("FREESTONED", os.path.join(os.path.dirname(FREESTONE), "freestoned"))
 RAID_CHECK = os.environ.get("RAID_CHECK", os.path.join(os.path.dirname(FREESTONE), "raid-check"))
 # Built with it.
-VIRTIO_BLK_CHECK = os.path.join(os.path.dirname(FREESTONE), "examples", "virtio_blk_check")
-NVME_CHECK = os.path.join(os.path.dirname(FREESTONE), "examples", "nvme_check")
+DRIVER_CHECK = os.path.join(os.path.dirname(FREESTONE), "examples", "driver_check")
 
 
 def require_setup():
@@ -33,6 +36,20 @@ def require_freestone():
     for program, variable in ((FREESTONE, "FREESTONE"), (FREESTONED, "FREESTONED")):
         if not os.access(program, os.X_OK):
             sys.exit(f"no program {program}: run `make build`, or name another in the variable {variable}")
+
+
+def kernel_modules(kernel):
+    """The directory with the modules of kernel/, built for a kernel of the lab; at once when they are there. Empty for a
+    kernel whose series they do not know."""
+    built = subprocess.run([os.path.join(HERE, "kernel-modules"), kernel], check=True, stdout=subprocess.PIPE, text=True)
+    return built.stdout.strip()
+
+
+def dkms_modules():
+    """The directory with the modules that freestone-dkms has built (RELEASE/NAME.ko.xz) and its udev rules, and the lower
+    folders of a Debian system with udev; at once when they are there."""
+    built = subprocess.run([os.path.join(REPO, "tests", "dkms"), "--built"], check=True, stdout=subprocess.PIPE, text=True)
+    return built.stdout.splitlines()
 
 
 def accelerator():
@@ -55,3 +72,9 @@ def tail(path, lines=30):
             return last_lines(file.read(), lines)
     except FileNotFoundError:
         return ""
+
+
+def die_with_parent():
+    """Runs in a child: the kernel kills it when this program is killed, so that no guest or server is left behind."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -18,7 +18,8 @@ import sys
 import time
 import traceback
 
-from vm import EmulatorError, die_with_parent, exit_on_sigterm
+from paths import die_with_parent
+from vm import EmulatorError, exit_on_sigterm
 
 # A test takes 10 to 60 s on a quiet machine, many times that on a busy one.
 TEST_TIMEOUT_S = int(os.environ.get("LAB_TEST_TIMEOUT_S", "900"))
@@ -26,6 +27,12 @@ TEST_TIMEOUT_S = int(os.environ.get("LAB_TEST_TIMEOUT_S", "900"))
 
 class Skipped(Exception):
     """This test cannot run here; the text says why."""
+
+
+def nightly(test):
+    """Marks a test that runs with --nightly, or when a word on the command line selects it."""
+    test.is_nightly = True
+    return test
 
 
 def find_tests(cases, parameter):
@@ -147,6 +154,7 @@ def parse_arguments(description, kinds_option=None, kinds=(None,)):
     parser.add_argument("words", nargs="*", help="run the tests whose file or name contains one of these")
     parser.add_argument("--list", action="store_true", help="print the tests' names and stop")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--nightly", action="store_true", help="run also the tests that are left to `make nightly`")
     parser.set_defaults(kind=kinds[0])
     if kinds_option:
         parser.add_argument(kinds_option, dest="kind", choices=kinds)
@@ -156,8 +164,10 @@ def parse_arguments(description, kinds_option=None, kinds=(None,)):
 
 def main(options, tests, make, prepare):
     """Run the tests that the options select, each on a make(name, kind), after a prepare(). Ends the program."""
-    tests = [(file, test) for file, test in tests
-             if not options.words or any(word in f"{file}: {test.__name__}" for word in options.words)]
+    if options.words:
+        tests = [(file, test) for file, test in tests if any(word in f"{file}: {test.__name__}" for word in options.words)]
+    elif not options.nightly:
+        tests = [(file, test) for file, test in tests if not getattr(test, "is_nightly", False)]
     if options.list:
         for file, test in tests:
             print(f"{file}: {test.__name__}")

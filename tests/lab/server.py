@@ -19,7 +19,7 @@ import time
 
 import paths
 from qmp import Qmp
-from vm import die_with_parent
+from paths import die_with_parent
 
 READY_TIMEOUT_S = 20
 STOP_TIMEOUT_S = 30

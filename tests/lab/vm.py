@@ -13,7 +13,6 @@ at hand for a test that fails. Run as a program it boots a guest, runs one scrip
 
 import argparse
 import base64
-import ctypes
 import dataclasses
 import os
 import re
@@ -27,7 +26,10 @@ import tempfile
 import time
 
 import paths
-from qmp import Qmp
+import snapshot
+from paths import die_with_parent
+from qmp import Qmp, QmpError
+from snapshot import SnapshotError
 
 BOOT_TIMEOUT_S = 90  # 5 s on a quiet machine; a busy one emulates slowly
 # Emulating several processors, QEMU 10 now and then fails an assertion of its own (RACE), or loses a timer, while
@@ -36,6 +38,8 @@ BOOT_ATTEMPTS = 3
 MEMORY_MIB = 768
 DIRECTORY = os.path.join(paths.LAB, "out", "vm")
 MAX_CLOSING_LINE = 16  # bytes of the agent's closing line: newline, 0x1e, exit code, newline
+ROOT_DEVICE = "virtio-9p-pci,fsdev=host,mount_tag=host"
+PORTS = 5  # of a restored guest: most of its disks, and the root
 KERNEL_ARGUMENTS = (
     "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests audit=0 apparmor=0 nowatchdog tsc=reliable"
     " no_timer_check random.trust_cpu=on"
@@ -66,20 +70,13 @@ class Disk:
     reconnect_ms: int = 200
     options: str = ""  # more QEMU device properties: "queue-size=1024,config-wce=off"
 
-    def arguments(self, number):
-        name = f"disk{number}"
-        device = f"vhost-user-blk-pci,id={name},chardev={name},num-queues={self.queues}"
+    def chardev(self, number):
+        return ["-chardev", f"socket,id=disk{number},path={self.socket},reconnect-ms={self.reconnect_ms}"]
+
+    def device(self, number):
+        device = f"vhost-user-blk-pci,id=disk{number},chardev=disk{number},num-queues={self.queues}"
         device += ",packed=" + ("on" if self.packed else "off")
-        if self.options:
-            device += "," + self.options
-        chardev = f"socket,id={name},path={self.socket},reconnect-ms={self.reconnect_ms}"
-        return ["-chardev", chardev, "-device", device]
-
-
-def die_with_parent():
-    """Runs in a child: the kernel kills it when this program is killed, so that no guest or server is left behind."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        return device + (f",{self.options}" if self.options else "")
 
 
 class Job:
@@ -116,7 +113,9 @@ class Guest:
         self.accel = accel or paths.accelerator()
         self.sockets = tempfile.mkdtemp(prefix="lab-")  # short: a Unix socket's path has at most 107 bytes
         self.directory = directory
-        self.qemu_arguments, self.kernel_arguments, self.kernel = list(qemu_arguments), kernel_arguments, kernel
+        self.qemu_arguments, self.kernel = list(qemu_arguments), kernel
+        self.kernel_arguments = " ".join(filter(None, [kernel_arguments, *(device.kernel_arguments for device in devices)]))
+        self.device_arguments = [argument for device in devices for argument in device.arguments(directory)]
         self.process = self.agent = self._qmp = None
         self.boot_s = None
 
@@ -127,11 +126,16 @@ class Guest:
                 raise GuestError(f"no vhost-user-blk server listens at {disk.socket}")
         for attempt in range(1, BOOT_ATTEMPTS + 1):
             try:
-                self._spawn()
+                state = self._snapshot()
+                self._spawn(self._command(restores=state is not None))
                 self.agent = self._connect("agent.sock")
+                if state is not None:
+                    self._restore(state)
                 self._read_until(rb"\x1eready\n$", time.monotonic() + BOOT_TIMEOUT_S, "booting")
+                if state is not None:
+                    self.sh(f"date -s @{time.time():.3f}")  # the clock stood still in the snapshot
                 break
-            except GuestError:
+            except (GuestError, SnapshotError, QmpError):
                 self.close()
                 if attempt == BOOT_ATTEMPTS:
                     raise
@@ -205,17 +209,42 @@ class Guest:
             self.process.wait()
         shutil.rmtree(self.sockets, ignore_errors=True)
 
-    def _spawn(self):
+    def _spawn(self, command):
         os.makedirs(self.directory, exist_ok=True)
+        self._qmp = None
         with open(os.path.join(self.directory, "qemu.log"), "wb") as log:
             self.process = subprocess.Popen(
-                self._command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent)
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent)
 
-    def _command(self):
-        kernel_arguments = f"{KERNEL_ARGUMENTS} {self.kernel_arguments} lab.agent={paths.HERE}/guest/agent lab.modules={self.kernel}/lib/modules"
-        for device in self.devices:
-            kernel_arguments += f" {device.kernel_arguments}"
-        command = [
+    def _snapshot(self):
+        """The state that the guest starts from, or None for a guest that has to boot: with devices that the kernel must
+        meet while it boots, and where the boot is fast."""
+        if self.device_arguments or self.qemu_arguments or self.kernel_arguments:
+            return None
+        if self.accel != "tcg" or len(self.disks) >= PORTS:
+            return None
+        name = f"{self.cpus}-{self.memory_mib}M"
+        return snapshot.Snapshot(lambda directory: self._saved_machine(directory, directory), name, self.kernel).state()
+
+    def _restore(self, state):
+        """Load the state, plug in the host's root and the disks, and let the guest run."""
+        self._connect("qmp.sock").close()  # wait for it
+        snapshot.restore(self.qmp, state)
+        for port, device in enumerate([*(disk.device(number) for number, disk in enumerate(self.disks)), ROOT_DEVICE]):
+            said = self.qmp("human-monitor-command", **{"command-line": f"device_add {device},bus=port{port}"})
+            if said:
+                raise GuestError(f"device_add {device}: {said}")
+        self.qmp("cont")
+
+    def _saved_machine(self, sockets, logs):
+        """The machine of a snapshot, which its restore has to repeat."""
+        return self._machine(snapshot.KERNEL_ARGUMENT, sockets, logs) + snapshot.root_ports(PORTS)
+
+    def _machine(self, kernel_arguments, sockets, logs):
+        """The arguments that booted and restored guests share."""
+        kernel_arguments = f"{KERNEL_ARGUMENTS} {kernel_arguments}"
+        kernel_arguments += f" lab.agent={paths.HERE}/guest/agent lab.modules={self.kernel}/lib/modules"
+        return [
             paths.QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-accel", "tcg,thread=multi" if self.accel == "tcg" else self.accel,
             "-cpu", "host" if self.accel == "kvm" else "max",
@@ -223,18 +252,26 @@ class Guest:
             # a vhost-user server maps the guest's memory, so it must be shared
             "-object", f"memory-backend-memfd,id=memory,size={self.memory_mib}M,share=on", "-numa", "node,memdev=memory",
             # an IOMMU must stand before every device behind it
-            *(argument for device in self.devices for argument in device.arguments(self.directory)),
+            *self.device_arguments,
             "-kernel", f"{self.kernel}/vmlinux", "-initrd", f"{self.kernel}/initramfs.cpio", "-append", kernel_arguments,
             "-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap",
-            "-device", "virtio-9p-pci,fsdev=host,mount_tag=host",
-            "-chardev", f"file,id=console,path={self.directory}/console.log", "-serial", "chardev:console",
-            "-chardev", f"socket,id=agent,path={self.sockets}/agent.sock,server=on,wait=off",
+            "-chardev", f"file,id=console,path={logs}/console.log", "-serial", "chardev:console",
+            "-chardev", f"socket,id=agent,path={sockets}/agent.sock,server=on,wait=off",
             "-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,nr=1",
-            "-qmp", f"unix:{self.sockets}/qmp.sock,server=on,wait=off",
+            "-qmp", f"unix:{sockets}/qmp.sock,server=on,wait=off",
             "-device", "isa-debug-exit,iobase=0xf4,iosize=0x04",
+            "-device", "vmgenid,guid=auto",  # a restored guest draws new random numbers
         ]
+
+    def _command(self, restores):
+        if restores:
+            command = [*self._saved_machine(self.sockets, self.directory), "-incoming", "defer"]
+        else:
+            command = [*self._machine(self.kernel_arguments, self.sockets, self.directory), "-device", ROOT_DEVICE]
         for number, disk in enumerate(self.disks):
-            command += disk.arguments(number)
+            command += disk.chardev(number)
+            if not restores:
+                command += ["-device", disk.device(number)]
         return command + self.qemu_arguments
 
     def _connect(self, name):

@@ -59,37 +59,37 @@ class State:
             listener.put(event)
 
     def add_device(self, name, spec, **more):
-        self.devices[name] = {"name": name, "spec": spec, "capacity": 256 * GIB, "block_size": 4096, "read_only": False, "free": None, "error": None, **more}
+        self.devices[name] = {"name": name, "spec": spec, "capacity_bytes": 256 * GIB, "block_bytes": 4096, "read_only": False, "free_bytes": None, "error": None, **more}
 
     def add_array(self, name, level, members, **more):
         parity = {"0": 0, "1": len(members) - 1, "10": 1, "5": 1, "6": 2, "7.3": 3}.get(level, 2)
         data = max(len(members) - parity, 1)
         self.arrays[name] = {
             "name": name, "uuid": named("array", name), "level": level, "consistency": "bitmap" if level.startswith("1") else "ppl", "groups": 1,
-            "data": data, "parity": parity, "strip_bytes": 131072, "block_size": 4096, "capacity": data * 4096 * GIB, "scrub": None, "error": None,
+            "data": data, "parity": parity, "strip_bytes": 131072, "block_bytes": 4096, "capacity_bytes": data * 4096 * GIB, "scrub": None, "error": None,
             "members": [{"slot": slot, "uuid": named("member", f"{name}/{slot}"), "device": device, "state": "live", "reason": None} for slot, device in enumerate(members)],
             "spares": [], **more}
 
     def add_volume(self, name, on, size, **more):
-        self.volumes[name] = {"name": name, "uuid": named("volume", name), "on": on, "size": size, "pieces": 1, "qos": {}, "group": None, "floor": {}, "moves_to": None, **more}
+        self.volumes[name] = {"name": name, "uuid": named("volume", name), "backing": on, "size_bytes": size, "extents": 1, "qos": {}, "group": None, "min_qos": {}, "moving_to": None, **more}
 
     def add_export(self, name, kind, of, clients=1, **more):
         listen = kind == "nvme-tcp"
         options = {"listen": "10.0.0.1:4420", "nqn": f"nqn.2014-08.org.example:{name}"} if listen else {} if kind in ("ublk", "vduse") else {"socket": f"/run/freestone/{name}.sock"}
-        traffic = {"clients": clients, "connections": clients + 2, "reads": 81234, "writes": 20111, "bytes_read": 9 * GIB, "bytes_written": 3 * GIB, "failed": 0}
-        self.exports[name] = {"name": name, "kind": kind, "of": of, "options": options, "read_only": False, "cores": [], "state": "active", "error": None,
+        traffic = {"clients": clients, "connections": clients + 2, "reads": 81234, "writes": 20111, "read_bytes": 9 * GIB, "written_bytes": 3 * GIB, "errors": 0}
+        self.exports[name] = {"name": name, "kind": kind, "volumes": of, "options": options, "read_only": False, "cores": [], "state": "active", "error": None,
                               "description": None, "traffic": traffic, **more}
 
     def add_job(self, kind, array, slot, done, **more):
         job_id = f"{array}:{kind}" + ("" if slot is None else f":{slot}")
-        self.jobs[job_id] = {"id": job_id, "kind": kind, "array": array, "volume": None, "slot": slot, "done_bytes": int(done * 4096 * GIB), "total_bytes": 4096 * GIB,
+        self.jobs[job_id] = {"id": job_id, "kind": kind, "backing": array, "volume": None, "slot": slot, "done_bytes": int(done * 4096 * GIB), "total_bytes": 4096 * GIB,
                              "bytes_per_s": 412 << 20, "eta_s": 0, "is_paused": False, "is_urgent": False, **more}
         return job_id
 
     # Answers: what depends on other objects is filled in.
 
     def volume(self, volume):
-        return {**volume, "exports": [e["name"] for e in self.exports.values() if volume["name"] in e["of"]]}
+        return {**volume, "exports": [e["name"] for e in self.exports.values() if volume["name"] in e["volumes"]]}
 
     def device(self, device):
         return {**device, **self.holdings(device["name"])}
@@ -98,13 +98,13 @@ class State:
         return {**group, "volumes": [v["name"] for v in self.volumes.values() if v["group"] == group["name"]]}
 
     def holdings(self, name):
-        return {"volumes": [v["name"] for v in self.volumes.values() if v["on"] == name], "exports": [e["name"] for e in self.exports.values() if name in e["of"]]}
+        return {"volumes": [v["name"] for v in self.volumes.values() if v["backing"] == name], "exports": [e["name"] for e in self.exports.values() if name in e["volumes"]]}
 
     def array(self, array):
         out = sum(member["state"] != "live" for member in array["members"])
         state = "offline" if array["error"] else "optimal" if out == 0 else "degraded" if out <= array["parity"] else "failed"
-        used = sum(v["size"] for v in self.volumes.values() if v["on"] == array["name"])
-        return {**array, "state": state, "free": array["capacity"] - used, "jobs": [self.job(j) for j in self.jobs.values() if j["array"] == array["name"] and not j["volume"]],
+        used = sum(v["size_bytes"] for v in self.volumes.values() if v["backing"] == array["name"])
+        return {**array, "state": state, "free_bytes": array["capacity_bytes"] - used, "jobs": [self.job(j) for j in self.jobs.values() if j["backing"] == array["name"] and not j["volume"]],
                 **self.holdings(array["name"])}
 
     def job(self, job):
@@ -123,13 +123,13 @@ class State:
                 return int(rate * (t - sum(height / pace * math.cos(t * pace * (1 + (i + phase) % 7 / 20) + phase + i) for height, pace in waves)))
             read_rate, write_rate = scale * (40 + 97 * i % 700), scale * (15 + 53 * i % 400)
             reads, writes = total(read_rate, 1), total(write_rate, 2)
-            return {"reads": reads, "writes": writes, "bytes_read": reads * 8192, "bytes_written": writes * 12288,
-                    "read_ns_sum": reads * 90_000 + total(read_rate * 60_000, 3), "write_ns_sum": writes * 120_000 + total(write_rate * 90_000, 4), "reads_timed": reads, "writes_timed": writes, "errors": 0, "in_flight": i % 5}
+            return {"reads": reads, "writes": writes, "read_bytes": reads * 8192, "written_bytes": writes * 12288,
+                    "read_sum_ns": reads * 90_000 + total(read_rate * 60_000, 3), "write_sum_ns": writes * 120_000 + total(write_rate * 90_000, 4), "reads_timed": reads, "writes_timed": writes, "errors": 0, "in_flight": i % 5}
         members = {f"{a['name']}/{m['slot']}": counters(m["slot"] + 3, 2) for a in self.arrays.values() for m in a["members"] if m["state"] != "missing"}
         return {"at_ns": now_ns, "volumes": {name: counters(i, 3) for i, name in enumerate(self.volumes)}, "members": members}
 
     def advance(self, seconds):
-        """Jobs go on, and end."""
+        """Jobs advance, and end."""
         for job in list(self.jobs.values()):
             if job["is_paused"]:
                 continue
@@ -137,10 +137,10 @@ class State:
             if job["done_bytes"] == job["total_bytes"]:
                 del self.jobs[job["id"]]
                 if job["volume"]:
-                    self.volumes[job["volume"]].update(on=job["array"], moves_to=None)
+                    self.volumes[job["volume"]].update(backing=job["backing"], moving_to=None)
                 if job["slot"] is not None:
-                    self.arrays[job["array"]]["members"][job["slot"]].update(state="live", reason=None)
-                self.emit("job", job["id"], "ended", f"The {job['kind']} of {job['array']} is complete")
+                    self.arrays[job["backing"]]["members"][job["slot"]].update(state="live", reason=None)
+                self.emit("job", job["id"], "ended", f"The {job['kind']} of {job['backing']} is complete")
 
 
 def healthy(state):
@@ -149,10 +149,10 @@ def healthy(state):
     state.arrays["data"]["spares"] = [{"device": "/dev/sdh"}]
     state.arrays["data"]["scrub"] = {"is_repairing": False, "is_complete": True, "stripes": 8388608, "mismatched_rows": 0, "unreadable": 0}
     state.add_device("scratch", "io_uring:path=/dev/nvme4n1,direct=on")
-    state.groups["guests"] = {"name": "guests", "qos": {"iops": {"per_second": 50000, "burst": 0}}}
+    state.groups["guests"] = {"name": "guests", "qos": {"iops": {"per_s": 50000, "burst": 0}}}
     for name, on, size in [("vm-web-1", "fast", 80), ("vm-web-2", "fast", 80), ("vm-db", "fast", 500), ("backup", "data", 8192), ("archive", "data", 4096), ("media", "data", 2048)]:
         state.add_volume(name, on, size * GIB, group="guests" if name.startswith("vm-web") else None)
-    state.volumes["backup"]["qos"] = {"bandwidth": {"per_second": 400 << 20, "burst": 0}, "write_iops": {"per_second": 2000, "burst": 500}}
+    state.volumes["backup"]["qos"] = {"bandwidth": {"per_s": 400 << 20, "burst": 0}, "write_iops": {"per_s": 2000, "burst": 500}}
     state.add_volume("tmp", "scratch", 100 * GIB)
     for name in ("vm-web-1", "vm-web-2", "vm-db"):
         state.add_export(name + "-disk", "vhost-user-blk", [name])
@@ -222,7 +222,7 @@ class Api:
         for key, value in objects.items():
             if name in (key, value.get("uuid")):
                 return value
-        raise Problem(404, "not-found", f"there is no {what[:-1]} {name}")
+        raise Problem(404, "not-found", f"no {what[:-1]} {name}")
 
     def check_new(self, name):
         if not name or "/" in name:
@@ -340,7 +340,7 @@ class Api:
         return f"Slot {slot} of {array['name']} is copied to {device}"
 
     def act_grow(self, array, **_):
-        array["capacity"] += 1024 * GIB
+        array["capacity_bytes"] += 1024 * GIB
         return f"The array {array['name']} has grown"
 
     def act_scrub(self, array, repair=False):
@@ -351,9 +351,9 @@ class Api:
 
     def set_paused(self, array, is_paused):
         for job in self.state.jobs.values():
-            if job["array"] == array["name"]:
+            if job["backing"] == array["name"]:
                 job["is_paused"] = is_paused
-        return f"The jobs of {array['name']} {'stand still' if is_paused else 'go on'}"
+        return f"jobs {'paused' if is_paused else 'resumed'}"
 
     def act_pause(self, array):
         return self.set_paused(array, True)
@@ -362,7 +362,7 @@ class Api:
         return self.set_paused(array, False)
 
     def act_cancel(self, array):
-        for job_id in [j["id"] for j in self.state.jobs.values() if j["array"] == array["name"] and j["kind"] in ("check", "repair", "replace")]:
+        for job_id in [j["id"] for j in self.state.jobs.values() if j["backing"] == array["name"] and j["kind"] in ("check", "repair", "replace")]:
             del self.state.jobs[job_id]
         return f"The scrub of {array['name']} was ended"
 
@@ -371,7 +371,7 @@ class Api:
             return 200, self.state.volume(self.find("volumes", name))
         served = {}
         for export in self.state.exports.values():
-            for name in export["of"]:
+            for name in export["volumes"]:
                 served.setdefault(name, []).append(export["name"])
         return 200, [{**volume, "exports": served.get(volume["name"], [])} for volume in self.state.volumes.values()]
 
@@ -379,48 +379,48 @@ class Api:
         if action == "move":
             return self.move_volume(name, body)
         self.check_new(body["name"])
-        if body["size"] > 1 << 50:
-            raise Problem(409, "no-room", f"{body['on']} has no room for {body['size']} bytes")
-        if body["size"] >= SLOW_BYTES:
-            return self.begin("create", body["name"], body["on"])
-        self.state.add_volume(body["name"], body["on"], body["size"], qos=body.get("qos", {}), group=body.get("group"))
-        self.state.emit("volume", body["name"], "created", f"The volume {body['name']} was made on {body['on']}")
+        if body["size_bytes"] > 1 << 50:
+            raise Problem(409, "no-room", f"{body['backing']} has no room for {body['size_bytes']} bytes")
+        if body["size_bytes"] >= SLOW_BYTES:
+            return self.begin("create", body["name"], body["backing"])
+        self.state.add_volume(body["name"], body["backing"], body["size_bytes"], qos=body.get("qos", {}), group=body.get("group"))
+        self.state.emit("volume", body["name"], "created", f"The volume {body['name']} was made on {body['backing']}")
         return 201, self.state.volume(self.state.volumes[body["name"]])
 
     def begin(self, kind, volume, on):
         job = self.state.add_job(kind, on, None, 0.25, volume=volume)
-        self.state.emit("job", job, "changed", "goes on")
+        self.state.emit("job", job, "changed", "resumed")
         return 202, self.state.job(self.state.jobs[job])
 
     def move_volume(self, name, body):
         volume = self.find("volumes", name)
-        if volume["moves_to"]:
-            raise Problem(409, "in-use", f"volume {volume['name']}: it moves to {volume['moves_to']} at the moment")
-        volume["moves_to"] = body["to"]
-        job = self.state.add_job("move", body["to"], None, 0.25, volume=volume["name"])
-        self.state.emit("volume", volume["name"], "moving", f"to {body['to']}")
+        if volume["moving_to"]:
+            raise Problem(409, "in-use", f"volume {volume['name']}: it moves to {volume['moving_to']} at the moment")
+        volume["moving_to"] = body["backing"]
+        job = self.state.add_job("move", body["backing"], None, 0.25, volume=volume["name"])
+        self.state.emit("volume", volume["name"], "moving", f"to {body['backing']}")
         return 202, self.state.job(self.state.jobs[job])
 
     def delete_jobs(self, job_id):
         job = self.find("jobs", job_id)
         if job["kind"] == "move":
-            self.find("volumes", job["volume"])["moves_to"] = None
+            self.find("volumes", job["volume"])["moving_to"] = None
         del self.state.jobs[job["id"]]
         self.state.emit("job", job["id"], "ended", f"The {job['kind']} was cancelled")
         return 204, None
 
     def patch_volumes(self, name, body):
         volume = self.find("volumes", name)
-        if "size" in body and body["size"] > 1 << 50:
-            raise Problem(409, "no-room", f"{volume['on']} has no room for {body['size']} bytes")
+        if "size_bytes" in body and body["size_bytes"] > 1 << 50:
+            raise Problem(409, "no-room", f"{volume['backing']} has no room for {body['size_bytes']} bytes")
         if "name" in body:
             self.check_new(body["name"])
             del self.state.volumes[volume["name"]]
             for export in self.state.exports.values():
-                export["of"] = [body["name"] if of == volume["name"] else of for of in export["of"]]
+                export["volumes"] = [body["name"] if of == volume["name"] else of for of in export["volumes"]]
             self.state.volumes[body["name"]] = volume
-        if body.get("size", 0) >= SLOW_BYTES:
-            return self.begin("grow", volume["name"], volume["on"])
+        if body.get("size_bytes", 0) >= SLOW_BYTES:
+            return self.begin("grow", volume["name"], volume["backing"])
         volume.update({key: value or None if key == "group" else value for key, value in body.items()})
         self.state.emit("volume", volume["name"], "changed", f"The volume {volume['name']} was changed")
         return 200, self.state.volume(volume)
@@ -465,11 +465,11 @@ class Api:
 
     def post_exports(self, body):
         if body["name"] in self.state.exports:
-            raise Problem(409, "exists", f"there is an export {body['name']} already")
-        for name in body["of"]:
+            raise Problem(409, "exists", f"export {body['name']} exists already")
+        for name in body["volumes"]:
             if not any(name in getattr(self.state, what) for what in ("volumes", "arrays", "devices")):
-                raise Problem(404, "not-found", f"there is no volume, array or device {name}")
-        self.state.add_export(body["name"], body["kind"], body["of"], clients=0, read_only=body.get("read_only", False))
+                raise Problem(404, "not-found", f"no volume, array or device {name}")
+        self.state.add_export(body["name"], body["kind"], body["volumes"], clients=0, read_only=body.get("read_only", False))
         self.state.exports[body["name"]]["options"].update(body.get("options", {}))
         self.state.emit("export", body["name"], "created", f"The export {body['name']} was made")
         return 201, self.state.exports[body["name"]]
@@ -491,10 +491,10 @@ class Api:
     def patch_jobs(self, job_id, body):
         job = self.find("jobs", job_id)
         if "is_paused" in body:
-            self.set_paused(self.state.arrays[job["array"]], body["is_paused"])
+            self.set_paused(self.state.arrays[job["backing"]], body["is_paused"])
         if body.get("max_bytes_per_s"):
             job["bytes_per_s"] = body["max_bytes_per_s"]
-        self.state.emit("job", job_id, "changed", f"The jobs of {job['array']} were changed")
+        self.state.emit("job", job_id, "changed", f"The jobs of {job['backing']} were changed")
         return 200, self.state.job(job)
 
 

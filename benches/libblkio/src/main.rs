@@ -1,7 +1,9 @@
-//! Random reads in blocking mode (or with the completion descriptor) through Freestone's C functions or through the
-//! crate `blkio`, one thread, one queue: thousand I/Os of one engine, printed as a number.
+//! Random reads in blocking mode (or with the completion descriptor) through Freestone's C
+//! functions or the crate `blkio`, with one thread and one queue. Prints thousand I/Os per second
+//! of one engine as a number.
 //!
-//! `benches/run` starts it for each engine in turn; callgrind counts its instructions (`--requests`).
+//! `benches/run` starts it for each engine in turn, and callgrind counts its instructions
+//! (`--requests`).
 
 mod ours_engine;
 mod peer_engine;
@@ -9,7 +11,7 @@ mod peer_engine;
 use clap::{Parser, ValueEnum};
 use std::time::{Duration, Instant};
 
-/// Most requests in flight.
+/// Largest number of requests in flight.
 const MAX_DEPTH: usize = 1024;
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -24,11 +26,11 @@ enum Mode {
     Blocking,
     /// Wait for the completion descriptor with poll(2).
     Event,
-    /// Ask again and again.
+    /// Poll continuously.
     Polling,
 }
 
-/// How to run.
+/// Command line.
 #[derive(Parser)]
 struct Args {
     #[arg(long, value_enum)]
@@ -45,25 +47,25 @@ struct Args {
     depth: usize,
     #[arg(long, value_enum, default_value_t = Mode::Blocking)]
     mode: Mode,
-    /// Seconds, after a ramp of a tenth of it.
+    /// Seconds, after a ramp of a tenth of that time.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// This many requests instead.
+    /// Number of requests, instead of a time.
     #[arg(long)]
     requests: Option<u64>,
 }
 
-/// What a library must do here.
+/// Operations of a library under test.
 trait Engine {
-    /// Bytes in the device.
+    /// Bytes of the device.
     fn capacity(&self) -> u64;
-    /// Memory for buffers, mapped if need be.
+    /// Memory for buffers, mapped if necessary.
     fn memory(&self) -> *mut u8;
     /// Enqueues a read.
     fn read(&mut self, offset: u64, buffer: *mut u8, len: usize, token: usize);
-    /// Waits for `min` completions, hands their tokens over.
+    /// Waits for `min` completions and appends their tokens to `done`.
     fn complete(&mut self, min: usize, done: &mut Vec<usize>);
-    /// The completion descriptor, switched on.
+    /// Enables and returns the completion descriptor.
     fn completion_fd(&mut self) -> i32;
 }
 
@@ -79,7 +81,7 @@ fn main() {
     println!("{iops:.0}");
 }
 
-/// What to open, and how many bytes of buffers to map.
+/// Device to open, and number of bytes of buffers to map.
 struct Settings<'a> {
     driver: &'a str,
     path: &'a str,
@@ -97,7 +99,7 @@ fn run(engine: &mut impl Engine, args: &Args) -> f64 {
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        // The buffers lie one behind the other.
+        // The buffers are adjacent.
         engine(random % blocks * args.block_size as u64, memory.wrapping_add(token * args.block_size), token);
     };
     let mut done = Vec::with_capacity(MAX_DEPTH);

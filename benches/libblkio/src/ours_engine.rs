@@ -1,4 +1,4 @@
-//! Freestone, through the very functions that C programs call.
+//! Freestone, through the functions that C programs call.
 
 use crate::{Engine, MAX_DEPTH, Settings};
 use ours::capi::*;
@@ -24,7 +24,8 @@ impl Ours {
         let mut blkio = null_mut();
         let text = |text: &str| CString::new(text).unwrap();
         let mut region = Region { addr: 0, len: 0, iova: 0, fd_offset: 0, fd: -1, flags: 0 };
-        // SAFETY: the pointers are to things of our own, and calls come in the order that the API asks for.
+        // SAFETY: the pointers are to objects of our own, and calls come in the order that the API
+        // requires.
         let queue = unsafe {
             check(blkio_create(text(settings.driver).as_ptr(), &raw mut blkio));
             check(blkio_set_str(blkio, c"path".as_ptr(), text(settings.path).as_ptr()));
@@ -62,7 +63,7 @@ impl Engine for Ours {
     #[inline]
     fn complete(&mut self, min: usize, done: &mut Vec<usize>) {
         let place = self.completions.as_mut_ptr().cast();
-        // SAFETY: there is room for as many completions.
+        // SAFETY: the array has room for as many completions.
         let count = unsafe { blkioq_do_io(self.queue, place, min as i32, MAX_DEPTH as i32, null_mut()) };
         check(count);
         for completion in &self.completions[..count as usize] {

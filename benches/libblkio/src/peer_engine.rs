@@ -1,4 +1,4 @@
-//! The crate `blkio`, which libblkio's C functions are a shell around.
+//! The crate `blkio`, which libblkio's C functions wrap.
 
 use crate::{Engine, MAX_DEPTH, Settings};
 use peer::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};

@@ -1,4 +1,4 @@
-//! Intel's ISA-L, the peer and the oracle: loaded when the program runs, where Debian's `libisal2` is installed.
+//! Intel's ISA-L as peer and oracle, loaded at run time from Debian's `libisal2`.
 
 use std::ffi::{CStr, c_int, c_uchar, c_void};
 
@@ -21,7 +21,7 @@ pub struct Isal {
     invert_matrix: Invert,
 }
 
-/// Coefficients in the form that `ec_encode_data` wants.
+/// Coefficients in the form that `ec_encode_data` requires.
 pub struct Tables {
     sources: usize,
     targets: usize,
@@ -29,15 +29,15 @@ pub struct Tables {
 }
 
 impl Isal {
-    /// The library, or `None` where it is not installed. It chooses its functions by the processor, or has those for
-    /// AVX2 to be compared with ours for AVX2.
+    /// Loads the library; `None` if it is not installed. It selects its functions by the processor,
+    /// or those for AVX2 for a comparison with ours.
     pub fn load(is_avx2: bool) -> Option<Isal> {
         let [xor, pq, encode] = match is_avx2 {
             false => [c"xor_gen", c"pq_gen", c"ec_encode_data"],
             true => [c"xor_gen_avx", c"pq_gen_avx2", c"ec_encode_data_avx2"],
         };
-        // SAFETY: loading the library runs nothing but its selection of instructions; the types are those of its
-        // headers.
+        // SAFETY: loading the library runs only its selection of instructions; the types are those
+        // of its headers.
         unsafe {
             let library = libc::dlopen(c"libisal.so.2".as_ptr(), libc::RTLD_NOW);
             let symbol = |name: &CStr| {
@@ -54,13 +54,14 @@ impl Isal {
         }
     }
 
-    /// Parity P behind the data, or P and Q, in one array of strips; all aligned to 32 bytes.
+    /// Computes parity P after the data, or P and Q, in one array of strips, all aligned to 32
+    /// bytes.
     ///
     /// # Safety
-    /// Every strip is valid for `len` bytes, the last one or two for writing.
+    /// Every strip is valid for `len` bytes; the last one or two are writable.
     pub unsafe fn generate(&self, strips: &mut [*mut u8], parity: usize, len: usize) {
         let function = if parity == 1 { self.xor_gen } else { self.pq_gen };
-        // SAFETY: by the caller's promise.
+        // SAFETY: by contract.
         let failed = unsafe { function(strips.len() as c_int, len as c_int, strips.as_mut_ptr().cast()) };
         assert_eq!(failed, 0, "ISA-L refuses {} strips of {len} bytes", strips.len());
     }
@@ -69,15 +70,15 @@ impl Isal {
     pub fn tables(&self, rows: &[u8], sources: usize) -> Tables {
         let targets = rows.len() / sources;
         let mut bytes = vec![0; TABLE_BYTES * rows.len()];
-        // SAFETY: the tables have the size that erasure_code.h asks for.
+        // SAFETY: the tables have the size that erasure_code.h requires.
         unsafe { (self.init_tables)(sources as c_int, targets as c_int, rows.as_ptr(), bytes.as_mut_ptr()) };
         Tables { sources, targets, bytes }
     }
 
-    /// Every target as the sum of the sources by its coefficients.
+    /// Computes every target as the sum of the sources by its coefficients.
     ///
     /// # Safety
-    /// Every strip is valid for `len` bytes; there are as many as the tables are for.
+    /// Every strip is valid for `len` bytes; their number matches the tables.
     pub unsafe fn encode(
         &self,
         tables: &Tables,
@@ -87,7 +88,7 @@ impl Isal {
     ) {
         assert!(sources.len() == tables.sources && targets.len() == tables.targets);
         let (k, m) = (tables.sources as c_int, tables.targets as c_int);
-        // SAFETY: by the caller's promise; the library does not write to the tables.
+        // SAFETY: by contract; the library does not write to the tables.
         unsafe {
             let bytes = tables.bytes.as_ptr().cast_mut();
             (self.encode_data)(len as c_int, k, m, bytes, sources.as_mut_ptr(), targets.as_mut_ptr());
@@ -98,7 +99,7 @@ impl Isal {
     #[cfg(test)]
     pub fn invert(&self, mut rows: Vec<u8>, size: usize) -> Option<Vec<u8>> {
         let mut inverse = vec![0; size * size];
-        // SAFETY: both have size² cells.
+        // SAFETY: both have `size`² cells.
         let failed = unsafe { (self.invert_matrix)(rows.as_mut_ptr(), inverse.as_mut_ptr(), size as c_int) };
         (failed == 0).then_some(inverse)
     }

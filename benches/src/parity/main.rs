@@ -1,7 +1,8 @@
-//! How fast parity is made, beside ISA-L, a plain loop, and what this machine can read.
+//! Speed of parity, compared with ISA-L, a plain loop, and the read speed of this machine.
 //!
-//! Each round measures every contender once, so that a drift of the machine hits them alike. Gigabytes of data a
-//! second of one core's time; the median of the rounds with its spread, and ratios taken round by round.
+//! Each round measures every contender once, so that a drift of the machine affects all equally.
+//! Prints gigabytes of data per second of one core's time: the median of the rounds with its
+//! spread, and ratios within each round.
 
 mod isal;
 #[cfg(test)]
@@ -16,10 +17,10 @@ use std::collections::BTreeMap;
 
 /// More than any cache of a core or its neighbours.
 const POOL_BYTES: usize = 512 << 20;
-/// The clock is read once for about this much.
+/// Bytes between two readings of the clock.
 const CLOCK_BYTES: usize = 1 << 20;
 const GEOMETRIES: [(usize, usize); 7] = [(4, 1), (8, 1), (23, 1), (8, 2), (22, 2), (8, 3), (21, 3)];
-/// Shapes that lose as many data strips as they have parities.
+/// Geometries that lose as many data strips as they have parities.
 const RECOVERED: [(usize, usize); 3] = [(8, 2), (22, 2), (21, 3)];
 const SIZES: [(usize, bool, &str); 3] =
     [(4 << 10, false, "4K hot"), (64 << 10, false, "64K hot"), (1 << 20, true, "1M cold")];
@@ -29,31 +30,31 @@ const ISAL: &str = "ISA-L";
 const PLAIN: &str = "plain loop";
 const READ: &str = "read";
 
-/// The command line.
+/// Command line.
 #[derive(Parser)]
 struct Args {
-    /// A line of JSON instead of a table.
+    /// Print a line of JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Rounds.
+    /// Number of rounds.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// Milliseconds that a contender is measured for, each round.
+    /// Milliseconds for each contender and round.
     #[arg(long, default_value_t = 15)]
     ms: u32,
-    /// Only this shape, such as 8+2.
+    /// Only this geometry, such as 8+2.
     #[arg(long)]
     only: Option<String>,
     /// Only this size: 4K, 64K or 1M.
     #[arg(long)]
     size: Option<String>,
-    /// Instructions to compute with instead of the processor's best; with avx2, ISA-L uses AVX2 too.
+    /// Instructions to use instead of the processor's best; with avx2, ISA-L uses AVX2 too.
     #[arg(long)]
     instructions: Option<String>,
 }
 
-/// A shape with everything that is prepared for it. With a decoder, the sources are what it needs and the targets are the
-/// first data strips, lost.
+/// A geometry with its prepared code. With a decoder, the sources are the decoder's and the targets
+/// are the first data strips, which are lost.
 struct Shape {
     data: usize,
     parity: usize,
@@ -62,25 +63,25 @@ struct Shape {
     tables: Option<Tables>,
 }
 
-/// The strips of a stripe, as each contender wants them.
+/// The strips of a stripe in the form that each contender needs.
 struct Strips<'a> {
     all: Vec<*mut u8>,
     sources: Vec<&'a [u8]>,
     targets: Vec<&'a mut [u8]>,
 }
 
-/// Gigabytes of data a second of each round, by contender.
+/// Gigabytes of data per second in each round, by contender.
 type Speeds = BTreeMap<&'static str, Vec<f64>>;
 
 fn main() {
     let args = Args::parse();
     if let Some(name) = args.instructions.as_ref().filter(|name| !raid::parity::use_instructions(name)) {
-        eprintln!("parity: this processor lacks {name}");
+        eprintln!("parity: processor without {name}");
         std::process::exit(1);
     }
     let isal = Isal::load(raid::parity::instructions() == "avx2");
     if isal.is_none() {
-        eprintln!("parity: no ISA-L beside ours: install libisal2 (tests/lab/setup does)");
+        eprintln!("parity: no ISA-L to compare with: install libisal2 (tests/lab/setup does)");
     }
     let pool = Memory::new(POOL_BYTES);
     let mut cases = Vec::new();
@@ -102,7 +103,7 @@ fn main() {
     if args.json { print_json(&cases) } else { print_table(&cases) }
 }
 
-/// Every contender in turn, as many rounds as asked for.
+/// Measures every contender in turn, for the requested number of rounds.
 fn measure(
     shape: &Shape,
     isal: Option<Isal>,
@@ -176,8 +177,8 @@ impl Shape {
 impl Strips<'_> {
     fn new(shape: &Shape, all: Vec<*mut u8>, len: usize) -> Self {
         let (data, parity) = all.split_at(shape.data);
-        // SAFETY: strips are apart from each other, lie in the pool, which outlives the measurement, and are used by
-        // one contender at a time.
+        // SAFETY: strips do not overlap and lie in the pool, which outlives the measurement; one
+        // contender uses them at a time.
         let (sources, targets) = unsafe {
             (
                 data.iter().map(|strip| std::slice::from_raw_parts(strip.cast_const(), len)).collect(),

@@ -1,4 +1,4 @@
-//! Our codes against ISA-L's, where it is installed.
+//! Compares our codes with those of ISA-L, if it is installed.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn isal() -> Option<Isal> {
     isal
 }
 
-/// Strips of noise, aligned for ISA-L, with what the code makes of them.
+/// Strips of random bytes, aligned for ISA-L, with the parity of the code.
 struct Stripe {
     memory: Memory,
     len: usize,
@@ -22,7 +22,7 @@ impl Stripe {
         let strips = stripe.strips(data + parity);
         let (sources, targets) = strips.split_at(data);
         let sources: Vec<&[u8]> = sources.iter().map(|strip| stripe.bytes(*strip)).collect();
-        // SAFETY: targets are apart from the sources.
+        // SAFETY: targets do not overlap the sources.
         let mut targets: Vec<&mut [u8]> =
             targets.iter().map(|strip| unsafe { std::slice::from_raw_parts_mut(*strip, len) }).collect();
         code.encode(&sources, &mut targets);
@@ -53,7 +53,7 @@ fn p_and_q_are_those_of_isa_l() {
             let stripe = Stripe::new(&code, (data, parity), 4096);
             let mut strips = stripe.strips(data + 2 * parity);
             strips.drain(data..data + parity);
-            // SAFETY: parity goes behind ours.
+            // SAFETY: ISA-L's parity follows ours.
             unsafe { isal.generate(&mut strips, parity, stripe.len) };
             let ours = stripe.strips(data + parity);
             for j in 0..parity {
@@ -76,7 +76,7 @@ fn parity_of_any_matrix_is_that_of_isa_l() {
             let mut strips = stripe.strips(data + 2 * parity);
             let tables = isal.tables(&rows(&code, data, parity), data);
             let (sources, targets) = strips.split_at_mut(data + parity);
-            // SAFETY: parity goes behind ours.
+            // SAFETY: ISA-L's parity follows ours.
             unsafe { isal.encode(&tables, &mut sources[..data], targets, len) };
             for j in data..data + parity {
                 assert!(
@@ -88,7 +88,8 @@ fn parity_of_any_matrix_is_that_of_isa_l() {
     }
 }
 
-/// Loses strips and lets both bring them back, ISA-L by the inverse of what is left of identity and parity rows.
+/// Removes strips and lets both reconstruct them, ISA-L by the inverse of the remaining identity
+/// and parity rows.
 fn lose(isal: Isal, code: &Code, (data, parity): (usize, usize), lost: &[usize]) {
     let stripe = Stripe::new(code, (data, parity), 512);
     let strips = stripe.strips(data + parity);
@@ -99,7 +100,7 @@ fn lose(isal: Isal, code: &Code, (data, parity): (usize, usize), lost: &[usize])
     let tables = isal.tables(&inverse, data);
     let mut sources: Vec<*mut u8> = left.iter().map(|s| strips[*s]).collect();
     let mut theirs: Vec<*mut u8> = stripe.strips(2 * data + parity).split_off(data + parity);
-    // SAFETY: the data that ISA-L finds goes behind the stripe.
+    // SAFETY: ISA-L's data follows the stripe.
     unsafe { isal.encode(&tables, &mut sources, &mut theirs, stripe.len) };
 
     let available = (u64::MAX >> (64 - data - parity)) & !lost.iter().fold(0, |mask, s| mask | 1 << s);

@@ -1,7 +1,9 @@
-//! Arrays to be measured, made and assembled by the library as `freestone array` does it.
+//! Arrays under test, created and assembled by the library as `freestone array` does it.
 
 use super::member::{Drive, Member};
-use block::{Channel, Device, DeviceError, Flags, IoFuture, Limits, MemoryRegion, Op, Request};
+use block::{
+    Channel, Device, DeviceError, Flags, IoFuture, KernelBacking, Limits, MemoryRegion, Op, Request,
+};
 use drivers::mem::{self, MemDevice};
 use raid::admin::open::{Candidate, Wanted, select};
 use raid::array::Array;
@@ -11,32 +13,33 @@ use raid::{Consistency, Level, Uuid};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What the members of an array are.
+/// Kind of an array's members.
 #[derive(Clone, Copy, Debug)]
 pub enum Members {
-    /// So many bytes of memory.
+    /// Memory of this number of bytes.
     Memory(u64),
-    /// So many bytes of which only metadata is kept, with the drive's ceilings on data and log.
+    /// This number of bytes, of which only metadata is stored, with the drive's limits on data and
+    /// log.
     Hollow(u64, Drive),
 }
 
 /// An array.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Its level.
+    /// RAID level.
     pub level: Level,
-    /// How many members it has.
+    /// Number of members.
     pub count: usize,
-    /// What they are.
+    /// Kind of members.
     pub members: Members,
     /// `None` for the default.
     pub strip_bytes: Option<u32>,
-    /// How it stays consistent.
+    /// Consistency mode.
     pub consistency: Consistency,
 }
 
-/// A region as large as on members of some terabytes; on members as small as these the default is 64 KiB, and a benchmark
-/// would measure how the region map is written for the first time.
+/// A region as large as on members of some terabytes. The default for members as small as these is
+/// 64 KiB, and a benchmark would measure the first writes of the write-intent bitmap.
 pub const REGION_BYTES: u64 = 64 << 20;
 
 impl Plan {
@@ -49,7 +52,7 @@ impl Plan {
         }
     }
 
-    /// A device that can be a member; `slot` is for its name.
+    /// A device that can be a member; `slot` names it.
     pub fn member(&self, slot: usize) -> Arc<dyn Device> {
         let name = format!("member{slot}");
         match self.members {
@@ -58,7 +61,10 @@ impl Plan {
                 Arc::new(Named { name, inner })
             }
             Members::Hollow(bytes, drive) => {
-                let config = self.shape().config(Uuid::random(), self.count, bytes, 512).expect("a shape");
+                let config = self
+                    .shape()
+                    .config(Uuid::random().expect("randomness"), self.count, bytes, 512)
+                    .expect("a shape");
                 let layout = Layout::new(bytes, &config).expect("it fits");
                 let hollow = layout.log_offset..layout.data_offset + layout.data_bytes;
                 Arc::new(Member::new(name, bytes, hollow, drive).expect("a member"))
@@ -66,12 +72,12 @@ impl Plan {
         }
     }
 
-    /// Makes the array and starts it. On a core.
+    /// Creates the array and starts it. Must run on a core.
     pub async fn start(&self) -> Arc<Array> {
         let devices: Vec<Arc<dyn Device>> = (0..self.count).map(|slot| self.member(slot)).collect();
         let options = CreateOptions {
             shape: self.shape(),
-            force: true, // a read of a hollow member finds whatever was in memory
+            force: true, // a hollow member returns old memory
             zeroes: true,
             owner: "bench".into(),
             now_ns: 1,
@@ -88,8 +94,8 @@ impl Plan {
     }
 }
 
-/// Memory under a name of its own, for an array refuses the same device twice. It keeps its pages when it is zeroed: a drive
-/// takes no page faults, and a rebuild onto fresh memory would measure the kernel.
+/// Memory with its own name, because an array refuses a device twice. It keeps its pages when it is
+/// zeroed: a drive has no page faults, and a rebuild to fresh memory would measure the kernel.
 struct Named {
     name: String,
     inner: MemDevice,
@@ -113,6 +119,10 @@ impl Device for Named {
     }
     fn unmap_region(&self, region: &MemoryRegion) {
         self.inner.unmap_region(region);
+    }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is measured: the engine by itself, and how much of its drives' speed it gets.
+//! The measured cases: the engine alone, and its share of the drives' speed.
 
 use super::array::{Members, Plan};
 use super::load::Load;
@@ -9,40 +9,41 @@ use raid::{Consistency, Level};
 /// A case.
 #[derive(Debug)]
 pub struct Case {
-    /// Which table it is for.
+    /// Table that the case belongs to.
     pub table: &'static str,
-    /// What the array is.
+    /// Description of the array.
     pub array: &'static str,
-    /// What is done.
+    /// Description of the load.
     pub load_name: &'static str,
     /// The array.
     pub plan: Plan,
-    /// What is done.
+    /// The load.
     pub load: Load,
-    /// Requests a second that the drives' ceilings allow; 0 without.
+    /// Requests per second within the drives' limits; 0 without limits.
     pub theory: f64,
 }
 
 impl Case {
-    /// One line of words.
+    /// Name of the case.
     pub fn name(&self) -> String {
         let mode = self.plan.consistency.name();
         format!("{}: {}, {mode}: {}, cores: {}", self.table, self.array, self.load_name, self.load.cores)
     }
 }
 
-/// A modelled drive, between a hard disk and an SSD. What 24 of them do together is well below what one core can do, so that
-/// the table says how the array uses its drives, not how fast the machine is.
+/// A modelled drive, between a hard disk and an SSD. The total speed of 24 drives is well below
+/// that of one core, so that the table measures the array's use of its drives, not the machine.
 pub const DRIVE: Drive = Drive { iops: 10_000, bandwidth: 200 << 20, latency_ns: 50_000 };
-/// How many.
+/// Number of drives.
 pub const DRIVES: usize = 24;
 const MEMBER_BYTES: u64 = 4 << 30;
 const MEBIBYTE: u64 = 1 << 20;
-/// Requests in flight on drives: random requests leave a drive idle now and then if they are few.
+/// Requests in flight on drives: too few random requests leave a drive idle at times.
 const RANDOM_DEPTH: usize = 2048;
 const SEQUENTIAL_DEPTH: usize = 48;
 
-/// The engine on members that cost nothing: RAID 5 of 4+1 with strips of 64 KiB, as the peers are measured.
+/// The engine on members without cost: RAID 5 of 4+1 with strips of 64 KiB, as the peers are
+/// measured.
 pub fn engine() -> Vec<Case> {
     let case = |load_name, consistency, op, len, depth, cores| Case {
         table: "engine",
@@ -86,7 +87,7 @@ pub fn drives() -> Vec<Case> {
             };
             let iops = DRIVES as f64 * DRIVE.iops as f64;
             let mebibytes = DRIVES as f64 * DRIVE.bandwidth as f64 / MEBIBYTE as f64;
-            // Two reads and two writes, and with a log the entry.
+            // Two reads and two writes, plus one write for a log entry.
             let write_ios = if consistency == Consistency::Ppl { 5.0 } else { 4.0 };
             add("read 4K", Op::Read, 4096, iops);
             add("write 4K", Op::Write, 4096, iops / write_ios);

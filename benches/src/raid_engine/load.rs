@@ -1,6 +1,7 @@
-//! Requests on an array from tasks of one or several cores: how many end in a second, and how long they take.
+//! Requests on an array from tasks of one or several cores: rate and latency.
 
 use super::array::Plan;
+use base::Rng;
 use benches::memory::cpu_seconds;
 use block::{Channel, Data, Device, Flags, Op, Request, Segment};
 use reactor::{Core, CoreConfig, Cores};
@@ -9,25 +10,26 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What is done.
+/// Load on an array.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// Read or write.
     pub op: Op,
     /// Bytes of a request, at most 1 MiB.
     pub len: u64,
-    /// Whether each request follows the one before; otherwise its place is random.
+    /// Whether each request follows the previous one; otherwise its position is random.
     pub is_sequential: bool,
     /// Requests in flight on each core.
     pub depth: usize,
-    /// Cores.
+    /// Number of cores.
     pub cores: usize,
 }
 
-/// Members without latency never wait: so many requests end before others have their turn.
+/// Members without latency never wait, so a task yields after this number of requests.
 const TURN: u64 = 64;
 
-/// Runs a load on a simulated core, whose time passes only while everybody waits; requests a second of that time.
+/// Runs a load on a simulated core, whose time advances only while all tasks wait. Returns requests
+/// per second of that time.
 pub fn run_in_virtual_time(plan: Plan, load: Load, seconds: f64) -> f64 {
     reactor::run_simulated(1, move |_| async move {
         let array: Arc<dyn Device> = plan.start().await;
@@ -35,7 +37,8 @@ pub fn run_in_virtual_time(plan: Plan, load: Load, seconds: f64) -> f64 {
     })
 }
 
-/// Runs a load for `seconds` after a warm-up; requests a second, or a second of the cores' own time.
+/// Runs a load for `seconds` after a warm-up. Returns requests per second, or per second of the
+/// cores' own time.
 pub fn run(device: &Arc<dyn Device>, load: Load, seconds: f64, is_cpu_time: bool) -> f64 {
     let configs: Vec<CoreConfig> =
         (0..load.cores).map(|cpu| CoreConfig { cpu: Some(cpu), ..CoreConfig::default() }).collect();
@@ -85,18 +88,18 @@ pub struct Running {
 struct Shared {
     load: Load,
     channel: Rc<dyn Channel>,
-    /// Requests that the device has room for.
+    /// Number of requests that fit on the device.
     places: u64,
     next: Cell<u64>,
     done: Cell<u64>,
     tasks: Cell<usize>,
     is_over: Cell<bool>,
-    /// Nanoseconds that requests took, while somebody wants to know.
+    /// Latencies of requests in nanoseconds, while they are recorded.
     times: RefCell<Option<Vec<u32>>>,
 }
 
 impl Running {
-    /// Starts a load. `index` tells cores apart.
+    /// Starts a load. `index` distinguishes cores.
     pub fn start(core: &Core, device: &Arc<dyn Device>, load: Load, index: u64) -> Running {
         let shared = Rc::new(Shared {
             load,
@@ -109,18 +112,18 @@ impl Running {
             times: RefCell::default(),
         });
         for slot in 0..load.depth {
-            let seed = (index << 32 | slot as u64 | 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-            core.spawn(request_after_request(core.clone(), shared.clone(), seed));
+            let rng = Rng::new(index << 32 | slot as u64);
+            core.spawn(request_after_request(core.clone(), shared.clone(), rng));
         }
         Running { core: core.clone(), shared }
     }
 
-    /// Requests that have ended so far.
+    /// Number of completed requests.
     pub fn done(&self) -> u64 {
         self.shared.done.get()
     }
 
-    /// Nanoseconds that 99 of 100 requests of the next `seconds` do not exceed.
+    /// 99th percentile of the latency of requests in the next `seconds`, in nanoseconds.
     pub async fn p99_ns(&self, seconds: f64) -> f64 {
         self.shared.times.replace(Some(Vec::with_capacity(1 << 22)));
         self.core.sleep((seconds * 1e9) as u64).await;
@@ -130,7 +133,7 @@ impl Running {
         f64::from(*times.select_nth_unstable(at).1)
     }
 
-    /// Ends it; returns when the last request has ended.
+    /// Stops the load; returns when the last request has ended.
     pub async fn stop(self) {
         self.shared.is_over.set(true);
         while self.shared.tasks.get() > 0 {
@@ -139,20 +142,17 @@ impl Running {
     }
 }
 
-async fn request_after_request(core: Core, shared: Rc<Shared>, mut random: u64) {
+async fn request_after_request(core: Core, shared: Rc<Shared>, mut rng: Rng) {
     let load = shared.load;
     let buffer = core.buffers().take(load.len as usize).await;
     let segment = Segment { len: load.len as usize, ..buffer.segment() };
-    // SAFETY: the buffer lives as long as this task and nobody else uses it.
+    // SAFETY: the buffer lives as long as this task, its only user.
     let data = unsafe { Data::one(&segment) };
     let req = Request { op: load.op, flags: Flags::NONE, len: load.len, data };
     while !shared.is_over.get() {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
         let place = match load.is_sequential {
             true => shared.next.replace(shared.next.get() + 1),
-            false => random >> 8,
+            false => rng.below(shared.places),
         };
         let begin = shared.times.borrow().is_some().then(Instant::now);
         shared.channel.submit(&req, place % shared.places * load.len).await.expect("no request fails");

@@ -1,7 +1,8 @@
-//! What the RAID engine costs on members that cost nothing, how much of modelled drives it gets, and how it rebuilds.
+//! Cost of the RAID engine on members without cost, its use of modelled drives, and its rebuild.
 //!
-//! Each round measures every case once, so that a drift of the machine hits them alike. Prints a line of JSON for each
-//! case: what it is, what every round found, and what theory allows.
+//! Each round measures every case once, so that a drift of the machine affects all equally. Prints
+//! a line of JSON for each case with its description, the result of every round, and the
+//! theoretical limit.
 
 mod array;
 mod cases;
@@ -15,28 +16,29 @@ use clap::Parser;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// The command line.
+/// Command line.
 #[derive(Parser)]
 struct Args {
-    /// Seconds that a case is measured for, each round.
+    /// Seconds for each case and round.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Rounds.
+    /// Number of rounds.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Only cases whose names contain this.
+    /// Only cases whose names contain this text.
     #[arg(long, default_value = "")]
     only: String,
-    /// Rates of cases are those of a second of the cores' own time: what neighbours on the machine take does not count.
-    /// Not for modelled drives, which wait.
+    /// Measure rates in seconds of the cores' own time, which excludes other programs on the
+    /// machine. Not for modelled drives, which wait.
     #[arg(long)]
     cpu_time: bool,
-    /// Modelled drives only, in virtual time: what the array gets out of them, however busy the machine is.
+    /// Only modelled drives, in virtual time: the array's share of their speed, however busy the
+    /// machine is.
     #[arg(long, conflicts_with = "cpu_time")]
     virtual_time: bool,
 }
 
-/// What is measured otherwise than by a load on an array that is well.
+/// Cases that are not a load on a clean array.
 const REBUILD: &str = "rebuild: speed";
 const FOREGROUND: [(&str, Op); 2] =
     [("rebuild: foreground read 4K", Op::Read), ("rebuild: foreground write 4K", Op::Write)];

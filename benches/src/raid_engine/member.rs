@@ -1,37 +1,37 @@
-//! A member that keeps its metadata and has nothing behind its data and its log: what the engine costs by itself, or,
-//! with ceilings, how much of its members' speed an array gets out of them.
+//! A member that stores its metadata and discards its data and its log. It measures the cost of the
+//! engine alone or, with limits, the share of its members' speed that an array uses.
 
-use block::{Channel, Device, DeviceError, IoFuture, Limits, MemoryRegion, Op, Request};
+use block::{Channel, Device, DeviceError, IoFuture, KernelBacking, Limits, MemoryRegion, Op, Request};
 use drivers::mem::{self, MemDevice};
 use drivers::null::{self, NullDevice};
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
-/// See the module.
 pub struct Member {
     name: String,
     metadata: MemDevice,
     data: NullDevice,
-    /// What is not kept.
+    /// Bytes that are not stored.
     hollow: Range<u64>,
 }
 
-/// What a member can do at most; 0 for no limit. A request also waits for those before it, whatever they are.
+/// Limits of a member; 0 for no limit. A request also waits for all earlier ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Drive {
-    /// Requests a second.
+    /// Requests per second.
     pub iops: u64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bandwidth: u64,
-    /// How long a request takes when the drive is idle, in nanoseconds.
+    /// Latency of a request on an idle drive, in nanoseconds.
     pub latency_ns: u64,
 }
 
 impl Member {
-    /// A member of `bytes` bytes that forgets what is written to `hollow`.
+    /// A member of `bytes` bytes that discards writes to `hollow`.
     ///
     /// # Errors
-    /// When there is not enough address space.
+    /// When address space is lacking.
     pub fn new(name: String, bytes: u64, hollow: Range<u64>, drive: Drive) -> Result<Member, DeviceError> {
         let Drive { iops, bandwidth, latency_ns } = drive;
         let data = null::Options { iops, bandwidth, latency_ns, ..null::Options::new(bytes) };
@@ -58,6 +58,10 @@ impl Device for Member {
         Ok(())
     }
     fn unmap_region(&self, _: &MemoryRegion) {}
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }
 
 struct MemberChannel {

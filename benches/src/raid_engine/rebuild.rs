@@ -1,5 +1,5 @@
-//! How fast a member is rebuilt, beside what parity of cold data costs on the same core; and what foreground requests
-//! notice of a rebuild that is held to a latency target.
+//! Speed of a rebuild, compared with parity of cold data on the same core, and latency of
+//! foreground requests during a rebuild with a latency target.
 
 use super::array::{Members, Plan, REGION_BYTES};
 use super::load::{Load, Running};
@@ -14,19 +14,19 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of a member in memory: five of them are more than any cache holds.
+/// Bytes of a member in memory: five of them exceed any cache.
 const MEMORY_BYTES: u64 = 384 << 20;
-/// More than any cache, too.
+/// This exceeds any cache, too.
 const POOL_BYTES: usize = 512 << 20;
 const XOR_SECONDS: f64 = 0.3;
 const DATA: usize = 4;
 const MEBIBYTE: usize = 1 << 20;
-/// An NVMe drive: a strip of 128 KiB does not hold a small request up for longer than that takes by itself.
+/// An NVMe drive: a strip of 128 KiB delays a small request by at most that request's own latency.
 const NVME: Drive = Drive { iops: 200_000, bandwidth: 3 << 30, latency_ns: 80_000 };
 const NVME_BYTES: u64 = 16 << 30;
-/// What requests may take while a member is rebuilt, as a multiple of what they take otherwise.
+/// Allowed latency of requests during a rebuild, as a multiple of that without one.
 const ALLOWED: f64 = 1.5;
-/// The throttle looks ten times a second and starts at its floor.
+/// The throttle adjusts ten times per second and starts at its minimum.
 const SETTLES_S: f64 = 2.0;
 const CORE: usize = 1;
 
@@ -38,14 +38,15 @@ const PLAN: Plan = Plan {
     consistency: Consistency::Ppl,
 };
 
-/// Runs on a core of its own.
+/// Runs on its own core.
 fn on_core<F: Future<Output = Value> + 'static>(work: impl FnOnce(Core) -> F + Send + 'static) -> Value {
     let cores =
         Cores::start(&[CoreConfig { cpu: Some(CORE), ..CoreConfig::default() }]).expect("a core starts");
     cores.get(0).block_on(work).expect("the core runs")
 }
 
-/// Gigabytes a second of surviving strips that a rebuild reads, and that XOR alone reads of cold memory.
+/// Gigabytes a second of surviving strips that a rebuild reads, and that XOR alone reads of cold
+/// memory.
 pub fn speed() -> Value {
     on_core(|_| async {
         let xor = cold_xor();
@@ -67,7 +68,7 @@ pub fn speed() -> Value {
     })
 }
 
-/// Writes everything once, so that there is everything to rebuild.
+/// Writes all data once, so that all of it is rebuilt.
 async fn fill(array: &Arc<Array>) {
     let channel = array.open_channel().expect("a channel");
     let mut buffer = reactor::current().buffers().take(MEBIBYTE).await;
@@ -80,20 +81,20 @@ async fn fill(array: &Arc<Array>) {
     }
 }
 
-/// Has every page of a RAM disk exist.
+/// Allocates every page of a RAM disk.
 async fn touch_pages(device: &Arc<dyn Device>) {
     let channel = device.open_channel().expect("a channel");
     let zeroes = Request::write_zeroes(device.limits().capacity, Flags::NONE);
     channel.submit(&zeroes, 0).await.expect("no request fails");
 }
 
-/// Gigabytes of data a second: parity of 4+1, 1 MiB a strip, from memory.
+/// Gigabytes of data per second: parity of 4+1, 1 MiB a strip, from memory.
 fn cold_xor() -> f64 {
     let (pool, code) = (Memory::new(POOL_BYTES), Code::new(Matrix::Powers, DATA, 1).expect("a code"));
     let (start, mut at, mut bytes) = (Instant::now(), 0, 0);
     while start.elapsed().as_secs_f64() < XOR_SECONDS {
         let strips = pool.strips(at, DATA + 1, MEBIBYTE);
-        // SAFETY: strips of the pool, which are apart from each other and used by nobody else.
+        // SAFETY: strips of the pool, which do not overlap and have no other user.
         let (sources, target) = unsafe {
             let source = |strip: &*mut u8| std::slice::from_raw_parts(strip.cast_const(), MEBIBYTE);
             let sources: Vec<&[u8]> = strips[..DATA].iter().map(source).collect();
@@ -106,8 +107,9 @@ fn cold_xor() -> f64 {
     bytes as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
-/// The p99 of requests of 4 KiB on an array that lacks a member, in nanoseconds: before the rebuild and during it, with the
-/// rebuild held to [`ALLOWED`] times the former; and bytes of a member a second that it gets done meanwhile.
+/// Measures the p99 latency of requests of 4 KiB on an array that lacks a member, in nanoseconds,
+/// before the rebuild and during it. The rebuild is limited to [`ALLOWED`] times the former; its
+/// rate in bytes per second is also returned.
 pub fn foreground(op: Op, seconds: f64) -> Value {
     on_core(move |core| async move {
         let plan = Plan { members: Members::Hollow(NVME_BYTES, NVME), ..PLAN };
@@ -132,7 +134,7 @@ pub fn foreground(op: Op, seconds: f64) -> Value {
     })
 }
 
-/// One write in each region is enough to have all of it rebuilt.
+/// Writes one block in each region, so that all of it is rebuilt.
 async fn touch(array: &Arc<Array>) {
     let channel = array.open_channel().expect("a channel");
     let mut buffer = reactor::current().buffers().take(4096).await;
@@ -144,7 +146,7 @@ async fn touch(array: &Arc<Array>) {
     }
 }
 
-/// Bytes of a member that the running rebuild has done.
+/// Bytes of a member that the running rebuild has completed.
 fn rebuilt(jobs: &Jobs) -> u64 {
     let status = jobs.status();
     let rebuild = status.running.into_iter().find(|job| job.kind == Kind::Rebuild);

@@ -1,6 +1,7 @@
 //! Arrays and their members.
 
 use crate::Job;
+use crate::words::words;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -13,10 +14,17 @@ pub struct Array {
     pub uuid: String,
     /// State.
     pub state: ArrayState,
-    /// Level: `0`, `1`, `10`, `5`, `6`, `7.3`, `50`, `60`, `70` or `n+m`.
-    pub level: String,
-    /// Consistency policy: `ppl`, `bitmap` or `none`.
-    pub consistency: String,
+    /// Whether a process runs the array.
+    pub is_running: bool,
+    /// Whether the array runs or was stopped cleanly; otherwise the next start recovers it.
+    pub is_clean: bool,
+    /// Number of changes of the table of members.
+    pub generation: u64,
+    /// Level, with `groups`, `data` and `parity` as after a running reshape; null while the array
+    /// is offline.
+    pub level: Option<Level>,
+    /// Consistency policy; null while the array is offline.
+    pub consistency: Option<Consistency>,
     /// Number of independent groups.
     pub groups: usize,
     /// Data strips per stripe.
@@ -26,11 +34,13 @@ pub struct Array {
     /// Strip size in bytes.
     pub strip_bytes: u32,
     /// Logical block size in bytes.
-    pub block_size: u32,
+    pub block_bytes: u32,
     /// Usable capacity in bytes.
-    pub capacity: u64,
+    pub capacity_bytes: u64,
     /// Bytes free for new volumes; null without a pool.
-    pub free: Option<u64>,
+    pub free_bytes: Option<u64>,
+    /// The running reshape.
+    pub reshape: Option<Reshape>,
     /// Slots, in order.
     pub members: Vec<Member>,
     /// Spare devices, which replace failed members.
@@ -62,29 +72,69 @@ pub struct Array {
     pub error: Option<String>,
 }
 
-/// State of an array.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ArrayState {
-    /// Every member is in sync.
-    Optimal,
-    /// Members are missing or rebuilding; all data is available.
-    Degraded,
-    /// More members are missing than the redundancy covers.
-    Failed,
-    /// The array does not run.
-    Offline,
+words! {
+    /// State of an array.
+    ArrayState {
+        /// Every member is in sync.
+        Optimal = "optimal",
+        /// Members are missing or rebuilding; all data is available.
+        Degraded = "degraded",
+        /// More members are missing than the redundancy covers.
+        Failed = "failed",
+        /// The daemon cannot run the array.
+        Offline = "offline",
+    }
 }
 
-impl ArrayState {
-    /// The name used in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ArrayState::Optimal => "optimal",
-            ArrayState::Degraded => "degraded",
-            ArrayState::Failed => "failed",
-            ArrayState::Offline => "offline",
-        }
+words! {
+    /// Level of an array.
+    Level {
+        /// Stripes without redundancy.
+        Raid0 = "0",
+        /// Copies on every member.
+        Raid1 = "1",
+        /// Stripes over mirrors.
+        Raid10 = "10",
+        /// One parity strip per stripe.
+        Raid5 = "5",
+        /// Two parity strips per stripe.
+        Raid6 = "6",
+        /// Three parity strips per stripe.
+        Raid7 = "7.3",
+        /// Groups of level 5.
+        Raid50 = "50",
+        /// Groups of level 6.
+        Raid60 = "60",
+        /// Groups of level 7.3.
+        Raid70 = "70",
+        /// Any number of data and parity strips per stripe.
+        NPlusM = "n+m",
+    }
+}
+
+words! {
+    /// Policy that keeps redundancy consistent after an unclean stop.
+    Consistency {
+        /// Partial parity log: no data is lost.
+        Ppl = "ppl",
+        /// Write-intent bitmap: marked regions are resynced.
+        Bitmap = "bitmap",
+        /// No redundancy to keep consistent, or a full resync.
+        None = "none",
+    }
+}
+
+words! {
+    /// State of a slot.
+    MemberState {
+        /// In sync.
+        Live = "live",
+        /// Its content is written from the other members.
+        Rebuilding = "rebuilding",
+        /// Failed, until the other members record the failure.
+        Failing = "failing",
+        /// Failed, removed or not found.
+        Missing = "missing",
     }
 }
 
@@ -97,8 +147,8 @@ pub struct Member {
     pub uuid: Option<String>,
     /// Device path or specification on this host; null if the member is missing.
     pub device: Option<String>,
-    /// `live`, `rebuilding` or `missing`; `failing` until the other members record the failure.
-    pub state: String,
+    /// State.
+    pub state: MemberState,
     /// Reason for a state other than `live`.
     pub reason: Option<String>,
     /// Corrected read errors since the array started or the member joined.
@@ -108,6 +158,8 @@ pub struct Member {
 /// A spare.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Spare {
+    /// UUID, if it is known.
+    pub uuid: Option<String>,
     /// Device path or specification on this host.
     pub device: Option<String>,
 }
@@ -115,8 +167,23 @@ pub struct Spare {
 impl Array {
     /// Returns the number of members in sync.
     pub fn live_members(&self) -> usize {
-        self.members.iter().filter(|member| member.state == "live").count()
+        self.members.iter().filter(|member| member.state == MemberState::Live).count()
     }
+}
+
+/// A running reshape.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Reshape {
+    /// Level before.
+    pub level: Option<Level>,
+    /// Data strips per stripe before.
+    pub data: usize,
+    /// Parity strips per stripe before.
+    pub parity: usize,
+    /// Bytes of the array that have the new shape.
+    pub done_bytes: u64,
+    /// Bytes of the array that get the new shape in total.
+    pub total_bytes: u64,
 }
 
 /// Results of a scrub so far.
@@ -147,14 +214,14 @@ pub struct ScrubWindow {
 }
 
 /// Request to create an array. The content of the devices is lost.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewArray {
     /// Name.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     pub name: String,
-    /// Level: `0`, `1`, `10`, `5`, `6`, `7.3`, `50`, `60`, `70` or `n+m`.
-    pub level: String,
+    /// Level.
+    pub level: Level,
     /// Members in slot order: paths of files or block devices, or device specifications.
     pub members: Vec<String>,
     /// Spare devices, which replace failed members.
@@ -163,9 +230,9 @@ pub struct NewArray {
     /// Strip size in bytes. Default: depends on the number of members.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strip_bytes: Option<u32>,
-    /// Consistency policy: `ppl`, `bitmap` or `none`. Default: depends on the level.
+    /// Consistency policy. Default: depends on the level.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub consistency: Option<String>,
+    pub consistency: Option<Consistency>,
     /// Number of independent groups, for levels 10, 50, 60, 70 and n+m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub groups: Option<usize>,

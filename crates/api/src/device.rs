@@ -11,13 +11,13 @@ pub struct Device {
     /// Specification, `kind:key=value,…`, in the syntax of `freestone serve --device`.
     pub spec: String,
     /// Capacity in bytes; null while the device is not open.
-    pub capacity: Option<u64>,
+    pub capacity_bytes: Option<u64>,
     /// Logical block size in bytes.
-    pub block_size: Option<u32>,
+    pub block_bytes: Option<u32>,
     /// Whether writes are refused.
     pub read_only: bool,
     /// Bytes free for new volumes; null without a pool.
-    pub free: Option<u64>,
+    pub free_bytes: Option<u64>,
     /// Names of the volumes in its pool.
     pub volumes: Vec<String>,
     /// Names of the exports that serve the whole device.
@@ -35,4 +35,17 @@ pub struct NewDevice {
     pub name: String,
     /// Specification, `kind:key=value,…`, or the path of a file or block device.
     pub spec: String,
+    /// Size in bytes of the RBD image that the daemon creates first. Default: the image exists.
+    #[serde(default, alias = "size", skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+}
+
+/// Request to change a device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceChange {
+    /// New size in bytes of the RBD image; an image can only grow. Exports announce it to their
+    /// clients.
+    #[serde(alias = "size")]
+    pub size_bytes: u64,
 }

@@ -1,5 +1,6 @@
 //! Exports, to which clients attach.
 
+use crate::words::words;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use utoipa::ToSchema;
@@ -13,7 +14,7 @@ pub struct Export {
     pub kind: String,
     /// Names of the served volumes, arrays or devices: one, or several as the namespaces of an NVMe
     /// subsystem.
-    pub of: Vec<String>,
+    pub volumes: Vec<String>,
     /// Options of the kind, as in `freestone serve --export`.
     pub options: BTreeMap<String, String>,
     /// Whether writes are refused.
@@ -33,23 +34,13 @@ pub struct Export {
     pub label: Option<String>,
 }
 
-/// State of an export.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ExportState {
-    /// Clients may connect.
-    Active,
-    /// A served object is missing or the start failed; the daemon retries.
-    Waiting,
-}
-
-impl ExportState {
-    /// The name used in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ExportState::Active => "active",
-            ExportState::Waiting => "waiting",
-        }
+words! {
+    /// State of an export.
+    ExportState {
+        /// Clients may connect.
+        Active = "active",
+        /// A served object is missing or the start failed; the daemon retries.
+        Waiting = "waiting",
     }
 }
 
@@ -65,11 +56,11 @@ pub struct Traffic {
     /// Completed writes.
     pub writes: u64,
     /// Bytes read by clients.
-    pub bytes_read: u64,
+    pub read_bytes: u64,
     /// Bytes written by clients.
-    pub bytes_written: u64,
+    pub written_bytes: u64,
     /// Requests completed with an error.
-    pub failed: u64,
+    pub errors: u64,
 }
 
 /// Request to start an export now and at each start of the daemon.
@@ -82,7 +73,8 @@ pub struct NewExport {
     /// Kind: `vhost-user-blk`, `ublk`, `vduse`, `nbd` or `nvme-tcp`.
     pub kind: String,
     /// Volumes, arrays or devices to serve, by name; volumes also by UUID.
-    pub of: Vec<String>,
+    #[serde(alias = "of")]
+    pub volumes: Vec<String>,
     /// Options of the kind, as in `freestone serve --export`.
     /// Without `socket` and `listen`, an export over a Unix socket gets a socket named after it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -108,6 +100,22 @@ pub struct ExportChange {
     /// Supported by vhost-user-blk exports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<Vec<usize>>,
+    /// Server of the rings from now on, also after a restart of the daemon. Each ring is drained
+    /// once. Supported by vhost-user-blk exports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_plane: Option<DataPlane>,
+}
+
+words! {
+    /// The server of the rings of a vhost-user-blk export.
+    DataPlane {
+        /// The cores of the daemon.
+        User = "user",
+        /// The kernel, through `/dev/vhost-blk`.
+        Kernel = "kernel",
+        /// The kernel where it can serve the device, else the cores.
+        Auto = "auto",
+    }
 }
 
 /// Command lines that attach clients to an export.

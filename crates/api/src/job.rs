@@ -1,5 +1,6 @@
 //! Long-running jobs.
 
+use crate::words::words;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -8,12 +9,10 @@ use utoipa::ToSchema;
 pub struct Job {
     /// Identifier: the array or volume, the kind, and the slot if the job has one.
     pub id: String,
-    /// Kind: `rebuild`, `partial-resync`, `replace`, `resync`, `reshape`, `check` or `repair` of an
-    /// array; `move`, `create` or `grow` of a volume. `create` and `grow` zero the new part of the
-    /// volume.
-    pub kind: String,
+    /// Kind.
+    pub kind: JobKind,
     /// The array of the job; for a volume, the array or device that backs it or to which it moves.
-    pub array: String,
+    pub backing: String,
     /// The volume that moves, is created or grows.
     pub volume: Option<String>,
     /// The slot that the job rebuilds.
@@ -32,6 +31,32 @@ pub struct Job {
     /// set.
     #[serde(default)]
     pub is_urgent: bool,
+}
+
+words! {
+    /// Kind of a job.
+    JobKind {
+        /// Write a member from the others.
+        Rebuild = "rebuild",
+        /// Copy the regions that changed while a member was missing.
+        PartialResync = "partial-resync",
+        /// Copy a member to its replacement.
+        Replace = "replace",
+        /// Make redundancy match the data.
+        Resync = "resync",
+        /// Change the level, the number of members or the strip size.
+        Reshape = "reshape",
+        /// Compare redundancy with the data.
+        Check = "check",
+        /// Compare redundancy with the data and rewrite mismatches.
+        Repair = "repair",
+        /// Move a volume.
+        Move = "move",
+        /// Zero a new volume.
+        Create = "create",
+        /// Zero the new part of a volume.
+        Grow = "grow",
+    }
 }
 
 /// Request to change a job. The change applies to all jobs of its array.

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Pool {
     /// The array or device of the pool.
-    pub on: String,
+    pub backing: String,
     /// UUID.
     pub uuid: String,
     /// Sequence number of the table in use; each change of the pool increments it.
@@ -27,7 +27,7 @@ pub struct Pool {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TableCopy {
     /// Offset on the device in bytes.
-    pub offset: u64,
+    pub offset_bytes: u64,
     /// Sequence number; null unless the copy is a complete table of this pool.
     pub sequence: Option<u64>,
     /// Names of the volumes in the copy; null unless the copy is a complete table of this pool.
@@ -51,7 +51,7 @@ pub enum PoolAction {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Repaired {
     /// Offsets of the rewritten copies on the device in bytes.
-    pub offsets: Vec<u64>,
+    pub offsets_bytes: Vec<u64>,
     /// The pool as read after the repair.
     pub pool: Pool,
 }

@@ -25,15 +25,15 @@ pub struct Sample {
     /// Completed writes, discards and zero writes.
     pub writes: u64,
     /// Bytes read.
-    pub bytes_read: u64,
+    pub read_bytes: u64,
     /// Bytes written.
-    pub bytes_written: u64,
+    pub written_bytes: u64,
     /// Total latency of the timed reads in nanoseconds.
-    pub read_ns_sum: u64,
+    pub read_sum_ns: u64,
     /// Number of timed reads.
     pub reads_timed: u64,
     /// Total latency of the timed writes in nanoseconds.
-    pub write_ns_sum: u64,
+    pub write_sum_ns: u64,
     /// Number of timed writes.
     pub writes_timed: u64,
     /// Requests completed with an error.

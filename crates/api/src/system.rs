@@ -1,5 +1,6 @@
 //! State of the daemon.
 
+use crate::words::words;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -28,26 +29,15 @@ pub struct System {
     pub cores: Vec<CoreInfo>,
 }
 
-/// Readiness of the daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum SystemState {
-    /// The daemon applies its configuration: volumes and exports may be missing.
-    Starting,
-    /// The configuration is applied.
-    Ready,
-    /// The daemon finishes requests in flight and refuses changes.
-    Stopping,
-}
-
-impl SystemState {
-    /// The name used in JSON.
-    pub const fn name(self) -> &'static str {
-        match self {
-            SystemState::Starting => "starting",
-            SystemState::Ready => "ready",
-            SystemState::Stopping => "stopping",
-        }
+words! {
+    /// Readiness of the daemon.
+    SystemState {
+        /// The daemon applies its configuration: volumes and exports may be missing.
+        Starting = "starting",
+        /// The configuration is applied.
+        Ready = "ready",
+        /// The daemon finishes requests in flight and refuses changes.
+        Stopping = "stopping",
     }
 }
 

@@ -11,21 +11,21 @@ pub struct Volume {
     /// UUID; a rename keeps it.
     pub uuid: String,
     /// The array or device that backs the volume.
-    pub on: String,
+    pub backing: String,
     /// Size in bytes.
-    pub size: u64,
+    pub size_bytes: u64,
     /// Number of extents.
-    pub pieces: usize,
+    pub extents: usize,
     /// QoS limits.
     pub qos: Qos,
     /// Group whose limits the volume shares.
     pub group: Option<String>,
     /// Guaranteed minimum share of the limits of the group.
-    pub floor: Floor,
+    pub min_qos: MinQos,
     /// Names of the exports that serve the volume.
     pub exports: Vec<String>,
     /// Destination of the running move.
-    pub moves_to: Option<String>,
+    pub moving_to: Option<String>,
     /// Name of the `provisioner` token that may change the volume.
     #[serde(default)]
     pub label: Option<String>,
@@ -39,9 +39,11 @@ pub struct NewVolume {
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     pub name: String,
     /// The array or device that backs the volume. The daemon creates a pool there if it has none.
-    pub on: String,
+    #[serde(alias = "on")]
+    pub backing: String,
     /// Size in bytes, a multiple of the logical block size.
-    pub size: u64,
+    #[serde(alias = "size")]
+    pub size_bytes: u64,
     /// QoS limits. Default: none.
     #[serde(default)]
     pub qos: Qos,
@@ -49,8 +51,8 @@ pub struct NewVolume {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
     /// Guaranteed minimum share of the limits of the group.
-    #[serde(default)]
-    pub floor: Floor,
+    #[serde(default, alias = "floor")]
+    pub min_qos: MinQos,
     /// Overwrite existing content of an array or device without a pool.
     #[serde(default)]
     pub force: bool,
@@ -64,9 +66,10 @@ pub struct NewVolume {
 /// Request to move a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct NewPlace {
+pub struct VolumeMove {
     /// Destination array or device. The daemon creates a pool there if it has none.
-    pub to: String,
+    #[serde(alias = "to")]
+    pub backing: String,
     /// Overwrite existing content of an array or device without a pool.
     #[serde(default)]
     pub force: bool,
@@ -80,8 +83,8 @@ pub struct VolumeChange {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// New size in bytes; a volume can only grow. Exports announce it to their clients.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub size: Option<u64>,
+    #[serde(default, alias = "size", skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
     /// New QoS limits, which replace all limits; omitted ones are unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qos: Option<Qos>,
@@ -89,20 +92,20 @@ pub struct VolumeChange {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
     /// Guaranteed minimum share of the group's limits. Omitted fields have no minimum.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub floor: Option<Floor>,
+    #[serde(default, alias = "floor", skip_serializing_if = "Option::is_none")]
+    pub min_qos: Option<MinQos>,
 }
 
 /// Guaranteed minimum share of a group's limits for a volume. The limits still apply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Floor {
+pub struct MinQos {
     /// Requests per second, except flushes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub iops: Option<u64>,
+    #[serde(default, alias = "iops", skip_serializing_if = "Option::is_none")]
+    pub requests_per_s: Option<u64>,
     /// Bytes per second.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bandwidth: Option<u64>,
+    #[serde(default, alias = "bandwidth", skip_serializing_if = "Option::is_none")]
+    pub bytes_per_s: Option<u64>,
 }
 
 /// QoS limits of a volume or group. All limits apply together; an omitted limit is unlimited.
@@ -134,8 +137,9 @@ pub struct Qos {
 #[serde(deny_unknown_fields)]
 pub struct Rate {
     /// Requests or bytes per second, at least 1.
+    #[serde(alias = "per_second")]
     #[schema(minimum = 1)]
-    pub per_second: u64,
+    pub per_s: u64,
     /// Unused requests or bytes that may accumulate in a pause and be used at once.
     #[serde(default)]
     pub burst: u64,

@@ -1,4 +1,5 @@
-//! Random reads of 4 KiB, polled: `bench io_uring:path=disk.img 32 10` keeps 32 in flight for 10 seconds.
+//! Random reads of 4 KiB, polled: `bench io_uring:path=disk.img 32 10` keeps 32 in flight for 10
+//! seconds.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Copies a device to another, with several requests in flight: `copy io_uring:path=a.img io_uring:path=b.img`
+//! Copies a device to another, with several requests in flight:
+//! `copy io_uring:path=a.img io_uring:path=b.img`
 
 mod common;
 

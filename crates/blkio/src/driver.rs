@@ -1,7 +1,6 @@
-//! What a kind of device is to the library.
+//! The interface between the library and a kind of device.
 
 use crate::property::{Properties, Spec};
-use crate::rules::Codes;
 use crate::{Region, Result, Value};
 use drivers::direct::DirectQueue;
 use std::sync::Arc;
@@ -9,8 +8,21 @@ use std::sync::Arc;
 /// How to learn the capacity in bytes, from any thread, while the device is connected.
 pub(crate) type Capacity = Arc<dyn Fn() -> Result<u64> + Send + Sync>;
 
-/// A kind of device. The instance calls it in the order of its states: settings, `connect`, tuning, `start`,
-/// then queues and regions.
+/// The error codes of libblkio 1.5 where its drivers differ: it leaves these checks to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Codes {
+    /// Those of the kernel's file operations: a null buffer is `EFAULT`. Write zeroes and discard
+    /// of no bytes or beyond `i64::MAX` are `EINVAL` even on a read-only device.
+    Kernel,
+    /// Those of a virtio-blk device: a request beyond its end is `EIO`, a start that is not aligned
+    /// is `EINVAL` even on a read-only device.
+    Virtio,
+    /// Neither: `EINVAL` for all but a read-only device.
+    Library,
+}
+
+/// A kind of device. The instance calls it in the order of its states: settings, `connect`, tuning,
+/// `start`, then queues and regions.
 pub(crate) trait Driver: Send {
     /// The properties that only this kind has.
     fn specs(&self) -> Vec<Spec>;
@@ -29,22 +41,24 @@ pub(crate) trait Driver: Send {
     /// `EINVAL` with the name and the value.
     fn check(&self, name: &str, value: &Value) -> Result<()>;
 
-    /// Opens the device that the settings name and states its facts. After an error the driver is as before.
+    /// Opens the device that the settings name and states its facts. After an error the driver is
+    /// as before.
     ///
     /// # Errors
-    /// What is wrong with the settings or the device.
+    /// Names the setting that is wrong, or the device's error.
     fn connect(&mut self, properties: &mut Properties) -> Result<()>;
 
-    /// Prepares for `num-queues` and `num-poll-queues` queues. After an error it may be called again.
+    /// Prepares for `num-queues` and `num-poll-queues` queues. After an error it may be called
+    /// again.
     ///
     /// # Errors
-    /// What the device does not have.
+    /// Names the property that the device cannot satisfy.
     fn start(&mut self, properties: &Properties) -> Result<()>;
 
     /// Opens a queue, between `start` and the end.
     ///
     /// # Errors
-    /// What is wrong with the tuning, or what the device refuses.
+    /// Names the tuning that is wrong, or the device's error.
     fn open_queue(&mut self, properties: &Properties, is_poll: bool) -> Result<Box<dyn DirectQueue>>;
 
     /// How to learn the capacity of the connected device.
@@ -53,7 +67,7 @@ pub(crate) trait Driver: Send {
     /// Tells the started device about memory.
     ///
     /// # Errors
-    /// What the device cannot take.
+    /// Names the region's property that the device cannot accept.
     fn map_region(&mut self, region: &Region) -> Result<()>;
 
     /// Takes a region back.

@@ -1,9 +1,10 @@
-//! What went wrong on the control path: an errno for programs, a sentence for people.
+//! Errors of the control path: an errno for programs, a sentence for people.
 
 use block::DeviceError;
 use std::io;
 
-/// A positive errno and what it is about. One word, so that results of fast calls travel in registers.
+/// A positive errno and what it is about. One word, so that results of fast calls travel in
+/// registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error(Box<(i32, String)>);
 
@@ -16,7 +17,7 @@ impl Error {
         Error(Box::new((errno, message.into())))
     }
 
-    /// What the operating system said about `what`; `EIO` where it said nothing.
+    /// The operating system's error about `what`; `EIO` if it has no errno.
     pub fn os(what: &str, error: &io::Error) -> Error {
         let errno = error.raw_os_error().unwrap_or(match error.kind() {
             io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => libc::EINVAL,
@@ -27,7 +28,7 @@ impl Error {
         Error::new(errno, format!("{what}: {error}"))
     }
 
-    /// What a device said; `otherwise` where no system call lies beneath.
+    /// A device's error, with the errno of the system call that caused it or else `otherwise`.
     pub fn device(error: &DeviceError, otherwise: i32) -> Error {
         let mut message = error.to_string();
         let mut errno = otherwise;

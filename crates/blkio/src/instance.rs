@@ -21,8 +21,8 @@ type Queues = Vec<Place>;
 
 /// A device as its program configures it. Its queues may be used by other threads meanwhile.
 ///
-/// Fields are dropped in their order: queues wait for what is in flight, then the device is closed, then memory is
-/// given back.
+/// Fields are dropped in their order: queues wait for what is in flight, then the device is closed,
+/// then memory is given back.
 pub struct Instance {
     queues: Queues,
     poll_queues: Queues,
@@ -88,8 +88,8 @@ impl Instance {
     /// Sets a property; text is converted to its type.
     ///
     /// # Errors
-    /// `ENOENT` unknown, `ENOTTY` wrong type, `EACCES` read-only, `EBUSY` too late, `ENODEV` too early, `EINVAL`
-    /// a value that cannot be.
+    /// `ENOENT` unknown, `ENOTTY` wrong type, `EACCES` read-only, `EBUSY` too late, `ENODEV` too
+    /// early, `EINVAL` a value that cannot be.
     pub fn set(&mut self, name: &str, value: Value) -> Result<()> {
         let value = self.properties.convert(name, value, self.state)?;
         if let ("num-queues" | "num-poll-queues", Value::Int(count)) = (name, &value)
@@ -105,7 +105,8 @@ impl Instance {
     /// Opens the device that the properties name; nothing when it is connected already.
     ///
     /// # Errors
-    /// `EBUSY` when it is started; what is wrong with the settings or the device, and then it can be tried again.
+    /// `EBUSY` when it is started; what is wrong with the settings or the device, and then it can
+    /// be tried again.
     pub fn connect(&mut self) -> Result<()> {
         match self.state {
             State::Created => {}
@@ -168,7 +169,8 @@ impl Instance {
         Ok(())
     }
 
-    /// The queue or poll queue at `index`. The pointer is good until it is removed or the instance ends.
+    /// The queue or poll queue at `index`. The pointer is good until it is removed or the instance
+    /// ends.
     ///
     /// # Errors
     /// `ENOENT` when there is none, `EBUSY` when it is lent.
@@ -209,11 +211,11 @@ impl Instance {
     /// Adds a queue or poll queue and returns its index, the lowest that is free.
     ///
     /// # Errors
-    /// `ENOTSUP` where queues cannot be added, in any state; `EBUSY` before the start, `EINVAL` where there are no poll queues or
-    /// there are as many queues as there can be; what the device refuses.
+    /// `ENOTSUP` if the driver cannot add queues, in any state. `EBUSY` before the start. `EINVAL`
+    /// if the device has no poll queues, or no more queues. The device's own error.
     pub fn add_queue(&mut self, is_poll: bool) -> Result<i32> {
         if !self.driver.can_add_queues() {
-            return Err(Error::new(libc::ENOTSUP, "this driver cannot add queues (can-add-queues is false)"));
+            return Err(Error::new(libc::ENOTSUP, "queues cannot be added (can-add-queues is false)"));
         }
         let rules = self.started_rules()?.clone();
         if is_poll && !self.properties.bool("supports-poll-queues") {
@@ -237,7 +239,8 @@ impl Instance {
         Ok(index as i32)
     }
 
-    /// Removes a queue or poll queue, after what it has in flight has ended. Others keep their index.
+    /// Removes a queue or poll queue, after what it has in flight has ended. Others keep their
+    /// index.
     ///
     /// # Errors
     /// `ENOENT` when there is none, `EBUSY` when it is lent.
@@ -250,7 +253,8 @@ impl Instance {
     /// Allocates memory for buffers; it is not mapped yet.
     ///
     /// # Errors
-    /// `ENODEV` before the device is connected, `EINVAL` for a length that is no multiple of `mem-region-alignment`.
+    /// `ENODEV` before the device is connected, `EINVAL` for a length that is no multiple of
+    /// `mem-region-alignment`.
     pub fn alloc_region(&mut self, len: usize) -> Result<Region> {
         self.check_connected()?;
         self.regions.allocate(len, self.region_rules().alignment)
@@ -267,8 +271,8 @@ impl Instance {
     /// Tells the device about memory that requests will use.
     ///
     /// # Errors
-    /// `ENODEV` before the device is connected, `EBUSY` before the start, `EINVAL` for a region that is malformed or mapped already, `ENOSPC` for too many;
-    /// what the device cannot take.
+    /// `ENODEV` before the device is connected, `EBUSY` before the start, `EINVAL` for a region
+    /// that is malformed or mapped already, `ENOSPC` for too many; what the device cannot take.
     pub fn map_region(&mut self, region: &Region) -> Result<()> {
         self.check_connected()?;
         self.started_rules()?;
@@ -311,7 +315,7 @@ impl Instance {
 }
 
 fn no_such_queue(index: i32, is_poll: bool) -> Error {
-    Error::new(libc::ENOENT, format!("there is no {} with index {index}", kind_of_queue(is_poll)))
+    Error::new(libc::ENOENT, format!("{} {index} does not exist", kind_of_queue(is_poll)))
 }
 
 fn lent_queue(index: i32, is_poll: bool) -> Error {

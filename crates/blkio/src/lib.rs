@@ -1,7 +1,8 @@
 //! One API for any block device, in C and in Rust.
 //!
-//! The C library is a drop-in for libblkio 1.5: the same functions, properties, errors and memory layouts, under
-//! the same name (`libblkio.so.1`), and more behind it. Rust programs use what this page lists:
+//! The C library is a drop-in for libblkio 1.5: the same functions, properties, errors and memory
+//! layouts, under the same name (`libblkio.so.1`), and more behind it. Rust programs use what this
+//! page lists:
 //!
 //! ```
 //! # fn main() -> blkio::Result<()> {
@@ -19,13 +20,13 @@
 //! # }
 //! ```
 //!
-//! * [`Queue`]: blocking calls; any number of requests in flight, polled ([`Queue::submit`], [`Queue::wait`]); borrowed
-//!   memory with checked lifetimes ([`Queue::scope`]).
+//! * [`Queue`]: blocking calls; any number of requests in flight, polled ([`Queue::submit`],
+//!   [`Queue::wait`]); borrowed memory with checked lifetimes ([`Queue::scope`]).
 //! * [`AsyncQueue`]: futures for any executor, and [`block_on`] for programs that have none.
 //! * [`Buffer`]: memory that the device knows, which a request owns while it is in flight.
 //!
-//! Whatever happens to a token, a future or a scope (dropped, forgotten, unwound by a panic), memory that a device may
-//! still touch is not given back before the device is done.
+//! A token, a future or a scope may be dropped, forgotten or unwound by a panic. Memory that a
+//! device may still touch is not given back before the device is done.
 //!
 //! ```text
 //!   C program ─► capi ─┐
@@ -35,8 +36,8 @@
 //!                          IoQueue    op slots, waiting line, completions  ─► drivers::direct::DirectQueue
 //! ```
 //!
-//! A queue does no more than give each request a slot and remember its `user_data`; the rings below it are those
-//! of the leaf driver, so the library costs nothing in addition.
+//! A queue does no more than give each request a slot and remember its `user_data`. The rings below
+//! it are those of the leaf driver, so the library costs nothing in addition.
 //!
 //! Source: `blkio(3)` of libblkio 1.5.0.
 
@@ -50,12 +51,15 @@ mod memory;
 mod property;
 mod queue;
 mod rules;
+mod segments;
 
-/// What the C API stands on: instances and queues whose callers keep the memory of requests valid themselves.
+/// The base of the C API: instances and queues whose callers keep the memory of requests valid
+/// themselves.
 pub mod raw {
     pub use crate::instance::Instance;
     pub use crate::memory::Region;
-    pub use crate::queue::{Completion, IoQueue, Memory, ReqFlags};
+    pub use crate::queue::{Completion, IoQueue, ReqFlags};
+    pub use crate::segments::Memory;
 }
 
 pub use ::drivers::direct::{Zone, ZoneAction};

@@ -27,7 +27,7 @@ impl Region {
     }
 }
 
-/// What the device asks of regions.
+/// The device's requirements of regions.
 #[derive(Clone, Copy)]
 pub(crate) struct RegionRules {
     pub alignment: u64,
@@ -46,7 +46,8 @@ impl Regions {
     /// Whether `region` may be mapped now.
     ///
     /// # Errors
-    /// `EINVAL` for a malformed region and one that is mapped already, `ENOSPC` when there are too many.
+    /// `EINVAL` for a malformed region and one that is mapped already, `ENOSPC` when there are too
+    /// many.
     pub fn check(&self, region: &Region, rules: RegionRules) -> Result<()> {
         let refuse = |message: String| Err(Error::new(libc::EINVAL, format!("memory region: {message}")));
         let alignment = rules.alignment;
@@ -66,7 +67,7 @@ impl Regions {
             ));
         }
         if rules.needs_fd && region.fd < 0 {
-            return refuse(format!("this driver needs a file descriptor, fd is {}", region.fd));
+            return refuse(format!("fd {} is invalid: this driver needs a file descriptor", region.fd));
         }
         if region.fd >= 0 && region.fd_offset < 0 {
             return refuse(format!("fd_offset {} is negative", region.fd_offset));
@@ -100,7 +101,8 @@ impl Regions {
     /// Allocates `len` bytes of memory that can be shared with another process.
     ///
     /// # Errors
-    /// `EINVAL` for a length that is no multiple of the alignment, and what the operating system says.
+    /// `EINVAL` for a length that is no multiple of the alignment, and what the operating system
+    /// says.
     pub fn allocate(&mut self, len: usize, alignment: u64) -> Result<Region> {
         if len == 0 || !(len as u64).is_multiple_of(alignment) || i64::try_from(len).is_err() {
             let message = format!(
@@ -123,13 +125,13 @@ impl Regions {
     /// # Errors
     /// `EINVAL` when it is none or still mapped; it then stays until the end of the instance.
     pub fn free(&mut self, region: &Region) -> Result<()> {
-        let refuse =
-            |what: &str| Err(Error::new(libc::EINVAL, format!("memory region: {:#x} {what}", region.addr)));
+        let addr = region.addr;
+        let refuse = |message: String| Err(Error::new(libc::EINVAL, format!("memory region: {message}")));
         let Some(at) = self.allocated.iter().position(|r| r == region) else {
-            return refuse("was not allocated by blkio_alloc_mem_region()");
+            return refuse(format!("addr {addr:#x} does not come from blkio_alloc_mem_region()"));
         };
         if self.mapped.contains(region) {
-            return refuse("is still mapped");
+            return refuse(format!("addr {addr:#x} is still mapped"));
         }
         release(&self.allocated.swap_remove(at));
         Ok(())
@@ -153,7 +155,7 @@ fn allocate(len: usize) -> Result<Region> {
         return Err(failed("memfd_create"));
     }
     let close = |error| {
-        // SAFETY: the descriptor is ours and nobody knows it yet.
+        // SAFETY: the descriptor is ours and no other code knows it yet.
         unsafe { libc::close(fd) };
         Err(error)
     };
@@ -171,7 +173,8 @@ fn allocate(len: usize) -> Result<Region> {
 }
 
 fn release(region: &Region) {
-    // SAFETY: mapping and descriptor come from `allocate`, and this is the only time they are given back.
+    // SAFETY: mapping and descriptor come from `allocate`, and this is the only time they are given
+    // back.
     unsafe {
         libc::munmap(region.addr as *mut libc::c_void, region.len);
         libc::close(region.fd);

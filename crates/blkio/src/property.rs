@@ -13,7 +13,7 @@ pub enum State {
     Started,
 }
 
-/// What a property can hold.
+/// The value of a property.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     /// True or false.
@@ -125,25 +125,25 @@ pub(crate) struct Spec {
 }
 
 impl Spec {
-    /// What the user says before the device is connected.
+    /// A property that the user sets before the device is connected.
     pub fn setting(name: &'static str, initial: impl Into<Value>) -> Spec {
         let (readable_from, writable) = (State::Created, Writable::In(State::Created));
         Spec { name, readable_from, writable, initial: initial.into() }
     }
 
-    /// What the user says between connecting and starting.
+    /// A property that the user sets between connecting and starting.
     pub fn tuning(name: &'static str, initial: impl Into<Value>) -> Spec {
         let (readable_from, writable) = (State::Connected, Writable::In(State::Connected));
         Spec { name, readable_from, writable, initial: initial.into() }
     }
 
-    /// What the device says; `unknown` until it is connected.
+    /// A property that the device reports; `unknown` until it is connected.
     pub fn fact(name: &'static str, unknown: impl Into<Value>) -> Spec {
         let readable_from = State::Connected;
         Spec { name, readable_from, writable: Writable::Never, initial: unknown.into() }
     }
 
-    /// What the driver says.
+    /// A property of the driver that never changes.
     pub fn constant(name: &'static str, value: impl Into<Value>) -> Spec {
         Spec { name, readable_from: State::Created, writable: Writable::Never, initial: value.into() }
     }
@@ -201,7 +201,7 @@ impl Properties {
         self.0.iter().map(|entry| entry.spec.name)
     }
 
-    /// What a program reads.
+    /// Returns a property as a program may read it.
     ///
     /// # Errors
     /// `ENOENT` unknown, `ENODEV` not readable before the instance is connected.
@@ -222,11 +222,12 @@ impl Properties {
         Ok(self.find(name)?.spec.initial.kind())
     }
 
-    /// What a program wants to write, checked but not written; text is converted to the property's type.
+    /// Checks the value that a program wants to set, and does not set it; text is converted to the
+    /// property's type.
     ///
     /// # Errors
-    /// `ENOENT` unknown, `ENOTTY` wrong type, `EACCES` read-only, `EBUSY` too late, `ENODEV` too early, `EINVAL`
-    /// text that is no value of the type.
+    /// `ENOENT` unknown, `ENOTTY` wrong type, `EACCES` read-only, `EBUSY` too late, `ENODEV` too
+    /// early, `EINVAL` text that is no value of the type.
     pub fn convert(&self, name: &str, value: Value, state: State) -> Result<Value> {
         let spec = &self.find(name)?.spec;
         let kind = spec.initial.kind();
@@ -306,7 +307,8 @@ impl Properties {
     }
 }
 
-/// Whether a program means this property: the manual page of libblkio writes some names with underscores.
+/// Whether a program means this property: the manual page of libblkio writes some names with
+/// underscores.
 fn is_called(name: &str, asked: &str) -> bool {
     name.len() == asked.len()
         && name.bytes().zip(asked.bytes()).all(|(n, a)| n == a || (n == b'-' && a == b'_'))

@@ -1,5 +1,5 @@
-//! One queue: every request gets an op slot of the rings below or waits in line for one, and comes back as a
-//! completion.
+//! One queue: every request gets an op slot of the rings below or waits in line for one, and comes
+//! back as a completion.
 //!
 //! ```text
 //!   enqueue ─► check ─► slot ─► DirectQueue::push        do_io: waiting line ─► kick / wait ─► reap ─► completions
@@ -7,6 +7,7 @@
 //! ```
 
 use crate::rules::{Refusal, Rules};
+use crate::segments::Memory;
 use crate::{Error, Result};
 use block::{Data, Flags, IoError, IoResult, Op, Request, Segment};
 use drivers::direct::{DirectQueue, Zone, ZoneAction, ZoneRequest};
@@ -62,7 +63,7 @@ impl ReqFlags {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {
-    /// What the request carried.
+    /// The caller's value from the request.
     pub user_data: usize,
     /// Why it failed, or null. Valid while the queue lives.
     pub error_msg: *const c_char,
@@ -79,17 +80,6 @@ impl Completion {
     fn failed(user_data: usize, errno: i32, message: &CStr) -> Completion {
         Completion { error_msg: message.as_ptr(), ..Completion::ended(user_data, -errno) }
     }
-}
-
-/// The memory of a request.
-#[derive(Clone, Copy)]
-pub enum Memory {
-    /// None.
-    None,
-    /// One piece.
-    One(Segment),
-    /// As many pieces as are listed there.
-    List(*const Segment, usize),
 }
 
 /// A request for blocks.
@@ -131,11 +121,13 @@ pub struct IoQueue {
     is_poll: bool,
     /// Whether the program waits for the completion descriptor.
     wants_events: bool,
-    /// An event was raised for completions that the program has not taken all since: it is to come for more.
+    /// An event was raised for completions that the program has not taken all since: it is to come
+    /// for more.
     is_announced: bool,
 }
 
-// SAFETY: the pointers in it are memory of requests, which belongs to whoever uses the queue, on any thread.
+// SAFETY: the pointers in it are memory of requests, which belongs to whoever uses the queue, on
+// any thread.
 unsafe impl Send for IoQueue {}
 
 impl IoQueue {
@@ -156,7 +148,8 @@ impl IoQueue {
         }
     }
 
-    /// What becomes readable when [`IoQueue::do_io`] needs to be called again; `None` for a poll queue.
+    /// Returns the descriptor that becomes readable when [`IoQueue::do_io`] needs to be called
+    /// again; `None` for a poll queue.
     pub fn completion_fd(&self) -> Option<RawFd> {
         if self.is_poll { None } else { self.rings.event_fd() }
     }
@@ -187,8 +180,8 @@ impl IoQueue {
     /// Enqueues a read or write of the memory at byte `offset`.
     ///
     /// # Safety
-    /// Memory, and the list that describes it, stay valid until the completion has been returned, or the queue
-    /// is gone; a read's memory is not used by others until then.
+    /// Memory, and the list that describes it, stay valid until the completion has been returned,
+    /// or the queue is gone; a read's memory is not used by others until then.
     // Inlined into the C functions, where operation and kind of memory are constants.
     #[inline(always)]
     pub unsafe fn transfer(
@@ -245,7 +238,8 @@ impl IoQueue {
     /// Enqueues a report of up to `max` zones, from the one at `offset` on.
     ///
     /// # Safety
-    /// `zones` has room for `max` zones until the completion has been returned, or the queue is gone.
+    /// `zones` has room for `max` zones until the completion has been returned, or the queue is
+    /// gone.
     pub unsafe fn report_zones(
         &mut self,
         offset: u64,
@@ -289,12 +283,14 @@ impl IoQueue {
         }
     }
 
-    /// Submits what was enqueued, waits for at least `min` completions and fills in up to `out.len()`; returns how
-    /// many. `timeout` is reduced by the time that passed. `signal_mask` is the thread's while it sleeps.
+    /// Submits what was enqueued, waits for at least `min` completions and fills in up to
+    /// `out.len()`; returns how many. `timeout` is reduced by the time that passed. `signal_mask`
+    /// is the thread's while it sleeps.
     ///
     /// # Errors
-    /// `EINVAL` when `min` is more than `out` has room for or than there are requests, `ETIME`, `EINTR` (only with
-    /// a `signal_mask`), `ENOTSUP` for a mask on a poll queue. No completion is lost.
+    /// `EINVAL` when `min` is more than `out` has room for or than there are requests, `ETIME`,
+    /// `EINTR` (only with a `signal_mask`), `ENOTSUP` for a mask on a poll queue. No completion is
+    /// lost.
     pub fn do_io(
         &mut self,
         out: &mut [MaybeUninit<Completion>],
@@ -374,7 +370,7 @@ impl IoQueue {
                     return Err(self.not_enough(&out[..count], &error));
                 }
             }
-            // What has just ended may have made room for what waits.
+            // Requests that ended just now may have made room for those that wait.
             if count >= min && (self.waiting.is_empty() || self.free.is_empty()) {
                 return Ok(count);
             }
@@ -522,15 +518,17 @@ impl IoQueue {
         Error::os("blkioq_do_io()", error)
     }
 
-    /// Asks for events, and raises one for what there is already, once: a program that was told takes all there is,
-    /// as later completions could have shared that event. `has_taken_all`: as far as the program knows.
+    /// Asks for events, and raises one, once, if completions are ready already. A program with an
+    /// event takes all completions, as later ones may share it. `has_taken_all`: as far as the
+    /// program knows.
     fn arm(&mut self, has_taken_all: bool) {
         let is_pending = !self.rings.arm() || !self.done.is_empty();
         if is_pending
             && (has_taken_all || !self.is_announced)
             && let Some(fd) = self.rings.event_fd()
         {
-            // SAFETY: eight bytes of our own. It fails only when the counter is full: then it is readable.
+            // SAFETY: eight bytes of our own. It fails only when the counter is full: then it is
+            // readable.
             unsafe { libc::write(fd, (&raw const ONE_EVENT).cast(), 8) };
         }
         self.is_announced = is_pending;

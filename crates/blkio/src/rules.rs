@@ -1,9 +1,9 @@
-//! What a device asks of requests, checked before a request goes anywhere; and the sentences for requests that
-//! fail, made once, so that a completion can point at them.
+//! The device's requirements of requests, checked before a request is queued. The sentences for
+//! requests that fail are made once, so that a completion can point at them.
 
-use crate::driver::Capacity;
+use crate::driver::{Capacity, Codes};
 use crate::property::Properties;
-use crate::queue::Memory;
+use crate::segments::Memory;
 use block::{IoError, Op, Segment};
 use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,19 +12,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const MAX_TRANSFER: u64 = u32::MAX as u64;
 /// Where every device ends: offsets are signed in system calls.
 const MAX_END: u64 = i64::MAX as u64;
-
-/// The error codes of libblkio 1.5 where its drivers differ: it leaves these checks to the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Codes {
-    /// Those of the kernel's file operations: a null buffer is `EFAULT`. Write zeroes and discard of no bytes or beyond
-    /// `i64::MAX` are `EINVAL` even on a read-only device.
-    Kernel,
-    /// Those of a virtio-blk device: a request beyond its end is `EIO`, a start that is not aligned is `EINVAL` even on a
-    /// read-only device.
-    Virtio,
-    /// Neither: `EINVAL` for all but a read-only device.
-    Library,
-}
 
 /// Why the library itself refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +95,7 @@ fn limit_text(p: &Properties, name: &str) -> String {
     if value == "0" { MAX_TRANSFER.to_string() } else { value }
 }
 
-/// What the device asks of requests.
+/// The device's requirements of requests.
 pub(crate) struct Rules {
     codes: Codes,
     read_only: bool,
@@ -179,7 +166,7 @@ impl Rules {
             IoError::Medium => c"the device: I/O error",
             IoError::Corrupt => c"the device: checksum mismatch",
             IoError::TimedOut => c"the device: timed out",
-            IoError::DeviceGone => c"the device is gone: disconnected, closed or failed for good",
+            IoError::DeviceGone => c"the device is gone: disconnected, closed or failed permanently",
             IoError::NoMemory => c"the device: out of memory",
             IoError::TooManyActiveZones => c"the device: more than max-active-zones zones would be active",
             IoError::TooManyOpenZones => c"the device: more than max-open-zones zones would be open",

@@ -8,7 +8,9 @@ fn run(example: &str, arguments: &[&str]) -> Output {
     let test = std::env::current_exe().unwrap();
     let program: PathBuf = test.parent().and_then(Path::parent).unwrap().join("examples").join(example);
     let output = Command::new(&program).args(arguments).output();
-    output.unwrap_or_else(|e| panic!("{}: {e}; cargo build -p blkio --examples", program.display()))
+    output.unwrap_or_else(|e| {
+        panic!("{}: {e}; cargo build -p freestone-libblkio --examples", program.display())
+    })
 }
 
 fn ok(example: &str, arguments: &[&str]) -> String {

@@ -42,7 +42,7 @@ fn uint64(instance: &Instance, name: &str) -> u64 {
     }
 }
 
-/// What a completion says: its user data, what it returned, its message.
+/// A completion: its user data, its result, its message.
 type Ended = (usize, i32, Option<String>);
 
 /// Waits for `count` completions.
@@ -123,7 +123,7 @@ fn data_comes_back_through_layers_from_event_and_poll_queues() {
 
 #[test]
 fn the_deepest_graph_that_is_allowed_works() {
-    let graph = format!("mem:size=2M fault:delay-us=1{}", " stats".repeat(graph::MAX_DEPTH - 1));
+    let graph = format!("mem:size=2M fault:delay-us=1{}", " stats".repeat(stack::MAX_DEPTH - 1));
     check_data(&mut started(&graph, &[("num-queues", "2")]), false);
 }
 
@@ -224,9 +224,13 @@ fn graphs_that_make_no_sense_are_refused_by_name() {
 fn tuning_that_makes_no_sense_is_refused_by_name() {
     let mut instance = connected("null");
     for (name, value, message) in [
-        ("num-cores", "-1", "property num-cores: '-1' is not from 0 (as many as cpus names, or 1) to 1024"),
-        ("poll-us", "-2", "property poll-us: '-2' is not from 0 (never) to 1000000, or -1 (always)"),
-        ("num-entries", "0", "property num-entries: '0' is not from 1 to 65536"),
+        (
+            "num-cores",
+            "-1",
+            "property num-cores: '-1' is not a number from 0 (as many as cpus names, or 1) to 1024",
+        ),
+        ("poll-us", "-2", "property poll-us: '-2' is not a number from 0 (never) to 1000000, or -1 (always)"),
+        ("num-entries", "0", "property num-entries: '0' is not a number from 1 to 65536"),
         ("cpus", "1-0", "property cpus: '1-0' is not a list of processors such as 0, 0+1 or 0-3, each once"),
     ] {
         assert_eq!(refused(instance.set(name, value.into())), (libc::EINVAL, message.into()));
@@ -245,7 +249,7 @@ fn tuning_that_makes_no_sense_is_refused_by_name() {
 #[test]
 fn read_only_reaches_the_leaves() {
     let (_dir, path) = image("disk", 1 << 20);
-    // Whoever writes keeps others from writing, but not from reading.
+    // A writer keeps other instances from writing, but not from reading.
     let _writer = connected(&format!("io_uring:path={}", path.display()));
     let mut instance = Instance::create("freestone").unwrap();
     instance
@@ -337,7 +341,7 @@ fn memory_regions_reach_the_devices() {
     assert_eq!(instance.get("may-pin-mem-regions"), Ok(Value::Bool(true)));
     let region = instance.alloc_region(1 << 20).unwrap();
     instance.map_region(&region).unwrap();
-    // SAFETY: the region is fresh memory of so many bytes, which nobody else uses while this lives.
+    // SAFETY: the region is fresh memory of so many bytes, used only by this slice while it lives.
     let memory = unsafe { std::slice::from_raw_parts_mut(region.addr as *mut u8, region.len) };
     memory.fill(3);
     let queue = instance.queue(0, false).unwrap();
@@ -369,7 +373,7 @@ fn a_device_in_another_process_takes_memory_that_it_was_told_about() {
     let mut elsewhere = vec![0; BLOCK];
     let region = instance.alloc_region(1 << 16).unwrap();
     instance.map_region(&region).unwrap();
-    // SAFETY: the region is fresh memory of so many bytes, which nobody else uses while this lives.
+    // SAFETY: the region is fresh memory of so many bytes, used only by this slice while it lives.
     let memory = unsafe { std::slice::from_raw_parts_mut(region.addr as *mut u8, region.len) };
     memory.fill(9);
     let queue = instance.queue(0, false).unwrap();

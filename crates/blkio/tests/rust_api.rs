@@ -244,3 +244,45 @@ fn an_event_loop_watches_the_completion_descriptor() {
     queue.submit(Request::flush());
     assert_eq!(queue.wait(1).unwrap().count(), 1);
 }
+
+#[test]
+fn invalid_properties_of_an_rbd_image_are_refused() {
+    let builder = |settings: &[(&str, &str)]| {
+        settings
+            .iter()
+            .try_fold(Builder::new("rbd").unwrap(), |builder, (name, value)| builder.set(name, *value))
+    };
+    let refused = |settings: &[(&str, &str)]| {
+        let error = builder(settings).and_then(|builder| builder.connect().map(drop)).unwrap_err();
+        assert_eq!(error.errno(), libc::EINVAL);
+        error.message().to_owned()
+    };
+    assert!(refused(&[("pool", "rbd")]).contains("pool and image must be set"));
+    assert!(refused(&[("exclusive", "maybe")]).contains("'maybe' is not auto, on or off"));
+    assert!(refused(&[("connect-timeout-ms", "0")]).contains("is not positive"));
+    let snapshot = [("pool", "rbd"), ("image", "a"), ("snapshot", "b"), ("exclusive", "on")];
+    assert!(refused(&snapshot).contains("rbd:rbd/a@b: exclusive=on: a read-only image"));
+}
+
+#[test]
+fn a_path_that_is_no_node_of_a_virtio_disk_is_refused_with_its_kind() {
+    let connect = |path: &str| {
+        let builder = Builder::new("virtio-blk-uring").unwrap().set("path", path).unwrap();
+        builder.connect().map(drop).unwrap_err()
+    };
+    let regular = file(1 << 20);
+    for (path, kind) in [
+        ("/dev/null", "a different device"),
+        ("/dev", "a directory"),
+        (regular.path().to_str().unwrap(), "a regular file"),
+    ] {
+        let error = connect(path);
+        assert_eq!(error.errno(), libc::EINVAL);
+        let expected = format!("cannot open {path}: the path is {kind}, not the pass-through node");
+        assert!(error.message().contains(&expected), "{}", error.message());
+    }
+    assert_eq!(connect("/nowhere/vdac0").errno(), libc::ENOENT);
+    let builder = Builder::new("virtio-blk-uring").unwrap().set("path", "/dev/null").unwrap();
+    let error = builder.set("fd", 0).unwrap().connect().map(drop).unwrap_err();
+    assert!(error.message().contains("cannot be set at the same time"), "{}", error.message());
+}

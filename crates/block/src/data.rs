@@ -1,9 +1,9 @@
-//! Windows onto the memory of whoever issued a request.
+//! Windows onto the memory of a request's caller.
 
 use std::marker::PhantomData;
 
-/// One segment of caller memory, laid out as C's `struct iovec`. It may be guest memory: volatile, shared
-/// and hostile, so it is never turned into a slice.
+/// One segment of caller memory, laid out as C's `struct iovec`. It may be guest memory: volatile,
+/// shared and hostile, so it is never turned into a slice.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
@@ -27,9 +27,9 @@ impl<'a> Data<'a> {
     /// A window onto all of `segments`.
     ///
     /// # Safety
-    /// The list and the memory behind it stay valid until every request that carries this window, or a part
-    /// of it, has completed; even when the borrow `'a` has ended before. Nobody holds a Rust reference to
-    /// that memory meanwhile (for a write: no mutable one).
+    /// The list and the memory behind it stay valid until every request that carries this window,
+    /// or a part of it, has completed. This holds even when the borrow `'a` ends earlier.
+    /// Until then no Rust reference to that memory exists (for a write: no mutable one).
     pub unsafe fn new(segments: &'a [Segment]) -> Self {
         let len = segments.iter().map(|s| s.len).sum();
         Data { segments: segments.as_ptr(), count: segments.len(), skip: 0, len, borrow: PhantomData }
@@ -44,7 +44,7 @@ impl<'a> Data<'a> {
         Data { segments: segment, count: 1, skip: 0, len: segment.len, borrow: PhantomData }
     }
 
-    /// No memory at all.
+    /// A window without memory.
     pub const fn none() -> Self {
         Data {
             segments: std::ptr::NonNull::dangling().as_ptr(),
@@ -65,11 +65,11 @@ impl<'a> Data<'a> {
         self.len == 0
     }
 
-    /// The window that starts `from` bytes into this one and is `len` bytes long. Costs a walk over the
-    /// segments that are skipped whole.
+    /// The window that starts `from` bytes into this one and is `len` bytes long. Walks over the
+    /// segments before it.
     ///
     /// # Panics
-    /// When the part does not lie inside the window.
+    /// If the part does not lie inside the window.
     pub fn part(self, from: usize, len: usize) -> Self {
         assert!(
             from.checked_add(len).is_some_and(|end| end <= self.len),
@@ -94,18 +94,19 @@ impl<'a> Data<'a> {
         Segments { list: self.list(), skip: self.skip, left: self.len }
     }
 
-    /// How many segments the window touches. Walks the list.
+    /// Number of segments that the window touches. Walks the list.
     pub fn segment_count(&self) -> usize {
         self.iter().count()
     }
 
-    /// The caller's own list, when the window starts and ends on its borders: it can go to the kernel as it is.
+    /// The caller's own list if the window starts and ends on segment borders. It can be passed to
+    /// the kernel without a copy.
     pub fn as_whole_list(&self) -> Option<&'a [Segment]> {
         let list = self.list();
         (self.skip == 0 && list.iter().map(|s| s.len).sum::<usize>() == self.len).then_some(list)
     }
 
-    /// The memory of a window that is one segment.
+    /// The memory of a window within one segment, else `None`.
     pub fn as_single(&self) -> Option<Segment> {
         let first = self.list().first()?;
         (first.len >= self.skip + self.len)
@@ -118,20 +119,21 @@ impl<'a> Data<'a> {
         bits & (alignment - 1) == 0
     }
 
-    /// Copies the window's first bytes into `target`; returns how many were copied.
+    /// Copies the window's first bytes into `target`; returns the number of bytes copied.
     pub fn copy_to(&self, target: &mut [u8]) -> usize {
         let mut done = 0;
         for s in self.iter() {
             let n = s.len.min(target.len() - done);
-            // SAFETY: `s` is valid by the contract of `new`, the target is ours; a guest may race with the
-            // copy, which then holds any mix of its bytes, as the device model allows.
+            // SAFETY: `s` is valid by the contract of `new`, and the target is ours. A guest may
+            // write during the copy, which then holds a mix of its bytes: the device model allows
+            // that.
             unsafe { std::ptr::copy_nonoverlapping(s.base, target[done..].as_mut_ptr(), n) };
             done += n;
         }
         done
     }
 
-    /// Copies `source` into the window's first bytes; returns how many were copied.
+    /// Copies `source` into the window's first bytes; returns the number of bytes copied.
     pub fn copy_from(&self, source: &[u8]) -> usize {
         let mut done = 0;
         for s in self.iter() {
@@ -152,7 +154,8 @@ impl<'a> Data<'a> {
     }
 
     fn list(&self) -> &'a [Segment] {
-        // SAFETY: `segments` and `count` come from a slice that lives for `'a`, less what `part` skipped.
+        // SAFETY: `segments` and `count` come from a slice that lives for `'a`, less what `part`
+        // skipped.
         unsafe { std::slice::from_raw_parts(self.segments, self.count) }
     }
 }

@@ -1,67 +1,134 @@
 //! A block device: [`Device`] as all cores share it, [`Channel`] as one core uses it.
 
 use crate::{IoFuture, Limits, Request};
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::rc::Rc;
+use std::sync::Arc;
 
-/// A block device as one core sees it. Not `Send`: a channel lives and dies on its core, so it needs no locks.
+/// The access of one core to a block device. Not `Send`: a channel is used and dropped on its core,
+/// so it needs no locks.
 ///
-/// The implementor accepts any request at any time: it checks range, alignment and permission itself (see
-/// [`Limits::check`]), splits or copies where its own limits ask for it, and lets a request wait when it is
-/// full. The caller keeps request, memory and channel alive until the future has completed.
+/// The implementor accepts any request at any time. It checks range, alignment and permission
+/// itself (see [`Limits::check`]), splits or copies where its own limits require that, and queues
+/// requests while it is full. The caller keeps request, memory and channel alive until the future
+/// has completed.
 pub trait Channel {
     /// Starts `req` at byte `offset` of the device (ignored for a flush).
     ///
-    /// A leaf starts the request now, a layer at the latest with the future's first poll: whoever wants
-    /// several in flight polls them all ([`crate::join_all`]). A request that has started cannot be taken
-    /// back: dropping its future before it has completed is a bug, and ends the process rather than let a
-    /// device write into memory that has changed hands.
+    /// A leaf starts the request at once, a layer at the latest with the future's first poll. A
+    /// caller that wants several requests in flight polls all their futures ([`crate::join_all`]).
+    ///
+    /// A started request cannot be cancelled. Dropping its future before it has completed is a bug
+    /// and ends the process, because the device might still write into memory that is used again.
     fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a>;
 }
 
 /// A block device as all cores share it: identity, limits, control. Never on the data path.
 pub trait Device: Send + Sync {
-    /// A name, e.g. `io_uring:disk.img`: log lines and errors carry it, and exports know a disk again by it, so it is the same
-    /// whenever the device is opened.
+    /// A name, e.g. `io_uring:disk.img`, for log lines and errors. Exports derive a disk's identity
+    /// from it, so it is the same each time the device is opened.
     fn name(&self) -> &str;
 
-    /// What the device promises now.
+    /// The limits now; the capacity may change later.
     fn limits(&self) -> Limits;
 
     /// Opens this device's channel on the calling core, which must run a reactor.
     ///
     /// # Errors
-    /// When the operating system refuses a resource, or the device is gone.
+    /// If the operating system refuses a resource, or the device is gone.
     fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError>;
 
-    /// Reads the size of the backing store again, after it grew or shrank; layers ask their children first.
-    /// Channels that are open see the new capacity with their next request.
+    /// Reads the size of the backing store again, after it grew or shrank. Layers refresh their
+    /// children first. Open channels use the new capacity from their next request on.
     ///
     /// # Errors
-    /// When the backing store cannot be asked.
+    /// If the size of the backing store cannot be read.
     fn refresh(&self) -> Result<Limits, DeviceError>;
 
-    /// Tells the device about memory that requests will point into, before the first such request. Layers
-    /// pass it on; a device that needs no registration does nothing.
+    /// Registers memory that requests will point into, before the first such request. Layers
+    /// forward the call; a device that needs no registration does nothing.
     ///
     /// # Errors
-    /// When the device cannot take the region (no fd for a device in another process, too many regions, …).
+    /// If the device cannot register the region (no fd for a device in another process, too many
+    /// regions, …).
     fn map_region(&self, region: &MemoryRegion) -> Result<(), DeviceError>;
 
-    /// Takes a region back that [`Device::map_region`] was told about. No request may point into it any more.
+    /// Removes a region that [`Device::map_region`] registered. No request may point into it any
+    /// more.
     fn unmap_region(&self, region: &MemoryRegion);
+
+    /// The block device of this host's kernel that has exactly the bytes of this device in one
+    /// range, so that the kernel can serve requests without this process. A layer forwards the call
+    /// only if it changes nothing about a request but its offset, and needs to see none.
+    ///
+    /// # Errors
+    /// If there is none; the message names the device and the reason
+    /// ([`DeviceError::not_in_kernel`]).
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError>;
 }
 
-/// Memory that requests point into: one mapping of this process, and where it comes from.
+/// A block device of this host's kernel, as its driver has it open.
+pub trait KernelBacking: Send + Sync {
+    /// A descriptor of the block device; read-only if the driver opened it so.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// The range of the block device that has the bytes.
+    fn extent(&self) -> KernelExtent;
+
+    /// Gives up the driver's exclusive claim, so that the kernel can hold the disk instead. The
+    /// driver's channels keep working.
+    ///
+    /// # Errors
+    /// If the disk is lent already: one holder at a time.
+    fn lend(&self) -> Result<(), DeviceError>;
+
+    /// Claims the disk for the driver again, after [`KernelBacking::lend`] has succeeded and the
+    /// kernel has let the disk go.
+    ///
+    /// # Errors
+    /// If another program has claimed the disk meanwhile, or the disk cannot be opened any more.
+    /// The driver then has no claim, and the disk may be lent again.
+    fn take_back(&self) -> Result<(), DeviceError>;
+}
+
+/// A range of a block device of this host's kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelExtent {
+    /// First byte on the block device.
+    pub start: u64,
+    /// Length in bytes. `None`: up to the end of the block device, and growing with it.
+    pub len: Option<u64>,
+}
+
+impl KernelExtent {
+    /// The whole block device.
+    pub const WHOLE: KernelExtent = KernelExtent { start: 0, len: None };
+
+    /// The part of this range from byte `start` on; `len` bytes, or up to its end. The caller has
+    /// checked that it is inside.
+    ///
+    /// ```
+    /// let part = block::KernelExtent::WHOLE.part(4096, Some(1 << 20)).part(512, None);
+    /// assert_eq!(part, block::KernelExtent { start: 4608, len: Some((1 << 20) - 512) });
+    /// ```
+    #[must_use]
+    pub fn part(self, start: u64, len: Option<u64>) -> KernelExtent {
+        let rest = self.len.map(|whole| whole.saturating_sub(start));
+        KernelExtent { start: self.start + start, len: len.or(rest) }
+    }
+}
+
+/// Memory that requests point into: one mapping of this process, and the file behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRegion {
     /// First byte in this process.
     pub addr: usize,
     /// Length in bytes.
     pub len: usize,
-    /// The file that backs it, for devices in another process. The caller keeps it open while mapped.
+    /// The file that backs it, for devices in another process. The caller keeps it open while
+    /// mapped.
     pub fd: Option<RawFd>,
-    /// Where in that file the region starts.
+    /// Byte of that file at which the region starts.
     pub fd_offset: u64,
 }
 
@@ -74,9 +141,14 @@ pub struct DeviceError {
 }
 
 impl DeviceError {
-    /// An error of `device` (its name) with a sentence that says what and why.
+    /// An error of `device` (its name). `message` names the value and the reason.
     pub fn new(device: impl Into<String>, message: impl Into<String>) -> Self {
         DeviceError { device: device.into(), message: message.into(), source: None }
+    }
+
+    /// The answer of a device to [`Device::kernel_backing`] whose requests need this process.
+    pub fn not_in_kernel(device: impl Into<String>) -> Self {
+        DeviceError::new(device, "no block device of this host's kernel")
     }
 
     /// The same error, caused by `source`.

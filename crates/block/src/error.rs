@@ -1,15 +1,16 @@
-//! Why a request failed: the one error type of the data path.
+//! The one error type of the data path.
 
 /// Why a request failed. Small and `Copy`: the data path never allocates to report an error.
 ///
-/// Each edge (virtio status, errno, NVMe status, NBD) maps it exactly once, in one exhaustive `match`.
+/// Each edge (virtio status, errno, NVMe status, NBD) maps it exactly once, in one exhaustive
+/// `match`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IoError {
     /// The request does not lie wholly inside the device.
     OutOfRange,
     /// Offset, length or memory does not have the alignment that [`crate::Limits`] asks for.
     Misaligned,
-    /// A request that is malformed in another way (no memory for a read, too many segments, …).
+    /// The request is malformed in another way (no memory for a read, too many segments, …).
     Invalid,
     /// A write to a read-only device.
     ReadOnly,
@@ -19,11 +20,11 @@ pub enum IoError {
     NoSpace,
     /// The medium could not read or write the blocks.
     Medium,
-    /// The data is there but is known to be wrong (a checksum does not match).
+    /// The device returned data that is known to be wrong (a checksum does not match).
     Corrupt,
     /// The device did not answer within its deadline.
     TimedOut,
-    /// The device is gone: unplugged, disconnected, closed or failed for good.
+    /// The device is gone: unplugged, disconnected, closed or permanently failed.
     DeviceGone,
     /// Memory or another resource of the host ran out.
     NoMemory,
@@ -33,11 +34,11 @@ pub enum IoError {
     TooManyOpenZones,
 }
 
-/// The end of a request.
+/// The result of a request.
 pub type IoResult = Result<(), IoError>;
 
 impl IoError {
-    /// The error that an operating system's call reported.
+    /// The error for the errno of a system call.
     ///
     /// `errno` is positive. Numbers are those of Linux, so that this crate needs no system library.
     pub fn from_errno(errno: i32) -> IoError {
@@ -57,7 +58,7 @@ impl IoError {
         }
     }
 
-    /// The Linux error number (positive) that says the same to a C caller.
+    /// The Linux error number (positive) for a C caller.
     pub fn to_errno(self) -> i32 {
         match self {
             IoError::OutOfRange | IoError::Misaligned | IoError::Invalid => 22, // EINVAL
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_errno_that_has_a_meaning_of_its_own_comes_back_as_it_went() {
+    fn an_error_with_an_errno_of_its_own_survives_the_way_through_errno() {
         for error in [
             IoError::Unsupported,
             IoError::NoSpace,

@@ -8,19 +8,19 @@ use std::pin::Pin;
 use std::ptr::NonNull;
 use std::task::{Context, Poll};
 
-/// What an [`IoFuture`] points at: a pooled `async` block, or an op slot inside the reactor.
+/// The target of an [`IoFuture`]: a pooled `async` block, or an op slot inside the reactor.
 pub trait Operation {
-    /// Asks whether the request has ended. Not called again after `Ready`.
+    /// Polls the request. Not called again after `Ready`.
     fn poll(&self, cx: &mut Context<'_>) -> Poll<IoResult>;
-    /// Gives the memory back to its owner. Called exactly once, when the future is dropped; an owner whose
-    /// device still works on the request must end the process.
+    /// Returns the memory to its owner. Called exactly once, when the future is dropped. If the
+    /// device still works on the request, the owner must end the process.
     ///
-    /// `memory` is the pointer that the [`IoFuture`] was made from. It may reach more than `self`, which reaches
-    /// the operation's own bytes only: an owner that uses the memory again does so through `memory`.
+    /// `memory` is the pointer that the [`IoFuture`] was made from. It may reach more bytes than
+    /// `self`, which reaches the operation's own. An owner reuses the memory through `memory` only.
     fn release(&self, memory: NonNull<u8>);
 }
 
-/// The end of one request, to be awaited on the core that submitted it.
+/// The result of one request, to be awaited on the core that submitted it.
 #[must_use = "a request that was submitted must be awaited"]
 pub struct IoFuture<'a> {
     op: NonNull<dyn Operation + 'a>,
@@ -28,8 +28,8 @@ pub struct IoFuture<'a> {
 }
 
 impl<'a> IoFuture<'a> {
-    /// Wraps a layer's `async` block, in memory from this core's free list. The block starts with the first
-    /// poll.
+    /// Wraps a layer's `async` block, in memory from this core's free list. The block starts with
+    /// the first poll.
     #[inline]
     pub fn new<F: Future<Output = IoResult> + 'a>(future: F) -> Self {
         let block = pool::take::<Pooled<F>>();
@@ -38,7 +38,7 @@ impl<'a> IoFuture<'a> {
         IoFuture { op: block as NonNull<dyn Operation + 'a>, borrows: PhantomData }
     }
 
-    /// A request that has ended already.
+    /// The future of a request that has completed.
     #[inline]
     pub fn ready(result: IoResult) -> Self {
         match result {
@@ -53,7 +53,7 @@ impl<'a> IoFuture<'a> {
     /// The future of an operation that lives elsewhere.
     ///
     /// # Safety
-    /// `op` stays valid, and is polled by nobody else, until its `release` has been called.
+    /// `op` stays valid until its `release` has been called, and only this future polls it.
     #[inline]
     pub unsafe fn from_operation(op: NonNull<dyn Operation + 'a>) -> Self {
         IoFuture { op, borrows: PhantomData }
@@ -93,18 +93,20 @@ struct Pooled<F>(UnsafeCell<F>);
 impl<F: Future<Output = IoResult>> Operation for Pooled<F> {
     #[inline]
     fn poll(&self, cx: &mut Context<'_>) -> Poll<IoResult> {
-        // SAFETY: only the one `IoFuture` that owns the block polls it, and it never moves before `release`.
+        // SAFETY: only the one `IoFuture` that owns the block polls it, and it never moves before
+        // `release`.
         unsafe { Pin::new_unchecked(&mut *self.0.get()) }.poll(cx)
     }
 
     #[inline]
     fn release(&self, memory: NonNull<u8>) {
-        // SAFETY: `memory` came from `pool::take::<Self>` and may reach the whole block; `self` is not used again.
+        // SAFETY: `memory` came from `pool::take::<Self>` and may reach the whole block; `self` is
+        // not used again.
         unsafe { pool::give(memory.cast::<Self>()) }
     }
 }
 
-/// Gives the calling thread's free blocks back to the allocator. A reactor calls it when it ends.
+/// Returns the calling thread's free blocks to the allocator. A reactor calls it when it ends.
 pub fn release_pool() {
     pool::release();
 }
@@ -150,8 +152,8 @@ mod pool {
     }
 
     /// # Safety
-    /// `block` is the pointer that `take::<T>()` returned, not one made from a reference to the `T`: the next user of
-    /// the block may be larger. It holds a live `T`, and is not used again.
+    /// `block` is the pointer that `take::<T>()` returned, not one made from a reference to the
+    /// `T`: the next user of the block may be larger. It holds a live `T`, and is not used again.
     #[inline]
     pub unsafe fn give<T>(block: NonNull<T>) {
         let class = const { class::<T>() };
@@ -178,7 +180,8 @@ mod pool {
             for (class, list) in lists.iter().enumerate() {
                 let mut head = list.replace(std::ptr::null_mut());
                 while let Some(block) = NonNull::new(head) {
-                    // SAFETY: blocks on the list are free, hold a valid `Free` and came from `grow(class)`.
+                    // SAFETY: blocks on the list are free, hold a valid `Free` and came from
+                    // `grow(class)`.
                     unsafe {
                         head = block.as_ref().next;
                         dealloc(block.as_ptr().cast(), layout(class));
@@ -199,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_future_holds_is_dropped_with_it_and_its_block_is_reused() {
+    fn a_dropped_future_drops_its_captures_and_frees_its_block() {
         let token = std::rc::Rc::new(());
         let first = IoFuture::new({
             let token = token.clone();
@@ -217,8 +220,9 @@ mod tests {
         assert!([second.op, third.op].iter().any(|op| op.as_ptr().cast::<u8>() == address));
     }
 
-    /// A normal run sees the results and the addresses. Miri also checks that each use of the block may reach
-    /// all bytes that it touches, though the use before was smaller than a link of the free list.
+    /// A normal run checks the results and the addresses. Miri also checks that each use of the
+    /// block may reach all bytes that it touches, although the previous use was smaller than a link
+    /// of the free list.
     #[test]
     fn a_block_that_held_a_small_future_serves_a_larger_one() {
         struct Small(u8);

@@ -5,13 +5,14 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Most futures that [`join_all`] takes: the list lives inside the future, not on the heap.
+/// Limit of futures in one [`join_all`]: the list lives inside the future, not on the heap.
 pub const MAX_JOINED: usize = 16;
 
-/// Waits for every future, however the others end; the error of the first in the list that failed wins.
+/// Waits for all futures, even after one has failed. Returns the error of the first failed future
+/// in the order of the list.
 ///
 /// # Panics
-/// With more than [`MAX_JOINED`] futures: a caller with more waits in groups.
+/// With more than [`MAX_JOINED`] futures: a caller with more joins them in groups.
 pub fn join_all<'a>(futures: impl Iterator<Item = IoFuture<'a>>) -> impl Future<Output = IoResult> + 'a {
     let mut children = [const { None }; MAX_JOINED];
     let mut count = 0;

@@ -1,33 +1,36 @@
-//! What a device promises and asks for.
+//! The limits of a device: capacity, block sizes, alignment, largest requests, and its properties.
 
 use crate::{Flags, IoError, IoResult, Op, Request};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a device promises and asks for. Exports hand these on to their clients.
+/// The limits and properties of a device. Exports report them to their clients.
 ///
-/// Sizes are bytes. A change at run time (a device that grew) is seen through [`crate::Device::limits`].
+/// Sizes are bytes. After a change at run time (a device that grew), [`crate::Device::limits`]
+/// returns the new ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Size of the device; a multiple of `block_size`.
     pub capacity: u64,
-    /// Logical block size: every offset and length is a multiple of it. A power of two, at least 512.
+    /// Logical block size: every offset and length is a multiple of it. A power of two, at least
+    /// 512.
     pub block_size: u32,
     /// Physical block size: writes below it cost a read-modify-write inside the device.
     pub physical_block_size: u32,
-    /// The I/O size that works best (a RAID stripe); 0 when there is none.
+    /// The fastest I/O size (a RAID stripe); 0 if unknown.
     pub optimal_io_size: u32,
-    /// Alignment of every memory segment's address and length. A power of two; 1 when it does not matter.
+    /// Alignment of every memory segment's address and length. A power of two; 1 if the device
+    /// takes any.
     pub memory_alignment: u32,
     /// Longest read or write.
     pub max_transfer: u32,
-    /// Most memory segments in one request.
+    /// Largest number of memory segments in one request.
     pub max_segments: u16,
-    /// Longest discard; 0 when the device has no discard.
+    /// Longest discard; 0 if the device does not support discard.
     pub max_discard: u64,
     /// Alignment that makes a discard effective.
     pub discard_alignment: u32,
-    /// Longest write-zeroes; 0 when the device has none.
+    /// Longest write-zeroes; 0 if the device does not support it.
     pub max_write_zeroes: u64,
     /// Whether writes are refused.
     pub read_only: bool,
@@ -40,7 +43,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Limits of a device of `capacity` bytes with nothing special: 512-byte blocks, no volatile cache.
+    /// Limits of a plain device of `capacity` bytes: 512-byte blocks, no volatile cache.
     pub fn new(capacity: u64) -> Limits {
         Limits {
             capacity,
@@ -60,8 +63,8 @@ impl Limits {
         }
     }
 
-    /// Checks a request against range, alignment, permission and size: what every leaf does before it touches
-    /// anything. Any offset and length may come in; nothing overflows.
+    /// Checks a request's range, alignment, permission and size. Every leaf calls it before it
+    /// starts a request. Accepts any offset and length without overflow.
     #[inline]
     pub fn check(&self, req: &Request<'_>, offset: u64) -> IoResult {
         self.check_within(self.capacity, req, offset)
@@ -91,7 +94,7 @@ impl Limits {
         }
     }
 
-    /// Flags that make sense for `op`; others are ignored by devices.
+    /// Flags that apply to `op`; devices ignore others.
     pub fn flags_of(op: Op) -> Flags {
         match op {
             Op::Write => Flags::FUA,
@@ -101,8 +104,8 @@ impl Limits {
     }
 }
 
-/// The limits of an open device, shared by its channels: everything is fixed but the capacity, which a
-/// control thread changes while requests run.
+/// The limits of an open device, shared by its channels. All are fixed except the capacity, which a
+/// control thread may change while requests run.
 #[derive(Debug)]
 pub struct SharedLimits {
     fixed: Limits,
@@ -110,36 +113,36 @@ pub struct SharedLimits {
 }
 
 impl SharedLimits {
-    /// Limits that start as `limits`.
+    /// Shares `limits`, whose capacity is the first one.
     pub fn new(limits: Limits) -> Arc<SharedLimits> {
         let capacity = AtomicU64::new(limits.capacity);
         Arc::new(SharedLimits { fixed: limits, capacity })
     }
 
-    /// The limits as they are now.
+    /// A copy of the limits with the present capacity.
     pub fn get(&self) -> Limits {
         Limits { capacity: self.capacity(), ..self.fixed.clone() }
     }
 
-    /// Everything but the capacity, which may be stale here.
+    /// The fixed limits; their capacity may be stale.
     #[inline]
     pub fn fixed(&self) -> &Limits {
         &self.fixed
     }
 
-    /// Bytes the device holds now.
+    /// The present capacity in bytes.
     #[inline]
     pub fn capacity(&self) -> u64 {
         // A request that races with a resize may be checked against either size.
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Changes the capacity, rounded down to a whole block; requests submitted from now on see it.
+    /// Sets the capacity, rounded down to a whole block, for requests submitted from now on.
     pub fn set_capacity(&self, capacity: u64) {
         self.capacity.store(capacity & !(u64::from(self.fixed.block_size) - 1), Ordering::Relaxed);
     }
 
-    /// [`Limits::check`] with the capacity of now.
+    /// [`Limits::check`] with the present capacity.
     #[inline]
     pub fn check(&self, req: &Request<'_>, offset: u64) -> IoResult {
         self.fixed.check_within(self.capacity(), req, offset)

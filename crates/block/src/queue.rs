@@ -1,38 +1,40 @@
-//! What a leaf driver writes.
+//! The interface of a leaf driver.
 
 use crate::{IoResult, Request};
 use std::os::fd::RawFd;
 
-/// A leaf's submission and completion rings. The reactor owns the op slots, the wakers and the waiting line,
-/// so a driver knows nothing about futures; the C API drives the same trait with `user_data` in place of a
-/// waker. One thread uses a queue at a time.
+/// A leaf's submission and completion rings. The reactor owns the op slots, the wakers and the
+/// line of waiting requests, so a driver does not deal with futures. The C API drives the same
+/// trait with `user_data` in place of a waker. One thread uses a queue at a time.
 pub trait Queue {
-    /// How many operations can be in flight. Fixed while the queue lives.
+    /// Largest number of operations in flight. Fixed while the queue lives.
     fn depth(&self) -> u32;
 
-    /// Puts one operation in the ring. `slot < depth()`, unused at the moment, comes back in its completion.
+    /// Puts one operation in the ring. `slot` is unused and less than `depth()`; the completion
+    /// carries it.
     ///
-    /// The request has passed [`crate::Limits::check`]. An `Err` ends the operation at once: its slot is free
-    /// again and no completion follows.
+    /// The request has passed [`crate::Limits::check`]. An `Err` ends the operation at once: its
+    /// slot is free again and no completion follows.
     ///
     /// # Safety
-    /// The request's [`crate::Data`] obeys the contract of [`crate::Data::new`] until the completion has been
-    /// reaped. The `Request` itself may go away when this returns.
+    /// The request's [`crate::Data`] obeys the contract of [`crate::Data::new`] until the
+    /// completion has been reaped. The `Request` itself may be dropped after the call.
     unsafe fn push(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult;
 
-    /// Rings the doorbell once for everything pushed since the last call.
+    /// Rings the doorbell once for all operations pushed since the last call.
     fn kick(&mut self);
 
-    /// Hands over finished operations, each once; never blocks. Returns how many there were.
+    /// Calls `done` once for each completed operation and returns their number; never blocks.
     fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize;
 
-    /// What becomes readable at a completion once [`Queue::arm`] was called; `None` for a queue that can only
-    /// be polled. The reactor never reads from it.
+    /// File descriptor that becomes readable at a completion after [`Queue::arm`]; `None` for a
+    /// queue that can only be polled. The reactor never reads from it.
     fn event_fd(&self) -> Option<RawFd>;
 
-    /// Asks for an event at the next completion. `false` means that some may be ready now: reap again.
+    /// Requests an event at the next completion. `false` means that some may be ready now: the
+    /// caller reaps again.
     fn arm(&mut self) -> bool;
 
-    /// Takes the wish of [`Queue::arm`] back: the queue is polled again, events may cease.
+    /// Cancels [`Queue::arm`]: the caller polls again, and events may cease.
     fn disarm(&mut self);
 }

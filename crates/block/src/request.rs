@@ -1,8 +1,8 @@
-//! What is asked of a device.
+//! A request to a device: operation, flags, length and memory.
 
 use crate::Data;
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Fills the request's memory from the device.
@@ -11,9 +11,11 @@ pub enum Op {
     Write,
     /// Makes the range read as zeroes. Carries no memory.
     WriteZeroes,
-    /// Tells the device that the range is not needed; what it then reads as is undefined. Carries no memory.
+    /// Tells the device that the range is not used; its content is undefined afterwards. Carries no
+    /// memory.
     Discard,
-    /// Makes every write that completed before this request was submitted durable. Offset and length are 0.
+    /// Makes all writes durable that completed before this request was submitted. Offset and length
+    /// are 0.
     Flush,
 }
 
@@ -21,7 +23,7 @@ impl Op {
     /// Every operation, for tests and tables.
     pub const ALL: [Op; 5] = [Op::Read, Op::Write, Op::WriteZeroes, Op::Discard, Op::Flush];
 
-    /// Whether the operation changes what the device holds.
+    /// Whether the operation changes the content of the device.
     pub const fn is_modifying(self) -> bool {
         matches!(self, Op::Write | Op::WriteZeroes | Op::Discard)
     }
@@ -43,18 +45,19 @@ impl Op {
     }
 }
 
-/// How an operation is to be done. A small set, empty by default.
+/// Modifiers of an operation: a small set, empty by default.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Flags(u8);
 
 impl Flags {
-    /// Nothing special.
+    /// No flag.
     pub const NONE: Flags = Flags(0);
     /// Force unit access: the write (or zeroing) is durable when it completes.
     pub const FUA: Flags = Flags(1);
-    /// Write zeroes must keep the range allocated: no deallocation, no hole.
+    /// Write-zeroes must keep the range allocated: no deallocation, no hole.
     pub const NO_UNMAP: Flags = Flags(2);
-    /// Write zeroes must fail with [`crate::IoError::Unsupported`] rather than write buffers of zeroes.
+    /// Write-zeroes must fail with [`crate::IoError::Unsupported`] instead of writing buffers of
+    /// zeroes.
     pub const NO_FALLBACK: Flags = Flags(4);
 
     /// Whether every flag of `other` is set here.
@@ -87,17 +90,19 @@ impl std::fmt::Debug for Flags {
     }
 }
 
-/// What to do, and with which memory. Immutable: layers pass it on, share it or take parts of it. The offset
-/// goes beside it, so that a pure remap can hand the same request to its child.
+/// An operation and its memory. Immutable: layers forward it, share it or take parts of it. The
+/// offset is a separate argument, so a layer that only remaps submits the same request to its
+/// child.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// The operation.
     pub op: Op,
-    /// How to do it.
+    /// Modifiers; see [`crate::Limits::flags_of`].
     pub flags: Flags,
-    /// Bytes of the device that are concerned. For reads and writes it equals `data.len()`; 0 for a flush.
+    /// Length of the range on the device in bytes. Equals `data.len()` for reads and writes; 0 for
+    /// a flush.
     pub len: u64,
-    /// The caller's memory; [`Data::none`] for operations without.
+    /// The caller's memory; [`Data::none`] for operations without data.
     pub data: Data<'a>,
 }
 
@@ -130,7 +135,7 @@ impl<'a> Request<'a> {
     /// The part of this request that starts `from` bytes into it and is `len` bytes long.
     ///
     /// # Panics
-    /// When the part does not lie inside the request.
+    /// If the part does not lie inside the request.
     pub fn part(&self, from: u64, len: u64) -> Self {
         assert!(
             from.checked_add(len).is_some_and(|end| end <= self.len),
@@ -141,7 +146,7 @@ impl<'a> Request<'a> {
         Request { len, data, ..*self }
     }
 
-    /// The same request with another operation, e.g. to write back what was just read.
+    /// The same request with another operation, e.g. to write back the data of a read.
     pub fn with_op(&self, op: Op) -> Self {
         Request { op, ..*self }
     }

@@ -1,30 +1,65 @@
-//! `freestone discover`: what a discovery service knows of.
+//! `freestone discover`: lists what a discovery service knows of.
 
-use crate::args::CommonArgs;
 use crate::error::Error;
 use crate::output::Output;
+use crate::parse::CommonArgs;
 use drivers::nvme_tcp::{self, Cancel, DiscoveryEntry};
-use graph::kinds::discovery;
+use drivers::rbd::{self, ClusterOptions, FoundImage, FoundPool};
 use serde_json::{Value, json};
+use stack::kinds::discovery::{self, Service};
 
 /// The arguments of `freestone discover`.
 #[derive(clap::Args, Debug)]
 pub struct DiscoverArgs {
-    /// The discovery service, such as nvme-tcp:address=10.0.0.1:4420
+    /// The discovery service, such as nvme-tcp:address=10.0.0.1:4420 or rbd:user=vms
     #[arg(value_name = "KIND:KEY=VALUE,…")]
     service: String,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }
 
-/// Prints a line for each path to a subsystem.
+/// Prints a line for each path to a subsystem, or for each pool and image.
 ///
 /// # Errors
 /// When the service does not answer, or its answer is invalid.
 pub fn run(args: &DiscoverArgs) -> Result<(), Error> {
     let output = Output::new(args.common.json);
-    let options = discovery::parse(&args.service).map_err(|error| Error::Usage(error.to_string()))?;
-    let entries = nvme_tcp::discover(&options, &Cancel::never())
+    match discovery::parse(&args.service).map_err(|error| Error::Usage(error.to_string()))? {
+        Service::NvmeTcp(options) => list_subsystems(&options, &output),
+        Service::Rbd(options) => list_images(&options, &output),
+    }
+}
+
+fn list_images(options: &ClusterOptions, output: &Output) -> Result<(), Error> {
+    let pools = rbd::list(options).map_err(|error| Error::Runtime(error.to_string()))?;
+    for FoundPool { name, images } in &pools {
+        let error = images.as_ref().err();
+        let failed = error.map(|error| format!(": {error}")).unwrap_or_default();
+        output.event(
+            "pool",
+            format!("pool   {}{failed}", name.escape_debug()),
+            json!({ "pool": name, "error": error }),
+        );
+        for image in images.iter().flatten() {
+            output.event("image", format!("image  {}", spec(name, image)), image_fields(name, image));
+        }
+    }
+    Ok(())
+}
+
+/// The image as `--device` takes it, without the options of the cluster. Escaped, since a cluster
+/// could send control characters for the terminal.
+fn spec(pool: &str, FoundImage { namespace, name }: &FoundImage) -> String {
+    let namespace = if namespace.is_empty() { String::new() } else { format!(",namespace={namespace}") };
+    format!("rbd:pool={pool}{namespace},image={name}").escape_debug().to_string()
+}
+
+fn image_fields(pool: &str, FoundImage { namespace, name }: &FoundImage) -> Value {
+    json!({ "pool": pool, "namespace": namespace, "image": name })
+}
+
+fn list_subsystems(options: &nvme_tcp::Options, output: &Output) -> Result<(), Error> {
+    let entries = nvme_tcp::discover(options, &Cancel::never())
         .map_err(|error| Error::Runtime(format!("{}: {error}", options.address)))?;
     let widest = entries.iter().map(|entry| address(entry).len()).max().unwrap_or(0);
     for entry in &entries {
@@ -87,6 +122,15 @@ fn fields(entry: &DiscoveryEntry) -> Value {
 mod tests {
     use super::*;
     use nvme_tcp::Nqn;
+
+    #[test]
+    fn an_image_is_printed_as_a_device() {
+        let mut image = FoundImage { namespace: String::new(), name: "vm1".into() };
+        assert_eq!(spec("rbd", &image), "rbd:pool=rbd,image=vm1");
+        image.namespace = "t\x1b".into();
+        assert_eq!(spec("rbd", &image), "rbd:pool=rbd,namespace=t\\u{1b},image=vm1");
+        assert_eq!(image_fields("rbd", &image)["image"], "vm1");
+    }
 
     #[test]
     fn a_line_names_what_it_is_where_it_is_and_what_it_is_called() {

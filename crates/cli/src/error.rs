@@ -1,7 +1,7 @@
 //! Why the program ends with another exit code than 0.
 
 use block::DeviceError;
-use graph::spec::SpecError;
+use stack::spec::SpecError;
 use std::process::ExitCode;
 
 /// Exit code of a run that failed: something could not be opened, served, written or verified.
@@ -34,7 +34,7 @@ pub enum Error {
     Sandbox(#[from] sandbox::Error),
     /// An array, or its control socket.
     #[error(transparent)]
-    Serving(#[from] serving::Error),
+    Serving(#[from] hosting::Error),
     /// A core has ended before its time.
     #[error(transparent)]
     Core(#[from] reactor::CoreStopped),

@@ -1,14 +1,14 @@
 //! `freestone info`: what a device is and can do.
 
-use crate::args::CommonArgs;
 use crate::error::Error;
 use crate::output::Output;
-use crate::stack::StackArgs;
+use crate::parse::CommonArgs;
+use crate::stack_args::StackArgs;
+use base::Size;
 use block::Limits;
 use clap::ArgMatches;
-use graph::Stack;
 use serde_json::{Value, json};
-use serving::text::human_bytes;
+use stack::Stack;
 
 /// The arguments of `freestone info`.
 #[derive(clap::Args, Debug)]
@@ -56,18 +56,18 @@ pub fn json_of(stack: &Stack, limits: &Limits) -> Value {
 }
 
 fn human(stack: &Stack, limits: &Limits) -> String {
-    let size = |bytes: u64| if bytes == 0 { "none".into() } else { human_bytes(bytes) };
+    let size = |bytes: u64| if bytes == 0 { "none".into() } else { Size(bytes).to_string() };
     let yes = |fact: bool| if fact { "yes" } else { "no" };
     let rows = [
-        ("capacity", format!("{} ({} bytes)", human_bytes(limits.capacity), limits.capacity)),
-        ("block size", human_bytes(limits.block_size.into())),
-        ("physical block size", human_bytes(limits.physical_block_size.into())),
+        ("capacity", format!("{} ({} bytes)", Size(limits.capacity), limits.capacity)),
+        ("block size", Size(limits.block_size.into()).to_string()),
+        ("physical block size", Size(limits.physical_block_size.into()).to_string()),
         ("optimal I/O size", size(limits.optimal_io_size.into())),
-        ("memory alignment", human_bytes(limits.memory_alignment.into())),
-        ("longest transfer", human_bytes(limits.max_transfer.into())),
+        ("memory alignment", Size(limits.memory_alignment.into()).to_string()),
+        ("longest transfer", Size(limits.max_transfer.into()).to_string()),
         ("most segments", limits.max_segments.to_string()),
         ("longest discard", size(limits.max_discard)),
-        ("discard alignment", human_bytes(limits.discard_alignment.into())),
+        ("discard alignment", Size(limits.discard_alignment.into()).to_string()),
         ("longest write zeroes", size(limits.max_write_zeroes)),
         ("read-only", yes(limits.read_only).into()),
         ("volatile cache", yes(limits.volatile_cache).into()),

@@ -1,8 +1,8 @@
 //! `freestone`: serves block devices, measures them, says what they can do.
 //!
 //! ```text
-//!   args ─► daemon ─► freestoned (volume, export, device, group, job, core, event, status, top)
-//!   args ─► graph (kind:key=value ─► devices under layers), export ─► serve | bench | info | discover | array | ublk
+//!   cli ─► daemon ─► freestoned (volume, export, device, group, job, core, event, status, top)
+//!   cli ─► graph (kind:key=value ─► devices under layers), export ─► serve | bench | info | discover | array | ublk
 //! ```
 //!
 //! Needs no daemon, no state, no root and no hugepages. Results go to standard output ([`output`]),
@@ -11,30 +11,32 @@
 
 #![forbid(unsafe_code)]
 
-mod args;
 mod array;
 mod bench;
+mod cli;
 mod daemon;
 mod discover;
 mod error;
 mod info;
 mod logging;
 mod output;
+mod parse;
 mod pool;
 mod serve;
-mod stack;
+mod stack_args;
 mod stats;
 mod ublk;
 
-use args::{Cli, Command, CommonArgs};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, FromArgMatches};
+use cli::{Cli, Command};
 use daemon::DaemonArgs;
 use error::{EXIT_USAGE, Error};
+use parse::CommonArgs;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let (cli, matches) = match parse() {
+    let (cli, matches) = match parse_args() {
         Ok(parsed) => parsed,
         Err(error) if !error.use_stderr() => {
             let _ = error.print(); // help or version
@@ -44,7 +46,7 @@ fn main() -> ExitCode {
             match error.kind() {
                 // Nothing at all was asked for: the help is the answer.
                 ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => eprint!("{}", error.render()),
-                _ => eprintln!("freestone: {}", args::one_line(&error)),
+                _ => eprintln!("freestone: {}", cli::one_line(&error)),
             }
             return ExitCode::from(EXIT_USAGE);
         }
@@ -58,8 +60,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn parse() -> Result<(Cli, ArgMatches), clap::Error> {
-    let matches = args::command().try_get_matches()?;
+fn parse_args() -> Result<(Cli, ArgMatches), clap::Error> {
+    let matches = cli::command().try_get_matches()?;
     let cli = Cli::from_arg_matches(&matches)?;
     Ok((cli, matches))
 }
@@ -109,10 +111,10 @@ fn run(mut cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
         Command::Support(args) => ask(&args.daemon, &|| args.run()),
         Command::Top(args) => ask(&args.daemon, &|| args.run()),
         Command::Completion(args) => {
-            daemon::complete(&args);
+            daemon::complete(&args, cli::command());
             Ok(())
         }
-        Command::Man(args) => daemon::write_pages(&args),
+        Command::Man(args) => daemon::write_pages(&args, cli::command()),
         Command::Ublk(args) => {
             start_logs(&args.common, if args.command.is_serving() { "info" } else { "warn" })?;
             ublk::run(args, matches)

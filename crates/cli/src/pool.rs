@@ -5,11 +5,11 @@
 //!   freestone pool check --device SPEC    ─► the device, which no daemon has open
 //! ```
 
-use crate::args::CommonArgs;
 use crate::daemon::pool as online;
 use crate::error::Error;
 use crate::output::Output;
-use crate::stack::{self, StackArgs};
+use crate::parse::CommonArgs;
+use crate::stack_args::{self, StackArgs};
 use block::Device;
 use clap::ArgMatches;
 use reactor::{CoreConfig, CoreRef, Cores};
@@ -102,12 +102,12 @@ fn with_device(
     work: impl FnOnce(&Arc<dyn Device>, &CoreRef) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let plan = StackArgs::new(place.device.clone(), place.layer.clone()).plan(matches)?;
-    let stacks = [stack::only(&plan)?.open()?];
+    let stacks = [stack_args::only(&plan)?.open()?];
     let cores = Cores::start(&[CoreConfig::default()]).map_err(|error| Error::Runtime(error.to_string()))?;
     let core = cores.get(0);
-    let kept = serving::arrays::keep(&stacks, &core)?;
+    let kept = hosting::arrays::keep(&stacks, &core)?;
     let done = work(&stacks[0].device, &core);
-    let stopped = serving::arrays::stop(&kept, &core);
+    let stopped = hosting::arrays::stop(&kept, &core);
     done?;
     Ok(stopped?)
 }

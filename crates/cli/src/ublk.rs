@@ -3,15 +3,15 @@
 //! `list`, `features` and `del` ask the kernel and end. `add` and `recover` are `freestone serve`
 //! with one export: they serve until a signal ends them.
 
-use crate::args::CommonArgs;
 use crate::error::Error;
 use crate::output::Output;
+use crate::parse::CommonArgs;
 use crate::serve::{self, ServeArgs, ServeOptions};
-use crate::stack::StackArgs;
+use crate::stack_args::StackArgs;
+use base::Size;
 use clap::ArgMatches;
 use exports::ublk::{Control, DeviceInfo};
 use serde_json::json;
-use serving::text::human_bytes;
 use std::path::Path;
 
 /// The arguments of `freestone ublk`.
@@ -173,12 +173,12 @@ fn line(device: &DeviceInfo) -> String {
         "/dev/ublkb{}: {}{server}, {} ({} bytes), {}-byte blocks{mode}, {} × {} requests of up to {}, recovery {}{owner}{maker}",
         device.id(),
         device.state(),
-        human_bytes(device.capacity()),
+        Size(device.capacity()),
         device.capacity(),
         device.block_size(),
         device.queues(),
         device.queue_size(),
-        human_bytes(device.max_io().into()),
+        Size(device.max_io().into()),
         device.recovery(),
     )
 }

@@ -1,10 +1,8 @@
 //! Which process `freestone array` asks when several run, and where `--socket` may stand. Daemons
 //! are played by the test.
 
-mod common;
-
-use common::played::Played;
-use common::{Server, failure, failure_in, freestone, path_value, run_json_in};
+use crate::common::played::Played;
+use crate::common::{Server, failure, failure_in, freestone, path_value, run_json_in};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Output;
@@ -40,8 +38,9 @@ fn states(runtime: &Path) -> Vec<(String, String)> {
 
 fn array() -> Value {
     json!({
-        "name": "data", "uuid": UUID, "state": "optimal", "level": "1", "consistency": "bitmap", "groups": 1, "data": 1,
-        "parity": 1, "strip_bytes": 65536, "block_size": 512, "capacity": 8 << 20, "free": null,
+        "name": "data", "uuid": UUID, "state": "optimal", "is_running": true, "is_clean": true, "generation": 3,
+        "level": "1", "reshape": null, "consistency": "bitmap", "groups": 1, "data": 1,
+        "parity": 1, "strip_bytes": 65536, "block_bytes": 512, "capacity_bytes": 8 << 20, "free_bytes": null,
         "members": [
             { "slot": 0, "uuid": null, "device": "/dev/x", "state": "live", "reason": null, "read_errors": 0 },
             { "slot": 1, "uuid": null, "device": "/dev/y", "state": "live", "reason": null, "read_errors": 0 },
@@ -97,7 +96,7 @@ fn a_daemon_that_is_named_is_the_only_process_that_array_commands_ask() {
     let dir = tempfile::tempdir().unwrap();
     let _server = serve_mirror(dir.path(), &dir.path().join("a"));
     let before = states(dir.path());
-    let done = json!({ "text": "slot 1 is out", "array": array() });
+    let done = json!({ "text": "slot 1 failed", "array": array() });
     let answers = || vec![(200, array()), (200, system()), (200, done.clone())];
     // Before the noun, behind it, behind the verb, and by the environment.
     for (head, middle, tail, env) in [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)] {
@@ -114,7 +113,7 @@ fn a_daemon_that_is_named_is_the_only_process_that_array_commands_ask() {
         }
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", text(&output.stderr));
-        assert_eq!(text(&output.stdout), "array data (running, process 77): slot 1 is out\n");
+        assert_eq!(text(&output.stdout), "array data (running, process 77): slot 1 failed\n");
         let requests = daemon.requests();
         assert_eq!(requests[0].0, "GET /v1/arrays/data HTTP/1.1");
         assert_eq!(requests[2].0, format!("POST /v1/arrays/{UUID}/actions HTTP/1.1"));
@@ -128,8 +127,7 @@ fn a_daemon_that_is_named_is_the_only_process_that_array_commands_ask() {
     let shown = text(&output.stdout);
     assert!(shown.starts_with(&format!("array data ({UUID}): optimal, running\n")), "{shown}");
     assert!(shown.contains("\n  slot 1        live        /dev/y"), "{shown}");
-    let problem =
-        json!({ "type": "not-found", "title": "x", "status": 404, "detail": "there is no array \"data\"" });
+    let problem = json!({ "type": "not-found", "title": "x", "status": 404, "detail": "no array \"data\"" });
     for verb in [&["fail", "data", "1"][..], &["show", "data"], &["scrub", "data"]] {
         let daemon = Played::new(vec![(404, problem.clone())]);
         let socket = daemon.socket();

@@ -1,9 +1,7 @@
 //! The life of an array's members through `freestone array`: spares, removal, commands while no
 //! server runs it, and a control socket of its own.
 
-mod common;
-
-use common::{Server, failure_in, path_value, run_json, run_json_in, write};
+use crate::common::{Server, failure_in, path_value, run_json, run_json_in, write};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -181,17 +179,17 @@ fn only_members_that_are_out_and_spares_can_be_removed_while_the_array_runs() {
     let (server, socket) = bench.serve_found("data");
     write(&socket);
     let said = bench.failure(&["array", "remove", "data", &members[2]]);
-    assert!(said.contains("slot 2: it is live") && said.contains("fail it first"), "{said}");
+    assert!(said.contains("slot 2: the member is live") && said.contains("fail it first"), "{said}");
     bench.json(&["array", "fail", "--json", "data", &members[2]]);
     // A list with one that cannot be removed removes nothing.
     let said = bench.failure(&["array", "remove", "data", "2", "0"]);
-    assert!(said.contains("slot 0: it is live"), "{said}");
-    assert_eq!(bench.show("data")["members"][2]["reason"], "somebody failed it");
+    assert!(said.contains("slot 0: the member is live"), "{said}");
+    assert_eq!(bench.show("data")["members"][2]["reason"], "an operator marked it as failed");
     let removed = bench.json(&["array", "remove", "--json", "data", &members[2]]).remove(0);
     assert_eq!((&removed["event"], &removed["running"]), (&"removed".into(), &true.into()));
-    assert_eq!(bench.show("data")["members"][2]["reason"], "somebody removed it");
+    assert_eq!(bench.show("data")["members"][2]["reason"], "an operator removed it");
     let said = bench.failure(&["array", "remove", "data", "2"]);
-    assert!(said.contains("slot 2: it is empty already"), "{said}");
+    assert!(said.contains("slot 2: no member to remove"), "{said}");
     // As with mdadm, it can be re-added and gets only the changes.
     let returned = bench.json(&["array", "re-add", "--json", "data", &members[2]]).remove(0);
     assert!(returned["text"].as_str().unwrap().contains("gets what has changed"), "{returned}");
@@ -223,12 +221,12 @@ fn members_of_an_array_that_does_not_run_are_failed_removed_added_and_come_back(
     let offline = |words: &[&str]| bench.json(&[&["array"], words, &["--json", "--scan", &place]].concat());
     let refused = |words: &[&str]| bench.failure(&[&["array"], words, &["--scan", &place]].concat());
     assert!(bench.failure(&["array", "remove", "data", "1"]).contains("its members are needed"));
-    assert!(refused(&["remove", "data", "1"]).contains("slot 1: it is live: only members that are out"));
+    assert!(refused(&["remove", "data", "1"]).contains("slot 1: the member is live: only failed members"));
     offline(&["fail", "data", &members[1]]);
     let removed = offline(&["remove", "data", &members[1]]);
     let removed = removed.last().unwrap();
     assert_eq!((&removed["slots"][0], &removed["running"]), (&1.into(), &false.into()), "{removed}");
-    assert_eq!(bench.offline("data")["members"][1]["reason"], "somebody removed it");
+    assert_eq!(bench.offline("data")["members"][1]["reason"], "an operator removed it");
     // Back, without a server.
     let returned = offline(&["re-add", "data", &members[1]]);
     assert_eq!(returned.last().unwrap()["event"], "re-added");
@@ -267,7 +265,7 @@ fn a_member_of_an_array_that_does_not_run_is_replaced_by_a_copy() {
     // The old one belongs to no array any more.
     let checked = bench.json(&["array", "check", "--json", &members[0], &members[1], &members[2]]);
     assert!(
-        checked[0]["warning"].as_str().unwrap().contains("slot 0 belongs to another member"),
+        checked[0]["warning"].as_str().unwrap().contains("slot 0 now belongs to another member"),
         "{checked:?}"
     );
     assert_eq!(checked.last().unwrap()["members_missing"], 1);
@@ -298,7 +296,7 @@ fn an_array_that_is_served_read_only_leaves_every_byte_of_its_members_alone() {
             let (server, socket) = bench.serve(&["--device", device]);
             read(&socket);
             let said = bench.failure(&["array", "fail", "data", "0"]);
-            assert!(said.contains("it is served read-only"), "{said}");
+            assert!(said.contains("the array is served read-only"), "{said}");
             assert_eq!(server.stop().0, 0);
             assert!(before == bytes(), "level {level}: members have changed");
         }
@@ -320,7 +318,7 @@ fn an_array_that_is_served_read_only_leaves_every_byte_of_its_members_alone() {
         let before = bytes();
         let export = format!("vhost-user-blk:{}", path_value("socket", &bench.path("s")));
         let said = bench.failure(&["serve", "--log", "off", "--device", &found, "--export", &export]);
-        assert!(said.contains("it cannot be served read-only: it was not stopped in good order"), "{said}");
+        assert!(said.contains("read-only start refused: the array was not stopped cleanly"), "{said}");
         assert!(before == bytes(), "level {level}: members have changed");
         members.iter().for_each(|member| drop(std::fs::remove_file(member)));
     }
@@ -340,12 +338,12 @@ fn one_control_socket_reaches_all_arrays_of_a_server_and_is_the_only_way_to_them
     let names: Vec<Value> = array(&["show"]).into_iter().map(|shown| shown["name"].clone()).collect();
     assert_eq!(names, ["one", "two"]);
     assert_eq!(array(&["show", "two"])[0]["level"], "1");
-    assert!(array(&["fail", "two", "1"])[0]["text"].as_str().unwrap().contains("slot 1 is out"));
+    assert!(array(&["fail", "two", "1"])[0]["text"].as_str().unwrap().contains("slot 1 failed"));
     assert_eq!(array(&["show", "two"])[0]["state"], "degraded");
     array(&["add", "two", &bench.file("fresh")]);
     array(&["scrub", "one"]);
     let said = bench.failure(&["array", "--control", &control, "fail", "three", "0"]);
-    assert!(said.contains("array three: it is not served here; there are one, two"), "{said}");
+    assert!(said.contains("array three: not served here; there are one, two"), "{said}");
     assert!(bench.failure(&["array", "show", "two"]).contains("it does not run"));
     let said = bench.failure(&["array", "--control", "/nowhere/s", "show"]);
     assert!(said.contains("control socket /nowhere/s"), "{said}");

@@ -1,9 +1,7 @@
 //! Lines to attach an export with, from a daemon that is played by the test.
 
-mod common;
-
-use common::freestone;
-use common::played::Played;
+use crate::common::freestone;
+use crate::common::played::Played;
 use serde_json::json;
 use std::process::Command;
 

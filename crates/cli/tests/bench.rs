@@ -1,8 +1,6 @@
 //! `freestone bench` on devices of this process.
 
-mod common;
-
-use common::{failure, path_value, run_json};
+use crate::common::{failure, path_value, run_json};
 
 const QUICK: [&str; 4] = ["--time", "0.2", "--ramp", "0.05"];
 

@@ -1,9 +1,7 @@
 //! The label of new volumes and exports, asked of a daemon that is played by the test.
 
-mod common;
-
-use common::freestone;
-use common::played::Played;
+use crate::common::freestone;
+use crate::common::played::Played;
 use serde_json::{Value, json};
 
 /// The body of the request that a command makes, which the daemon refuses.
@@ -18,7 +16,7 @@ fn asked(arguments: &[&str]) -> Value {
 
 #[test]
 fn create_sends_the_label_of_a_volume() {
-    let create = ["volume", "create", "vm1", "--on", "data", "--size", "1G"];
+    let create = ["volume", "create", "vm1", "--backing", "data", "--size", "1G"];
     assert_eq!(asked(&[&create[..], &["--label", "tenant-a"]].concat())["label"], "tenant-a");
     assert_eq!(asked(&create).get("label"), None);
 }

@@ -1,8 +1,6 @@
 //! The host and the target of NVMe/TCP, each in a process of its own.
 
-mod common;
-
-use common::{Server, freestone};
+use crate::common::{Server, freestone};
 use std::net::TcpListener;
 use std::process::Stdio;
 use std::time::Duration;
@@ -91,20 +89,20 @@ fn a_target_is_asked_what_there_is() {
     let (server, _) = Server::start(&["--device", "mem:size=4M", "--export", &export]);
     let ask = |host: &str| {
         let service = format!("nvme-tcp:address={address},hostnqn=nqn.2014-08.org.example:{host},ddgst=on");
-        let entries = common::run_json(&["discover", "--json", &service]);
+        let entries = crate::common::run_json(&["discover", "--json", &service]);
         entries.iter().map(|entry| entry["nqn"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     let discovery = "nqn.2014-08.org.nvmexpress.discovery";
     assert_eq!(ask("host"), [discovery, NQN]);
     assert_eq!(ask("stranger"), [discovery]);
     let service = format!("nvme-tcp:address={address},hostnqn=nqn.2014-08.org.example:host");
-    let said = String::from_utf8(common::run(&["discover", &service]).stdout).unwrap();
+    let said = String::from_utf8(crate::common::run(&["discover", &service]).stdout).unwrap();
     let lines: Vec<Vec<&str>> = said.lines().map(|line| line.split_whitespace().collect()).collect();
     let address = address.to_string();
     assert_eq!(lines, [["discovery", "tcp", &address, discovery], ["nvm", "tcp", &address, NQN]]);
     assert_eq!(server.stop().0, 0);
-    let (said, code) = common::failure(&["discover", &service]);
+    let (said, code) = crate::common::failure(&["discover", &service]);
     assert!(code == 1 && said.contains(&format!("{address}: ")) && said.contains("refused"), "{said}");
-    let (said, code) = common::failure(&["discover", "nvme-tcp:nqn=x"]);
+    let (said, code) = crate::common::failure(&["discover", "nvme-tcp:nqn=x"]);
     assert!(code == 2 && said.contains("discovery service nvme-tcp:nqn=x"), "{said}");
 }

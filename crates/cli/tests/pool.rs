@@ -89,5 +89,5 @@ fn a_device_without_a_pool_is_named() {
     let none = freestone(&["check"], &image);
     assert_eq!(none.status.code(), Some(1));
     let said = text(&none.stderr);
-    assert!(said.contains("no pool is there") && said.contains("disk"), "{said}");
+    assert!(said.contains("no pool found") && said.contains("disk"), "{said}");
 }

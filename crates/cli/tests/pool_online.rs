@@ -1,8 +1,6 @@
 //! `freestone pool` against a daemon, which is played by the test.
 
-mod common;
-
-use common::played::Played;
+use crate::common::played::Played;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -28,21 +26,21 @@ fn text(bytes: &[u8]) -> String {
 /// A pool of which the first copy is damaged, or none.
 fn pool(is_damaged: bool) -> Value {
     let whole = json!({
-        "offset": 3145728, "sequence": 3, "volumes": ["v1"], "is_damaged": false,
+        "offset_bytes": 3145728, "sequence": 3, "volumes": ["v1"], "is_damaged": false,
         "state": "at 3145728: sequence 3, 1 volumes",
     });
     let first = match is_damaged {
         false => json!({
-            "offset": 65536, "sequence": 2, "volumes": [], "is_damaged": false,
+            "offset_bytes": 65536, "sequence": 2, "volumes": [], "is_damaged": false,
             "state": "at 65536: sequence 2, 0 volumes",
         }),
         true => json!({
-            "offset": 65536, "sequence": null, "volumes": null, "is_damaged": true,
+            "offset_bytes": 65536, "sequence": null, "volumes": null, "is_damaged": true,
             "state": "at 65536: the checksum does not match",
         }),
     };
     json!({
-        "on": "data", "uuid": "u", "sequence": 3, "volumes": ["v1"], "copies": [first, whole],
+        "backing": "data", "uuid": "u", "sequence": 3, "volumes": ["v1"], "copies": [first, whole],
         "damaged": u8::from(is_damaged), "rewritten": 0,
     })
 }
@@ -67,7 +65,7 @@ fn a_check_shows_each_copy_and_fails_when_one_is_damaged() {
 
 #[test]
 fn a_repair_says_how_many_copies_were_rewritten() {
-    let done = json!({ "offsets": [65536], "pool": pool(false) });
+    let done = json!({ "offsets_bytes": [65536], "pool": pool(false) });
     let (request, body, output) = ask(&["repair", "data"], 200, &done);
     assert_eq!((&*request, &*body), ("POST /v1/pools/data/actions HTTP/1.1", "{\"action\":\"repair\"}"));
     assert_eq!(text(&output.stdout), "data: 1 copies of the table rewritten\n");

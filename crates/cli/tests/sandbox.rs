@@ -1,8 +1,6 @@
 //! The privileges that `freestone serve` drops before it serves, and service without them.
 
-mod common;
-
-use common::{Server, failure_in, path_value, run_json_in, write};
+use crate::common::{Server, failure_in, path_value, run_json_in, write};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
@@ -81,7 +79,7 @@ fn nothing_is_given_up_where_nothing_is_asked_for() {
 }
 
 #[test]
-fn what_is_required_and_there_is_in_force() {
+fn each_supported_restriction_is_in_force() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");
     let (server, ready) = Server::start(&["--device", "null", "--export", &export(&socket)]);

@@ -1,8 +1,6 @@
 //! `freestone serve` and its clients, as processes.
 
-mod common;
-
-use common::{Server, failure, freestone, kill, path_value, run, run_json};
+use crate::common::{Server, failure, freestone, kill, path_value, run, run_json};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
@@ -15,7 +13,7 @@ fn client(socket: &std::path::Path, more: &str) -> String {
 }
 
 #[test]
-fn what_is_written_through_the_socket_is_read_back_and_the_server_ends_cleanly() {
+fn a_client_reads_what_it_wrote_and_the_server_ends_cleanly() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("disk, one.sock");
     let export = export(&socket, ",queues=2,serial=S");
@@ -178,7 +176,10 @@ fn a_socket_that_is_in_use_is_named() {
     let (said, code) = failure(&["serve", "--log", "off", "--device", "null", "--export", &export]);
     let expected =
         format!("freestone: export vhost-user-blk:{0}: cannot take over socket {0}: ", socket.display());
-    assert!(said.starts_with(&expected) && said.contains("another process listens there"), "{said}");
+    assert!(
+        said.starts_with(&expected) && said.contains("the socket is in use by another process"),
+        "{said}"
+    );
     assert_eq!(code, 1);
     assert_eq!(server.stop().0, 0);
 }

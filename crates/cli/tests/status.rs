@@ -1,9 +1,7 @@
 //! `freestone status` against a daemon, which is played by the test.
 
-mod common;
-
-use common::freestone;
-use common::played::Played;
+use crate::common::freestone;
+use crate::common::played::Played;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Output;

@@ -1,16 +1,14 @@
 //! Errors for invalid command lines and for missing devices.
 
-mod common;
-
-use common::{failure, run, run_json};
+use crate::common::{failure, run, run_json};
 
 #[test]
-fn a_command_line_that_makes_no_sense_is_answered_in_one_line_and_exit_code_2() {
+fn an_invalid_command_line_is_answered_in_one_line_and_exit_code_2() {
     let export = ["--export", "vhost-user-blk:socket=/tmp/never"];
     let cases: &[(&[&str], &str)] = &[
         (
             &["serve", "--device", "disk:path=x", export[0], export[1]],
-            "--device disk:path=x: no such device: \"disk\"; there are io_uring, mem, nbd, null, nvme-tcp, nvme_uring, virtio-blk-vhost-user, virtio-blk-vhost-vdpa, virtio-blk-vfio-pci, raid",
+            "--device disk:path=x: no such device: \"disk\"; there are io_uring, mem, nbd, null, nvme-tcp, nvme_uring, rbd, virtio-blk-vhost-user, virtio-blk-vhost-vdpa, virtio-blk-vfio-pci, virtio-blk-uring, raid",
         ),
         (
             &["info", "--device", "mem:sise=1G"],
@@ -53,7 +51,7 @@ fn a_command_line_that_makes_no_sense_is_answered_in_one_line_and_exit_code_2() 
         ),
         (
             &["serve", "--device", "null", "--export", "nbd:name=x"],
-            "--export nbd:name=x: needs socket=PATH or listen=ADDR:PORT",
+            "--export nbd:name=x: socket=PATH or listen=ADDR:PORT is required",
         ),
         (
             &["serve", "--device", "null"],

@@ -22,7 +22,6 @@ mod growth;
 mod model;
 mod operations;
 mod refusals;
-mod rng;
 
 pub use buffers::{BufferSource, Layout, PoolBuffers, RequestBuffer, Transfer};
 

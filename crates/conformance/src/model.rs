@@ -1,8 +1,8 @@
 //! Random operations, several at once, against a copy of the data in memory.
 
 use crate::client::{Client, fill};
-use crate::rng::Rng;
 use crate::{Layout, Subject, check};
+use base::Rng;
 use block::{Flags, IoError, Op};
 use reactor::CoreRef;
 
@@ -108,7 +108,7 @@ impl Area {
     async fn write(&mut self, step: usize, from: u64, len: u64) {
         let layout = self.layout(len as usize);
         let flags = if self.rng.one_in(4) { Flags::FUA } else { Flags::NONE };
-        let salt = self.rng.next();
+        let salt = self.rng.draw();
         let range = from as usize..(from + len) as usize;
         fill(&mut self.model[range.clone()], salt);
         let at = self.where_it_is(step, from, len);

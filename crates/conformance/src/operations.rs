@@ -1,8 +1,8 @@
 //! The effect of each operation alone.
 
 use crate::client::{Client, pattern};
-use crate::rng::Rng;
 use crate::{Layout, Subject, check};
+use base::Rng;
 use block::{Flags, IoError, Op};
 use reactor::CoreRef;
 
@@ -163,7 +163,7 @@ async fn discard(client: Client) {
     .await;
     // Discarded blocks can be written again.
     let mut rng = Rng::new(client.seed);
-    let bytes: Vec<u8> = (0..client.block_size()).map(|_| rng.next() as u8).collect();
+    let bytes: Vec<u8> = (0..client.block_size()).map(|_| rng.draw() as u8).collect();
     client.write(4 << 20, &bytes).await;
     client.expect(4 << 20, &bytes, "written after a discard").await;
 }

@@ -1,5 +1,5 @@
-//! What there is to be, in a file: devices, arrays, groups, volumes, exports, as the API takes
-//! them, in TOML.
+//! The configuration file: devices, arrays, groups, volumes and exports that shall exist, in TOML,
+//! with the fields of the API.
 //!
 //! ```toml
 //! [[array]]
@@ -9,29 +9,29 @@
 //!
 //! [[volume]]
 //! name = "vm1"
-//! on = "data"
-//! size = 68719476736
+//! backing = "data"
+//! size_bytes = 68719476736
 //!
 //! [[export]]
 //! name = "vm1"
 //! kind = "vhost-user-blk"
-//! of = ["vm1"]
+//! volumes = ["vm1"]
 //! ```
 //!
-//! Applying it makes what is missing, makes volumes larger, and sets limits. It deletes nothing and
-//! takes nothing away: what is there and different in another way is told, and left alone. Applying
-//! it again does nothing.
+//! Applying it creates missing objects, grows volumes and sets limits. It deletes nothing and
+//! shrinks nothing: an object that differs in another way is reported and left alone. Applying it
+//! again does nothing.
 
+use crate::api_error::{ApiError, Kind};
 use crate::confinement::{Confinement, keep_device, keep_export, keep_members};
 use crate::engine::{Authority, Engine, checks};
-use crate::fault::{Fault, Kind};
 use crate::state::ExportRecord;
 use api::{Array, ArrayAction, NewArray, NewDevice, NewExport, NewVolume, Qos, ScrubWindow, VolumeChange};
 use serde::Deserialize;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// What there is to be.
+/// The objects that shall exist.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -94,7 +94,7 @@ pub enum ConfigError {
         /// The step.
         step: String,
         /// Why.
-        fault: Fault,
+        fault: ApiError,
     },
 }
 
@@ -146,13 +146,15 @@ impl fmt::Display for Step {
             Step::Array(new) => write!(f, "make array {} of {}", new.name, new.members.join(", ")),
             Step::Upkeep(name, _) => write!(f, "set scrubs and read errors of array {name}"),
             Step::Group(name, _) => write!(f, "set the limits of group {name}"),
-            Step::Volume(new) => write!(f, "make volume {} of {} bytes on {}", new.name, new.size, new.on),
-            Step::Change(name, VolumeChange { size: Some(size), .. }) => {
+            Step::Volume(new) => {
+                write!(f, "make volume {} of {} bytes on {}", new.name, new.size_bytes, new.backing)
+            }
+            Step::Change(name, VolumeChange { size_bytes: Some(size), .. }) => {
                 write!(f, "grow volume {name} to {size} bytes")
             }
             Step::Change(name, _) => write!(f, "set the limits of volume {name}"),
             Step::Export(new) => {
-                write!(f, "start export {} ({} of {})", new.name, new.kind, new.of.join(", "))
+                write!(f, "start export {} ({} of {})", new.name, new.kind, new.volumes.join(", "))
             }
             Step::Leave(what) => write!(f, "leave {what}"),
         }
@@ -163,17 +165,17 @@ impl Config {
     /// Reads a file.
     ///
     /// # Errors
-    /// When it cannot be read, or makes no sense.
+    /// When the file cannot be read or is invalid.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|error| ConfigError::Io { path: path.into(), error })?;
         Config::parse(&text, path)
     }
 
-    /// What a text says; errors name `path`.
+    /// Parses a text; errors name `path`.
     ///
     /// # Errors
-    /// When it makes no sense.
+    /// When the text is invalid.
     pub fn parse(text: &str, path: &Path) -> Result<Config, ConfigError> {
         toml::from_str(text).map_err(|error| {
             let before = &text.as_bytes()[..error.span().map_or(0, |span| span.start.min(text.len()))];
@@ -193,12 +195,13 @@ impl Config {
         for new in &self.exports {
             let (name, kind, options) = (new.name.clone(), new.kind.clone(), new.options.clone());
             let (read_only, cores) = (new.read_only, new.cores.clone());
-            let record = ExportRecord { name, kind, of: Vec::new(), options, read_only, cores, label: None };
+            let record =
+                ExportRecord { name, kind, targets: Vec::new(), options, read_only, cores, label: None };
             keep_export(&record, profile);
         }
     }
 
-    /// What is to be done, in this order.
+    /// The steps to take, in this order.
     pub fn plan(&self, engine: &Engine) -> Vec<Step> {
         let mut steps = Vec::new();
         for new in &self.devices {
@@ -216,10 +219,10 @@ impl Config {
         for new in &self.arrays {
             match engine.array(&new.name) {
                 // One that does not run says nothing of its level.
-                Ok(array) if !array.level.is_empty() && array.level != new.level => {
+                Ok(Array { level: Some(level), .. }) if level != new.level => {
                     steps.push(Step::Leave(format!(
                         "array {}: it has level {}, not {}",
-                        new.name, array.level, new.level
+                        new.name, level, new.level
                     )));
                 }
                 Ok(array) => steps.extend(upkeep(new, &array)),
@@ -234,8 +237,8 @@ impl Config {
         self.volumes.iter().for_each(|new| plan_volume(engine, new, &mut steps));
         for new in &self.exports {
             match engine.export(&new.name) {
-                Ok(export) if export.kind != new.kind || export.of != new.of => {
-                    let is = format!("{} of {}", export.kind, export.of.join(", "));
+                Ok(export) if export.kind != new.kind || export.volumes != new.volumes => {
+                    let is = format!("{} of {}", export.kind, export.volumes.join(", "));
                     steps.push(Step::Leave(format!("export {}: it is {is}", new.name)));
                 }
                 Ok(_) => {}
@@ -245,14 +248,14 @@ impl Config {
         steps
     }
 
-    /// Checks of every step what does not depend on the steps before it, before the first is made:
-    /// names, values, and that what is referred to is there or is to be made.
+    /// Checks every step before the first is made, as far as it does not depend on earlier ones.
+    /// Checks names, values, and that each object referred to exists or is to be created.
     fn check(&self, engine: &Engine, steps: &[Step]) -> Result<(), ConfigError> {
         let mut taken: Vec<&str> = Vec::new();
         for step in steps {
             let checked = self.check_step(engine, step).and_then(|()| match step.own_name() {
                 Some(name) if taken.contains(&name) => {
-                    Err(Fault::new(Kind::Exists, format!("the name {name} is given twice")))
+                    Err(ApiError::new(Kind::Exists, format!("the name {name} is given twice")))
                 }
                 name => {
                     taken.extend(name);
@@ -264,7 +267,7 @@ impl Config {
         Ok(())
     }
 
-    fn check_step(&self, engine: &Engine, step: &Step) -> Result<(), Fault> {
+    fn check_step(&self, engine: &Engine, step: &Step) -> Result<(), ApiError> {
         let is_base = |name: &str| {
             let is_new = self.devices.iter().any(|new| new.name == name)
                 || self.arrays.iter().any(|new| new.name == name);
@@ -288,16 +291,16 @@ impl Config {
             Step::Volume(new) => {
                 checks::volume(new)?;
                 match &new.group {
-                    Some(group) if !is_group(group) => Err(Fault::not_found("group", group)),
-                    _ if !is_base(&new.on) => Err(Fault::not_found("array or device", &new.on)),
+                    Some(group) if !is_group(group) => Err(ApiError::not_found("group", group)),
+                    _ if !is_base(&new.backing) => Err(ApiError::not_found("array or device", &new.backing)),
                     _ => Ok(()),
                 }
             }
-            Step::Change(_, change) => checks::limits(change.qos.as_ref(), change.floor.as_ref()),
+            Step::Change(_, change) => checks::limits(change.qos.as_ref(), change.min_qos.as_ref()),
             Step::Export(new) => {
                 engine.check_export(new)?;
-                match new.of.iter().find(|of| !is_volume(of) && !is_base(of)) {
-                    Some(of) => Err(Fault::not_found("volume, array or device", of)),
+                match new.volumes.iter().find(|of| !is_volume(of) && !is_base(of)) {
+                    Some(of) => Err(ApiError::not_found("volume, array or device", of)),
                     None => Ok(()),
                 }
             }
@@ -354,8 +357,8 @@ fn syntax_fault(text: &str, message: &str) -> String {
     }
 }
 
-/// What of an array's scrubs and read errors is not as it shall be. An array that does not run says
-/// nothing of them.
+/// The step that sets an array's scrubs and limit of read errors, if they differ. An array that
+/// does not run reports neither.
 fn upkeep(new: &NewArray, array: &Array) -> Option<Step> {
     let scrub_period_s = new.scrub_period_s.filter(|period_s| *period_s != array.scrub_period_s);
     let is_other = |window: &ScrubWindow| {
@@ -372,24 +375,24 @@ fn plan_volume(engine: &Engine, new: &NewVolume, steps: &mut Vec<Step>) {
     let volume = match engine.volume(&new.name) {
         Ok(volume) => volume,
         Err(fault) if fault.kind == Kind::NotFound => {
-            // What it is on may only be missing at the moment, and the volume with it.
-            let is_away = engine.array(&new.on).is_ok_and(|array| array.error.is_some())
-                || engine.device(&new.on).is_ok_and(|device| device.error.is_some());
-            let away = || Step::Leave(format!("volume {}: {} is not there", new.name, new.on));
+            // Only the backing device may be missing at the moment, and the volume with it.
+            let is_away = engine.array(&new.backing).is_ok_and(|array| array.error.is_some())
+                || engine.device(&new.backing).is_ok_and(|device| device.error.is_some());
+            let away = || Step::Leave(format!("volume {}: {} is not there", new.name, new.backing));
             return steps.push(if is_away { away() } else { Step::Volume(new.clone()) });
         }
         Err(fault) => return steps.push(Step::Leave(format!("volume {}: {fault}", new.name))),
     };
-    if volume.on != new.on || volume.size > new.size || volume.group != new.group {
-        let is = format!("{} bytes on {}, group {:?}", volume.size, volume.on, volume.group);
+    if volume.backing != new.backing || volume.size_bytes > new.size_bytes || volume.group != new.group {
+        let is = format!("{} bytes on {}, group {:?}", volume.size_bytes, volume.backing, volume.group);
         return steps.push(Step::Leave(format!("volume {}: it has {is}", new.name)));
     }
-    if volume.size < new.size {
-        let change = VolumeChange { size: Some(new.size), ..VolumeChange::default() };
+    if volume.size_bytes < new.size_bytes {
+        let change = VolumeChange { size_bytes: Some(new.size_bytes), ..VolumeChange::default() };
         steps.push(Step::Change(new.name.clone(), change));
     }
-    if volume.floor != new.floor {
-        let change = VolumeChange { floor: Some(new.floor), ..VolumeChange::default() };
+    if volume.min_qos != new.min_qos {
+        let change = VolumeChange { min_qos: Some(new.min_qos), ..VolumeChange::default() };
         steps.push(Step::Change(new.name.clone(), change));
     }
     if volume.qos != new.qos {
@@ -397,5 +400,22 @@ fn plan_volume(engine: &Engine, new: &NewVolume, steps: &mut Vec<Step>) {
             new.name.clone(),
             VolumeChange { qos: Some(new.qos), ..VolumeChange::default() },
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_with_the_names_before_version_1_was_frozen_is_read() {
+        let old = "[[group]]\nname = 'g'\nqos.iops.per_second = 5\n\
+                   [[volume]]\nname = 'v'\non = 'data'\nsize = 4096\nfloor.iops = 6\n\
+                   [[export]]\nname = 'e'\nkind = 'nbd'\nof = ['v']\n";
+        let new = "[[group]]\nname = 'g'\nqos.iops.per_s = 5\n\
+                   [[volume]]\nname = 'v'\nbacking = 'data'\nsize_bytes = 4096\nmin_qos.requests_per_s = 6\n\
+                   [[export]]\nname = 'e'\nkind = 'nbd'\nvolumes = ['v']\n";
+        let parse = |text: &str| Config::parse(text, "test".as_ref()).unwrap();
+        assert_eq!(parse(old), parse(new));
     }
 }

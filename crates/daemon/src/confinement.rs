@@ -1,22 +1,21 @@
-//! What the daemon keeps of what it could do: needs of its configuration and state, and of what may
-//! be added later.
+//! The sandbox of the daemon: rights that its configuration and state need, and rights for objects
+//! that are added later.
 //!
-//! A process can give up more later, and get nothing back. So the daemon keeps `/dev`, the
-//! directories of its own and those that `--sandbox-path` names for devices and exports that are
-//! added while it runs; whatever lies elsewhere is refused by name before it is tried. Devices and
-//! exports that the state or the configuration file has are kept wherever they lie.
+//! A process can give up more rights later, and regain none. So the daemon keeps `/dev`, its own
+//! directories and those that `--sandbox-path` names, for devices and exports that are added while
+//! it runs. A path elsewhere is refused by name before it is tried. Paths of devices and exports in
+//! the state or the configuration file are kept in any directory.
 
-use crate::engine::Options;
-use crate::fault::{Fault, Kind};
+use crate::api_error::{ApiError, Kind};
 use crate::state::{ExportRecord, State};
-use graph::kinds::confinement as devices;
-use graph::kinds::device::DeviceConfig;
-use graph::kinds::raid::member;
+use hosting::control;
+use hosting::export::{self, ExportPlan};
 use sandbox::{Access, Mode, Permits, Profile, Sandbox};
-use serving::control;
-use serving::export::{self, ExportPlan};
+use stack::kinds::confinement as devices;
+use stack::kinds::device::DeviceConfig;
+use stack::kinds::member::member;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Where the kernel says how much processor time each thread has had.
 const OWN_THREADS: &str = "/proc/self/task";
@@ -30,7 +29,7 @@ const SHARED: [&str; 4] = ["/", "/etc", "/root", "/home"];
 pub struct Confinement {
     /// Whether it gives anything up.
     pub mode: Mode,
-    /// What it keeps beside the needs of its state.
+    /// Rights that it keeps in addition to the needs of its state.
     pub profile: Profile,
 }
 
@@ -108,21 +107,28 @@ pub fn keep_export(record: &ExportRecord, profile: &mut Profile) {
 /// A daemon in its sandbox.
 pub(crate) struct Confined {
     sandbox: Sandbox,
-    /// The kernel forgets a rule about a directory of `/proc` that nobody has open.
+    /// The kernel forgets a rule about a directory of `/proc` that no process has open.
     _own_threads: Option<File>,
 }
 
 impl Confined {
-    /// Gives up paths and capabilities. The process has one thread.
+    /// Gives up paths and capabilities, except those for the daemon's directories, the directories
+    /// in `scan`, and the objects in `state`. The process has one thread.
     ///
     /// # Errors
     /// When the kernel refuses, or cannot do it and it is required.
-    pub fn enter(options: &Options, state: &State) -> Result<Confined, sandbox::Error> {
-        let Confinement { mode, mut profile } = options.confinement.clone();
-        profile.make_directory(&options.runtime_dir);
-        profile.allow(&options.runtime_dir, Access::Sockets);
-        profile.allow(&options.state_dir, Access::Files);
-        options.scan.iter().for_each(|directory| profile.allow(directory, Access::ReadWrite));
+    pub fn enter(
+        confinement: Confinement,
+        runtime_dir: &Path,
+        state_dir: &Path,
+        scan: &[PathBuf],
+        state: &State,
+    ) -> Result<Confined, sandbox::Error> {
+        let Confinement { mode, mut profile } = confinement;
+        profile.make_directory(runtime_dir);
+        profile.allow(runtime_dir, Access::Sockets);
+        profile.allow(state_dir, Access::Files);
+        scan.iter().for_each(|directory| profile.allow(directory, Access::ReadWrite));
         keep_state(state, &mut profile);
         let own_threads = File::open(OWN_THREADS).ok();
         let mut sandbox = Sandbox::new(mode, profile, None);
@@ -137,7 +143,7 @@ impl Confined {
     /// When the kernel refuses and it is required.
     pub fn seal(&mut self) -> Result<(), sandbox::Error> {
         self.sandbox.seal()?;
-        serving::sandbox_log::announce(&self.sandbox);
+        hosting::sandbox_log::announce(&self.sandbox);
         Ok(())
     }
 
@@ -155,7 +161,7 @@ impl Confined {
     ///
     /// # Errors
     /// With the path that is closed, and the option that opens it.
-    pub fn check(&self, needs: &Profile) -> Result<(), Fault> {
+    pub fn check(&self, needs: &Profile) -> Result<(), ApiError> {
         let Some(closed) = self.sandbox.closes(needs) else { return Ok(()) };
         // A directory of its own is opened whole, so that a file may be replaced there.
         let own = closed.parent().filter(|parent| !closed.is_dir() && !is_shared(parent)).unwrap_or(closed);
@@ -164,7 +170,7 @@ impl Confined {
             "{closed}: Permission denied: it lies outside the sandbox of freestoned; --sandbox-path {own}, or \
              sandbox_paths in the file of --config, opens it at the next start"
         );
-        Err(Fault::new(Kind::Unopened, detail))
+        Err(ApiError::new(Kind::Unopened, detail))
     }
 }
 

@@ -1,7 +1,7 @@
-//! What has happened: a list of the last events, and whoever listens to the next.
+//! The last events, and the channels of clients that listen to new ones.
 
 use api::Event;
-use graph::array::wall_ns;
+use stack::array::wall_ns;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use tokio::sync::broadcast;
@@ -9,7 +9,7 @@ use tokio::sync::broadcast;
 /// Events that are remembered, and that a listener may be behind.
 const REMEMBERED: usize = 1024;
 
-/// What has happened since the daemon was started.
+/// The events since the daemon was started.
 #[derive(Debug)]
 pub struct Events {
     past: Mutex<VecDeque<Event>>,
@@ -36,7 +36,7 @@ impl Events {
             past.pop_front();
         }
         past.push_back(event.clone());
-        // Within the lock, so that listeners see them in order. Nobody may listen.
+        // Within the lock, so that listeners see them in order. There may be no listener.
         let _ = self.sender.send(event);
     }
 
@@ -62,7 +62,7 @@ mod tests {
         let (missed, mut next) = events.listen(REMEMBERED as u64 + 3);
         let ids: Vec<u64> = missed.iter().map(|event| event.id).collect();
         assert_eq!(ids, [REMEMBERED as u64 + 4, REMEMBERED as u64 + 5]);
-        events.emit("array", "a", "degraded", "slot 1 is out");
-        assert_eq!(next.try_recv().unwrap().text, "slot 1 is out");
+        events.emit("array", "a", "degraded", "slot 1 failed");
+        assert_eq!(next.try_recv().unwrap().text, "slot 1 failed");
     }
 }

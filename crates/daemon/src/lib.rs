@@ -1,23 +1,23 @@
 //! `freestoned`: devices, arrays, volumes and exports under one daemon, which remembers them.
 //!
 //! ```text
-//!   HTTP ─► rest (who may, what was meant) ─► engine (one change at a time) ─► state (durable, then acknowledged)
-//!                                               │
-//!                                               ├─► serving: arrays that are kept, exports     ─► cores: the data path
-//!                                               └─► volume: pools
+//!   HTTP ─► rest (roles, requests) ─► engine (one change at a time) ─► state (durable)
+//!                                       │
+//!                                       ├─► serving: arrays and exports ─► cores: the data path
+//!                                       └─► volume: pools
 //! ```
 //!
-//! Nothing here is on the data path. What is asked for is checked, done, made durable and only then
-//! acknowledged; what cannot be done leaves everything as it was. At its start, and as long as
-//! something is missing, the daemon brings about what its state says ([`engine::upkeep`]).
+//! Nothing here is on the data path. A request is checked, carried out, made durable and only then
+//! acknowledged; a failed request changes nothing. At its start, and while objects are missing, the
+//! daemon opens the objects of its state ([`engine::upkeep`]).
 
 #![forbid(unsafe_code)]
 
+pub mod api_error;
 pub mod config;
 pub mod confinement;
 pub mod engine;
 pub mod events;
-pub mod fault;
 pub mod metrics;
 pub mod rest;
 pub mod state;

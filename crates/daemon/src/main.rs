@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use base::Size;
 use clap::{Parser, Subcommand};
 use daemon::config::{Config, ConfigError};
 use daemon::confinement::Confinement;
@@ -9,16 +10,16 @@ use daemon::engine::{Engine, Options};
 use daemon::rest::{Listeners, NewToken, Role, TcpOptions, UnixOptions, add_token, parse_role, parse_time};
 use daemon::workers::{SPAWNER, WORKER, WorkerOptions, process, spawner};
 use exports::{MIN_MEMORY, MemoryBudget, contain_truncation};
-use graph::spec::{CpuList, Size, Value};
+use hosting::control;
 use listenfd::ListenFd;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use reactor::{CoreConfig, PollWindow};
 use sandbox::{Access, Mode};
 use sd_notify::NotifyState;
-use serving::control;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
+use stack::spec::{CpuList, Value};
 use std::error::Error;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -42,7 +43,7 @@ const MORE_TIME: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(2);
 /// Memory of one export's process for its network clients, unless --memory says otherwise.
 const WORKER_MEMORY: u64 = 256 << 20;
-/// What --demo is made of.
+/// Number and size of the members of --demo.
 const DEMO_MEMBERS: usize = 5;
 const DEMO_MEMBER_BYTES: u64 = 128 << 20;
 
@@ -106,8 +107,8 @@ struct Args {
     #[arg(long, value_name = "DIR")]
     scan: Vec<PathBuf>,
     /// Seconds to wait for missing members before an array starts degraded
-    #[arg(long, value_name = "N", default_value_t = 10)]
-    patience: u64,
+    #[arg(long, alias = "patience", value_name = "N", default_value_t = 10)]
+    member_timeout: u64,
     /// Drop unneeded privileges: as far as the kernel supports it (auto), all or fail (required),
     /// none (off)
     #[arg(long, value_name = "auto|required|off", default_value = "auto", value_parser = mode)]
@@ -222,7 +223,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
     let mut listeners = None;
     let ended = serve(args, &engine, config, inherited, (began, &mut listeners));
-    serving::sandbox_log::announce_refused();
+    hosting::sandbox_log::announce_refused();
     notify(&[NotifyState::Stopping]);
     tracing::info!("stopping: finishing what is in flight");
     engine.begin_stop(GRACE);
@@ -265,7 +266,7 @@ fn serve(
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let applied = start_config(config, engine)?;
     let mut is_there = wait_for(&applied)?;
-    // What takes longer is a job as others are, for which the API has to be there.
+    // A configuration that takes longer is a job, which clients see in the API.
     let listeners = serving.insert(Listeners::start(engine, &unix, inherited, tcp.as_ref())?);
     while !is_there && !is_stopping.load(Ordering::SeqCst) {
         is_there = wait_for(&applied)?;
@@ -299,7 +300,7 @@ fn start_config(
     Ok(applied)
 }
 
-/// Waits for the configuration for a while; whether what it wants is there.
+/// Waits for the configuration for a while; returns whether it is applied.
 fn wait_for(applied: &Receiver<Result<(), ConfigError>>) -> Result<bool, Box<dyn Error>> {
     match applied.recv_timeout(CONFIG_TIME) {
         Ok(result) => Ok(result.map(|()| true)?),
@@ -328,14 +329,14 @@ fn options(args: &Args, config: &Config) -> Options {
         runtime_dir: std::path::absolute(args.runtime_dir.clone().unwrap_or_else(beside)).unwrap_or_default(),
         cores,
         scan: args.scan.clone(),
-        patience: Duration::from_secs(args.patience),
+        member_timeout: Duration::from_secs(args.member_timeout),
         has_array_sockets: true,
         confinement: confinement(args, config),
         workers: args.process_per_export.then(|| worker_options(args)),
     }
 }
 
-/// What the daemon keeps in its sandbox, beside what its state needs.
+/// Rights that the daemon keeps in its sandbox, in addition to the needs of its state.
 fn confinement(args: &Args, config: &Config) -> Confinement {
     let mut confinement = Confinement::new(args.sandbox);
     config.keep(&mut confinement);
@@ -349,7 +350,7 @@ fn confinement(args: &Args, config: &Config) -> Confinement {
     confinement
 }
 
-/// What there is to be, whatever there is.
+/// The configuration of the arguments: a file, the demo, or none.
 fn config(args: &Args) -> Result<Config, Box<dyn Error>> {
     match (&args.config, &args.demo) {
         (Some(path), _) => Ok(Config::read(path)?),
@@ -370,7 +371,7 @@ fn config(args: &Args) -> Result<Config, Box<dyn Error>> {
     }
 }
 
-/// What the spawner and workers get as arguments: logs, memory and sandbox as the daemon has them.
+/// Arguments of the spawner and workers: logs, memory and sandbox as the daemon has them.
 fn worker_options(args: &Args) -> WorkerOptions {
     let format = if args.json { "json" } else { "text" };
     let memory =

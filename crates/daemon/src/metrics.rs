@@ -2,7 +2,7 @@
 //! `docs/metrics.md` lists them.
 
 use crate::engine::Engine;
-use api::{ArrayState, ExportState};
+use api::{ArrayState, ExportState, MemberState};
 use block::Op;
 use layers::stats::Histogram;
 use std::fmt::Write;
@@ -102,15 +102,19 @@ fn core_seconds() -> Vec<(String, f64)> {
 fn volumes(page: &mut Page, engine: &Engine) {
     page.begin("volume_size_bytes", "gauge", "Size of a volume.");
     for volume in engine.volumes() {
-        page.sample("volume_size_bytes", &[("volume", &volume.name), ("on", &volume.on)], volume.size);
+        page.sample(
+            "volume_size_bytes",
+            &[("volume", &volume.name), ("backing", &volume.backing)],
+            volume.size_bytes,
+        );
     }
     page.begin(
         "pool_rewritten_copies_total",
         "counter",
         "Damaged copies of a pool's table that were rewritten.",
     );
-    for (on, copies) in engine.rewritten_copies() {
-        page.sample("pool_rewritten_copies_total", &[("on", &on)], copies);
+    for (backing, copies) in engine.rewritten_copies() {
+        page.sample("pool_rewritten_copies_total", &[("backing", &backing)], copies);
     }
     let snapshots = engine.snapshots();
     let mut each = |name: &str, kind: &str, help: &str, value: &dyn Fn(&layers::stats::OpSnapshot) -> u64| {
@@ -122,9 +126,9 @@ fn volumes(page: &mut Page, engine: &Engine) {
         }
     };
     each("volume_requests_total", "counter", "Requests that have ended.", &|op| op.completed);
-    each("volume_bytes_total", "counter", "Bytes of requests that ended well.", &|op| op.bytes);
+    each("volume_bytes_total", "counter", "Bytes of requests that succeeded.", &|op| op.bytes);
     each("volume_errors_total", "counter", "Requests that ended with an error.", &|op| op.errors);
-    page.begin("volume_in_flight", "gauge", "Requests that are on their way.");
+    page.begin("volume_in_flight", "gauge", "Requests in flight.");
     for (volume, snapshot) in &snapshots {
         page.sample("volume_in_flight", &[("volume", volume)], snapshot.in_flight());
     }
@@ -165,13 +169,13 @@ fn exports(page: &mut Page, engine: &Engine) {
     each("export_reads_total", "counter", "Reads that have ended.", &|traffic| traffic.reads);
     each("export_writes_total", "counter", "Writes that have ended.", &|traffic| traffic.writes);
     each("export_read_bytes_total", "counter", "Bytes that clients have read.", &|traffic| {
-        traffic.bytes_read
+        traffic.read_bytes
     });
     each("export_written_bytes_total", "counter", "Bytes that clients have written.", &|traffic| {
-        traffic.bytes_written
+        traffic.written_bytes
     });
     each("export_errors_total", "counter", "Requests that were answered with an error.", &|traffic| {
-        traffic.failed
+        traffic.errors
     });
 }
 
@@ -179,17 +183,16 @@ fn arrays(page: &mut Page, engine: &Engine) {
     let arrays = engine.arrays();
     page.begin("array_state", "gauge", "1 for the state that an array is in.");
     for array in &arrays {
-        let states = [ArrayState::Optimal, ArrayState::Degraded, ArrayState::Failed, ArrayState::Offline];
-        for state in states {
-            let is_it = u8::from(array.state == state);
+        for state in ArrayState::ALL {
+            let is_it = u8::from(array.state == *state);
             page.sample("array_state", &[("array", &array.name), ("state", state.name())], is_it);
         }
     }
     page.begin("array_members", "gauge", "Members of an array by state.");
     for array in &arrays {
-        for state in ["live", "rebuilding", "failing", "missing"] {
-            let count = array.members.iter().filter(|member| member.state == state).count();
-            page.sample("array_members", &[("array", &array.name), ("state", state)], count);
+        for state in MemberState::ALL {
+            let count = array.members.iter().filter(|member| member.state == *state).count();
+            page.sample("array_members", &[("array", &array.name), ("state", state.name())], count);
         }
     }
     page.begin("array_spares", "gauge", "Devices that wait for a member to fail.");
@@ -197,14 +200,17 @@ fn arrays(page: &mut Page, engine: &Engine) {
         .iter()
         .for_each(|array| page.sample("array_spares", &[("array", &array.name)], array.spares.len()));
     page.begin("array_capacity_bytes", "gauge", "Bytes that an array holds.");
-    arrays
-        .iter()
-        .for_each(|array| page.sample("array_capacity_bytes", &[("array", &array.name)], array.capacity));
+    arrays.iter().for_each(|array| {
+        page.sample("array_capacity_bytes", &[("array", &array.name)], array.capacity_bytes)
+    });
     page.begin("array_free_bytes", "gauge", "Bytes that new volumes can have.");
     for array in &arrays {
-        array.free.iter().for_each(|free| page.sample("array_free_bytes", &[("array", &array.name)], free));
+        array
+            .free_bytes
+            .iter()
+            .for_each(|free| page.sample("array_free_bytes", &[("array", &array.name)], free));
     }
-    page.begin("array_mismatched_rows", "gauge", "Rows that did not fit in the last scrub.");
+    page.begin("array_mismatched_rows", "gauge", "Rows whose parity differed in the last scrub.");
     for array in &arrays {
         let rows = array.scrub.as_ref().map(|scrub| scrub.mismatched_rows);
         rows.iter().for_each(|rows| page.sample("array_mismatched_rows", &[("array", &array.name)], rows));
@@ -236,7 +242,11 @@ fn arrays(page: &mut Page, engine: &Engine) {
     let mut each = |name: &str, help: &str, value: &dyn Fn(&api::Job) -> u64| {
         page.begin(name, "gauge", help);
         for job in &jobs {
-            page.sample(name, &[("array", &job.array), ("kind", &job.kind), ("job", &job.id)], value(job));
+            page.sample(
+                name,
+                &[("array", &job.backing), ("kind", job.kind.name()), ("job", &job.id)],
+                value(job),
+            );
         }
     };
     each("job_done_bytes", "Bytes of a member that a job has done.", &|job| job.done_bytes);

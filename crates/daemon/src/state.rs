@@ -1,12 +1,12 @@
-//! What the daemon remembers: devices, arrays, exports and settings, in one file of readable JSON.
+//! The state of the daemon: devices, arrays, exports and settings, in one file of readable JSON.
 //!
 //! A change is in the file before it is acknowledged. The file is replaced as a whole
-//! ([`durable`]), and the one before stays beside it as `state.json.previous`. What disks say of
-//! themselves is not repeated here: the members of an array and the volumes of a pool are found by
-//! their own metadata; the file says where to look.
+//! ([`durable`]), and its predecessor is kept as `state.json.previous`. Metadata of disks is not
+//! repeated here: the members of an array and the volumes of a pool are found by their own
+//! metadata. The file says where to look.
 
-use api::{Floor, Qos};
-use durable::{Folder, Meaning, RecoverError, Recovered, SystemFolder};
+use api::{MinQos, Qos};
+use atomic_file::{Folder, Meaning, RecoverError, Recovered, SystemFolder};
 pub use moves::MoveRecord;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// The format that is written.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Longer files are not ours.
 const MAX_BYTES: u64 = 64 << 20;
 /// The longest state that a change may lead to: ten thousand objects, and half of what is read.
@@ -25,7 +25,7 @@ const NAME: &str = "state.json";
 const PREVIOUS: &str = "state.json.previous";
 const DAMAGED: &str = "state.json.damaged";
 
-/// What the daemon remembers.
+/// The state of the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
@@ -35,9 +35,9 @@ pub struct State {
     pub devices: Vec<DeviceRecord>,
     /// Arrays to be run.
     pub arrays: Vec<ArrayRecord>,
-    /// What is set for volumes, by UUID; volumes without settings are not here.
+    /// Settings of volumes, by UUID; volumes without settings are not listed.
     pub volumes: BTreeMap<String, VolumeRecord>,
-    /// What groups of volumes may take, by name.
+    /// Limits of groups of volumes, by name.
     pub groups: BTreeMap<String, Qos>,
     /// Exports to be served.
     pub exports: Vec<ExportRecord>,
@@ -72,13 +72,13 @@ pub struct ArrayRecord {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeRecord {
-    /// What it may take.
+    /// Its limits.
     pub qos: Qos,
     /// The group whose limits it shares.
     pub group: Option<String>,
-    /// What it gets of them.
-    #[serde(default)]
-    pub floor: Floor,
+    /// Its guaranteed minimum of them.
+    #[serde(default, alias = "floor")]
+    pub min_qos: MinQos,
     /// Name of the `provisioner` token that may change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
@@ -92,8 +92,9 @@ pub struct ExportRecord {
     pub name: String,
     /// Its kind.
     pub kind: String,
-    /// What it serves.
-    pub of: Vec<Target>,
+    /// The volumes, arrays or devices that it serves.
+    #[serde(alias = "of")]
+    pub targets: Vec<Target>,
     /// Options of its kind.
     pub options: BTreeMap<String, String>,
     /// Whether it refuses writes.
@@ -117,7 +118,7 @@ impl ExportRecord {
     }
 }
 
-/// What an export serves, by what never changes.
+/// The target of an export, by an identity that never changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Target {
@@ -191,9 +192,9 @@ pub enum StateError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error in it.
         error: String,
-        /// What is wrong with the one before.
+        /// The error in its predecessor.
         previous: String,
     },
 }
@@ -225,25 +226,26 @@ impl Store {
         let folder = SystemFolder::new(directory, 0o600);
         let store = Store { directory: directory.into(), folder, _lock: lock };
         let path = directory.join(NAME);
-        let state = match durable::recover(&store.folder, [NAME, PREVIOUS, DAMAGED], MAX_BYTES + 1, decode) {
-            Ok(Recovered::Current(state)) => state,
-            Ok(Recovered::None) => State::default(),
-            Ok(Recovered::Previous { value: state, damage: error }) => {
-                tracing::error!(
-                    state = %path.display(), error, generation = state.generation,
-                    kept = %directory.join(DAMAGED).display(),
-                    "the state is damaged: the one before it counts, and the last change may be missing"
-                );
-                state
-            }
-            Err(RecoverError::Io(name, error)) => return Err(io(&directory.join(name))(error)),
-            Err(RecoverError::Later(name, found)) => {
-                return Err(StateError::Version { path: directory.join(name), found });
-            }
-            Err(RecoverError::Damaged { error, backup: previous }) => {
-                return Err(StateError::Damaged { path, error, previous });
-            }
-        };
+        let state =
+            match atomic_file::recover(&store.folder, [NAME, PREVIOUS, DAMAGED], MAX_BYTES + 1, decode) {
+                Ok(Recovered::Current(state)) => state,
+                Ok(Recovered::None) => State::default(),
+                Ok(Recovered::Previous { value: state, damage: error }) => {
+                    tracing::error!(
+                        state = %path.display(), error, generation = state.generation,
+                        kept = %directory.join(DAMAGED).display(),
+                        "the state is damaged: the one before it counts, and the last change may be missing"
+                    );
+                    state
+                }
+                Err(RecoverError::Io(name, error)) => return Err(io(&directory.join(name))(error)),
+                Err(RecoverError::Later(name, found)) => {
+                    return Err(StateError::Version { path: directory.join(name), found });
+                }
+                Err(RecoverError::Damaged { error, backup: previous }) => {
+                    return Err(StateError::Damaged { path, error, previous });
+                }
+            };
         Ok((store, state))
     }
 }
@@ -258,8 +260,8 @@ impl<F: Folder> Store<F> {
         self.put(before, state, Some(PREVIOUS))
     }
 
-    /// Makes `state` durable in the place of `before`, which was a step in vain: it does not become
-    /// the previous state.
+    /// Makes `state` durable in the place of `before`, the state of a change that failed: `before`
+    /// does not become the previous state.
     ///
     /// # Errors
     /// As [`Store::replace`].
@@ -273,7 +275,8 @@ impl<F: Folder> Store<F> {
         if bytes.len() as u64 > MAX_WRITTEN && bytes.len() > self.encode(before)?.len() {
             return Err(StateError::Full { path: self.directory.join(NAME), bytes: bytes.len() });
         }
-        let saved = durable::replace(&self.folder, NAME, &bytes, backup).map_err(|error| self.failed(error));
+        let saved =
+            atomic_file::replace(&self.folder, NAME, &bytes, backup).map_err(|error| self.failed(error));
         let Err(refused) = saved else { return Ok(()) };
         match self.restore(before) {
             Ok(()) => Err(refused),
@@ -284,14 +287,14 @@ impl<F: Folder> Store<F> {
         }
     }
 
-    /// Has the file hold `state` again, durably. What was before it stays as it is: a refused state
-    /// never gets there.
+    /// Writes `state` to the file again, durably. The previous state is kept: a refused state never
+    /// becomes the previous one.
     fn restore(&self, state: &State) -> io::Result<()> {
         let bytes = encode(state)?;
         match self.folder.read(NAME, MAX_BYTES + 1) {
             // The new state was refused before it took the file's place.
             Ok(Some(found)) if found == bytes => Ok(()),
-            _ => durable::replace(&self.folder, NAME, &bytes, None),
+            _ => atomic_file::replace(&self.folder, NAME, &bytes, None),
         }
     }
 
@@ -339,21 +342,21 @@ mod tests {
     use super::*;
 
     fn state(generation: u64) -> State {
-        let qos = Qos { iops: Some(api::Rate { per_second: 100, burst: 10 }), ..Qos::default() };
+        let qos = Qos { iops: Some(api::Rate { per_s: 100, burst: 10 }), ..Qos::default() };
         State {
             generation,
             devices: vec![DeviceRecord { name: "disk".into(), spec: "mem:size=1M".into() }],
             arrays: vec![ArrayRecord { name: "data".into(), uuid: "u".into(), devices: vec!["/a".into()] }],
             volumes: [(
                 "v".into(),
-                VolumeRecord { qos, group: Some("g".into()), floor: Floor::default(), label: None },
+                VolumeRecord { qos, group: Some("g".into()), min_qos: MinQos::default(), label: None },
             )]
             .into(),
             groups: [("g".into(), Qos::default())].into(),
             exports: vec![ExportRecord {
                 name: "e".into(),
                 kind: "nbd".into(),
-                of: vec![
+                targets: vec![
                     Target::Volume("v".into()),
                     Target::Array("data".into()),
                     Target::Device("d".into()),
@@ -368,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_is_there_again_and_one_daemon_has_it() {
+    fn a_saved_state_is_read_again_and_belongs_to_one_daemon() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b");
         let (store, found) = Store::open(&path).unwrap();
@@ -477,15 +480,17 @@ mod tests {
     #[test]
     fn the_state_of_a_later_version_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(NAME), r#"{"version":2,"sensible":true}"#).unwrap();
+        fs::write(folder.path().join(NAME), r#"{"version":3,"sensible":true}"#).unwrap();
         let refusal = Store::open(folder.path()).unwrap_err().to_string();
-        assert!(refusal.contains("format 2, and only up to 1 is known"), "{refusal}");
+        assert!(refusal.contains("format 3, and only up to 2 is known"), "{refusal}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "the state and the lock");
     }
 
     /// The format of each release, as it wrote it: none of these files is ever changed.
     #[test]
     fn the_states_of_all_releases_are_understood() {
-        assert_eq!(decode(include_bytes!("state/version-1.json")), Meaning::Value(state(42)));
+        for bytes in [&include_bytes!("state/version-1.json")[..], include_bytes!("state/version-2.json")] {
+            assert_eq!(decode(bytes), Meaning::Value(state(42)));
+        }
     }
 }

@@ -1,10 +1,8 @@
 //! The audit log and idempotency keys. Every change leaves a request and an outcome, also when its
 //! client disconnects or the daemon ends. A key is answered as before, also by the next daemon.
 
-mod common;
-
+use crate::common::{Daemon, MIB, names, refusal};
 use block::Op;
-use common::{Daemon, MIB, names, refusal};
 use layers::fault::{Action, Rule};
 use reqwest::blocking::{Client, Response};
 use reqwest::{Method, StatusCode};
@@ -67,13 +65,13 @@ fn wait_for_key(daemon: &Daemon) {
 
 #[test]
 fn a_client_that_hangs_up_leaves_a_request_and_an_outcome_and_its_key_is_answered() {
-    let daemon = Daemon::with(&["--patience", "1", "--json"]);
+    let daemon = Daemon::with(&["--member-timeout", "1", "--json"]);
     daemon.file("disk", 64 * MIB);
     let disk = daemon.served("disk");
     daemon.post("/v1/devices", &json!({ "name": "data", "spec": disk.spec }));
     let before = count(&daemon, "change answered");
     disk.fault.add(Rule::new(Action::Delay(SLOW_NS)).on(&[Op::WriteZeroes]));
-    let new = |number: usize| json!({ "name": format!("v{number}"), "on": "data", "size": MIB });
+    let new = |number: usize| json!({ "name": format!("v{number}"), "backing": "data", "size_bytes": MIB });
     let key = |number: usize| format!("k{number}");
     let clients: Vec<UnixStream> =
         (0..10).map(|number| send_raw(&daemon, "/v1/volumes", &key(number), &new(number))).collect();
@@ -112,10 +110,10 @@ fn a_client_that_hangs_up_leaves_a_request_and_an_outcome_and_its_key_is_answere
 
 #[test]
 fn a_key_is_answered_by_the_next_daemon() {
-    let mut daemon = Daemon::with(&["--patience", "1", "--json"]);
+    let mut daemon = Daemon::with(&["--member-timeout", "1", "--json"]);
     let disk = daemon.file("disk", 64 * MIB);
     daemon.post("/v1/devices", &json!({ "name": "data", "spec": disk }));
-    let new = |name: &str| json!({ "name": name, "on": "data", "size": MIB });
+    let new = |name: &str| json!({ "name": name, "backing": "data", "size_bytes": MIB });
     let seen = |response: Response| {
         let tag = response.headers()["etag"].to_str().unwrap().to_owned();
         (response.status(), tag, response.json::<Value>().unwrap())
@@ -132,7 +130,7 @@ fn a_key_is_answered_by_the_next_daemon() {
 
 #[test]
 fn a_change_that_a_kill_interrupts_leaves_a_request_and_a_key_with_an_unknown_outcome() {
-    let mut daemon = Daemon::with(&["--patience", "1", "--json"]);
+    let mut daemon = Daemon::with(&["--member-timeout", "1", "--json"]);
     let device = json!({ "name": "data", "spec": daemon.file("disk", 64 * MIB) });
     block_state(&daemon);
     let client = send_raw(&daemon, "/v1/devices", "k1", &device);
@@ -154,7 +152,7 @@ fn a_change_that_a_kill_interrupts_leaves_a_request_and_a_key_with_an_unknown_ou
 
 #[test]
 fn a_daemon_that_stops_writes_the_outcome_of_a_change_in_flight() {
-    let mut daemon = Daemon::with(&["--patience", "1", "--json"]);
+    let mut daemon = Daemon::with(&["--member-timeout", "1", "--json"]);
     let device = json!({ "name": "data", "spec": daemon.file("disk", 64 * MIB) });
     block_state(&daemon);
     let client = send_raw(&daemon, "/v1/devices", "k1", &device);
@@ -183,7 +181,7 @@ fn two_tokens_with_one_key_do_not_see_each_others_answers() {
     let http = Client::new();
     let make = |token: &str, name: &str| {
         let request = http.post(format!("http://{address}/v1/volumes")).bearer_auth(token);
-        let new = json!({ "name": name, "on": "data", "size": MIB });
+        let new = json!({ "name": name, "backing": "data", "size_bytes": MIB });
         request.header("idempotency-key", "k").json(&new).send().unwrap()
     };
     let first = make(one, "v1");
@@ -193,21 +191,22 @@ fn two_tokens_with_one_key_do_not_see_each_others_answers() {
     assert_eq!(make(other, "v2").json::<Value>().unwrap()["name"], "v2");
     assert_eq!(make(one, "v1").json::<Value>().unwrap(), first.json::<Value>().unwrap());
     // Nor does the user of the Unix socket.
-    let new = json!({ "name": "v1", "on": "data", "size": MIB });
+    let new = json!({ "name": "v1", "backing": "data", "size_bytes": MIB });
     assert_eq!(refusal(post(&daemon, "/v1/volumes", "k", &new)).1, "exists");
 }
 
 #[test]
 fn no_secret_in_a_request_is_in_the_audit_log_or_in_the_file_of_a_key() {
-    let daemon = Daemon::with(&["--patience", "1", "--json"]);
+    let daemon = Daemon::with(&["--member-timeout", "1", "--json"]);
     let disk = daemon.file("disk", 64 * MIB);
     daemon.post("/v1/devices", &json!({ "name": "data", "spec": disk }));
     daemon.volume("v1", MIB);
-    let export = |options: Value| json!({ "name": "e1", "kind": "nbd", "of": ["v1"], "options": options });
+    let export =
+        |options: Value| json!({ "name": "e1", "kind": "nbd", "volumes": ["v1"], "options": options });
     let uri = format!("nbd:uri=nbd://alice:{CANARY}@127.0.0.1:1/x");
     let requests = [
-        ("/v1/volumes", json!({ "name": "v2", "on": "data", "size": MIB, "password": CANARY })),
-        ("/v1/volumes", json!({ "name": "v2", "on": "data", "size": MIB, CANARY: 1 })),
+        ("/v1/volumes", json!({ "name": "v2", "backing": "data", "size_bytes": MIB, "password": CANARY })),
+        ("/v1/volumes", json!({ "name": "v2", "backing": "data", "size_bytes": MIB, CANARY: 1 })),
         ("/v1/exports", export(json!({ "tls-psk": CANARY, "listen": "127.0.0.1:0" }))),
         ("/v1/exports", export(json!({ "psk": CANARY }))),
         ("/v1/exports", export(json!({ CANARY: "on" }))),

@@ -1,9 +1,7 @@
 //! Everything that a request brings is bounded. Requests are generated from the document, so that
 //! none is forgotten.
 
-mod common;
-
-use common::{Daemon, MIB};
+use crate::common::{Daemon, MIB};
 use reqwest::Method;
 use serde_json::{Map, Value, json};
 
@@ -23,7 +21,7 @@ fn with_everything() -> Daemon {
     daemon.post("/v1/arrays", &json!({ "name": "mirror", "level": "1", "members": members }));
     daemon.volume("v1", MIB);
     daemon.send(Method::PUT, "/v1/groups/g1", &json!({}));
-    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "of": ["v1"] }));
+    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "volumes": ["v1"] }));
     daemon.wait_for("the mirror", || daemon.get("/v1/jobs") == json!([]));
     daemon
 }
@@ -44,12 +42,12 @@ impl Document {
         let schema = self.schema(schema);
         match field {
             "name" => return json!("new"),
-            "on" | "to" => return json!("data"),
+            "backing" => return json!("data"),
             "kind" => return json!("nbd"),
             "level" => return json!("1"),
-            "of" => return json!(["v1"]),
+            "volumes" => return json!(["v1"]),
             "group" => return json!("g1"),
-            "size" => return json!(2 * MIB),
+            "size_bytes" => return json!(2 * MIB),
             "member" => return json!("0"),
             "device" | "spec" => return json!("mem:size=64M"),
             "members" | "spares" | "devices" => return json!(["mem:size=64M"]),
@@ -155,10 +153,10 @@ fn a_request_with_a_megabyte_anywhere_is_refused_and_leaves_the_state_byte_for_b
             .replace("devices/{name}", "devices/data")
             .replace("groups/{name}", "groups/g1")
             .replace("exports/{name}", "exports/e1")
-            .replace("{on}", "data")
+            .replace("{backing}", "data")
             .replace("{id}", "nope");
         for (method, operation) in item.as_object().unwrap() {
-            for name in ["{name}", "{id}", "{on}"].iter().filter(|name| path.contains(**name)) {
+            for name in ["{name}", "{id}", "{backing}"].iter().filter(|name| path.contains(**name)) {
                 // Longer ones the server of HTTP refuses by itself.
                 send(method, &path.replace(name, &"x".repeat(30_000)), None, "a long name in the path");
             }
@@ -218,8 +216,8 @@ fn the_document_shows_the_limits() {
     assert!(found > 30, "{found} texts and lists");
 }
 
-/// A name that cannot be used never gets into the state, not even for a moment: the state before
-/// the last change is the one before the last change that was made.
+/// An invalid name never enters the state, not even for a moment. The previous state is the one
+/// before the last change that was made.
 #[test]
 fn a_refused_action_on_an_array_is_in_no_file_of_the_state() {
     let daemon = with_everything();

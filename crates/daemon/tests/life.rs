@@ -1,34 +1,31 @@
-//! The life of a daemon: what it was told is there after every end, in good order or not.
+//! The life of a daemon: acknowledged changes survive every end, clean or not.
 
-mod common;
-
-use common::{Daemon, MIB, names};
+use crate::common::{Daemon, MIB, names};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use std::time::Duration;
 
 #[test]
-fn what_was_acknowledged_is_there_after_a_kill_and_after_an_orderly_end() {
+fn acknowledged_changes_survive_a_kill_and_a_clean_end() {
     let mut daemon = Daemon::new();
     let members = daemon.array();
     let disk = daemon.file("disk", 16 * MIB);
     daemon.post("/v1/devices", &json!({ "name": "disk", "spec": format!("io_uring:path={disk}") }));
     let volume = daemon.volume("v1", 8 * MIB);
     daemon.volume("v2", 4 * MIB);
-    let group =
-        daemon.send(Method::PUT, "/v1/groups/gold", &json!({ "bandwidth": { "per_second": 1 << 20 } }));
+    let group = daemon.send(Method::PUT, "/v1/groups/gold", &json!({ "bandwidth": { "per_s": 1 << 20 } }));
     assert_eq!(group.status(), StatusCode::OK);
     daemon.patch(
         "/v1/volumes/v1",
-        &json!({ "qos": { "iops": { "per_second": 500, "burst": 50 } }, "group": "gold" }),
+        &json!({ "qos": { "iops": { "per_s": 500, "burst": 50 } }, "group": "gold" }),
     );
-    daemon.patch("/v1/volumes/v2", &json!({ "name": "renamed", "size": 6 * MIB }));
-    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "vhost-user-blk", "of": ["v1"] }));
+    daemon.patch("/v1/volumes/v2", &json!({ "name": "renamed", "size_bytes": 6 * MIB }));
+    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "vhost-user-blk", "volumes": ["v1"] }));
     daemon.post(
         "/v1/exports",
-        &json!({ "name": "e2", "kind": "nbd", "of": [volume["uuid"]], "read_only": true }),
+        &json!({ "name": "e2", "kind": "nbd", "volumes": [volume["uuid"]], "read_only": true }),
     );
-    daemon.post("/v1/exports", &json!({ "name": "whole", "kind": "nbd", "of": ["disk"] }));
+    daemon.post("/v1/exports", &json!({ "name": "whole", "kind": "nbd", "volumes": ["disk"] }));
     let everything = |daemon: &Daemon| {
         let without_traffic = |mut exports: Value| {
             exports.as_array_mut().unwrap().iter_mut().for_each(|export| export["traffic"] = Value::Null);
@@ -36,6 +33,7 @@ fn what_was_acknowledged_is_there_after_a_kill_and_after_an_orderly_end() {
         };
         let mut array = daemon.get("/v1/arrays/data");
         array["jobs"] = Value::Null;
+        array["generation"] = Value::Null;
         json!([
             array,
             daemon.get("/v1/devices"),
@@ -46,7 +44,7 @@ fn what_was_acknowledged_is_there_after_a_kill_and_after_an_orderly_end() {
     };
     let before = everything(&daemon);
     assert_eq!(before[2][0]["exports"], json!(["e1", "e2"]));
-    assert_eq!(before[2][1]["size"], 6 * MIB);
+    assert_eq!(before[2][1]["size_bytes"], 6 * MIB);
     assert_eq!(before[3][0]["volumes"], json!(["v1"]));
     for signal in ["-KILL", "-TERM", "-KILL"] {
         daemon.restart(signal);
@@ -71,13 +69,13 @@ fn whenever_it_is_killed_what_was_acknowledged_is_there_and_nothing_is_half_done
         });
         let asked_for = loop {
             let (name, export) = (format!("v{number}"), format!("e{number}"));
-            let new = json!({ "name": name, "on": "disk", "size": MIB, "qos": { "iops": { "per_second": number + 1 } } });
+            let new = json!({ "name": name, "backing": "disk", "size_bytes": MIB, "qos": { "iops": { "per_s": number + 1 } } });
             let Ok(made) = daemon.request(Method::POST, "/v1/volumes").json(&new).send() else {
                 break Some(name);
             };
             assert_eq!(made.status(), StatusCode::CREATED);
             known.push(name.clone());
-            let new = json!({ "name": export, "kind": "nbd", "of": [name] });
+            let new = json!({ "name": export, "kind": "nbd", "volumes": [name] });
             number += 1;
             match daemon.request(Method::POST, "/v1/exports").json(&new).send() {
                 Ok(made) => assert_eq!(made.status(), StatusCode::CREATED),
@@ -104,7 +102,7 @@ fn whenever_it_is_killed_what_was_acknowledged_is_there_and_nothing_is_half_done
             daemon.delete(&format!("/v1/volumes/{name}"));
         }
     }
-    assert_eq!(daemon.get("/v1/devices/disk")["free"], 252 * MIB, "nothing is lost");
+    assert_eq!(daemon.get("/v1/devices/disk")["free_bytes"], 252 * MIB, "nothing is lost");
 }
 
 #[test]
@@ -112,7 +110,7 @@ fn arrays_and_volumes_are_found_again_without_the_state() {
     let mut daemon = Daemon::prepare(&[]);
     let scan = daemon.path("members");
     std::fs::create_dir(&scan).unwrap();
-    daemon.args = ["--patience", "1", "--scan"].map(str::to_owned).into();
+    daemon.args = ["--member-timeout", "1", "--scan"].map(str::to_owned).into();
     daemon.args.push(scan.to_str().unwrap().into());
     daemon.start();
     let members: Vec<String> =
@@ -128,12 +126,12 @@ fn arrays_and_volumes_are_found_again_without_the_state() {
 
 #[test]
 fn a_missing_member_is_waited_for_and_a_known_loss_is_not() {
-    let mut daemon = Daemon::prepare(&["--patience", "3600"]);
+    let mut daemon = Daemon::prepare(&["--member-timeout", "3600"]);
     let wait = |daemon: &mut Daemon, seconds: &str| daemon.args[1] = seconds.into();
     daemon.start();
     let members = daemon.array();
     daemon.volume("v1", MIB);
-    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "of": ["v1"] }));
+    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "volumes": ["v1"] }));
     daemon.end("-TERM");
     let away = format!("{}.away", members[1]);
     std::fs::rename(&members[1], &away).unwrap();
@@ -143,11 +141,11 @@ fn a_missing_member_is_waited_for_and_a_known_loss_is_not() {
     let error = array["error"].as_str().unwrap();
     assert!(error.contains("slot 1"), "{error}");
     assert_eq!(daemon.get("/v1/exports/e1")["state"], "waiting");
-    // It comes back in time.
+    // The member is re-added in time.
     std::fs::rename(&away, &members[1]).unwrap();
     daemon.wait_for("the export", || daemon.get("/v1/exports/e1")["state"] == "active");
     assert_eq!(daemon.get("/v1/arrays/data")["state"], "optimal");
-    // It does not come back.
+    // The member stays missing.
     daemon.end("-TERM");
     wait(&mut daemon, "1");
     std::fs::rename(&members[1], &away).unwrap();
@@ -196,7 +194,7 @@ fn a_pulled_member_is_rebuilt_onto_a_spare_and_the_jobs_tell() {
     });
     daemon.wait_for("its end", || daemon.get("/v1/jobs") == json!([]));
     let members = daemon.get("/v1/samples")["members"].clone();
-    let written = |slot: usize| members[format!("data/{slot}")]["bytes_written"].as_u64().unwrap();
+    let written = |slot: usize| members[format!("data/{slot}")]["written_bytes"].as_u64().unwrap();
     assert!(written(2) > 0 && written(0) > 0, "{members}");
     daemon.wait_for("the events", || {
         let events = daemon.get("/v1/events");
@@ -255,8 +253,8 @@ fn a_configuration_is_planned_applied_and_applied_again_without_effect() {
     let write = |size: u64, iops: u64, more: &str| {
         let text = format!(
             "[[array]]\nname = \"data\"\nlevel = \"5\"\nmembers = {members:?}\n{more}[[group]]\nname = \"g\"\n\
-             [[volume]]\nname = \"v1\"\non = \"data\"\nsize = {size}\ngroup = \"g\"\nqos.iops.per_second = {iops}\n\
-             [[export]]\nname = \"e1\"\nkind = \"nbd\"\nof = [\"v1\"]\n"
+             [[volume]]\nname = \"v1\"\nbacking = \"data\"\nsize_bytes = {size}\ngroup = \"g\"\nqos.iops.per_s = {iops}\n\
+             [[export]]\nname = \"e1\"\nkind = \"nbd\"\nvolumes = [\"v1\"]\n"
         );
         std::fs::write(&path, text).unwrap();
     };
@@ -282,8 +280,8 @@ fn a_configuration_is_planned_applied_and_applied_again_without_effect() {
     );
     daemon.start();
     let grown = daemon.get("/v1/volumes/v1");
-    assert_eq!((&grown["uuid"], &grown["size"]), (&volume["uuid"], &json!(2 * MIB)));
-    assert_eq!(grown["qos"]["iops"]["per_second"], 200);
+    assert_eq!((&grown["uuid"], &grown["size_bytes"]), (&volume["uuid"], &json!(2 * MIB)));
+    assert_eq!(grown["qos"]["iops"]["per_s"], 200);
     assert_eq!(daemon.get("/v1/arrays/data")["scrub_period_s"], 864_000);
     daemon.end("-TERM");
     write(MIB, 200, "");
@@ -299,12 +297,12 @@ fn an_array_that_grows_has_more_room_for_volumes() {
     let daemon = Daemon::new();
     let members = daemon.array();
     daemon.volume("v1", MIB);
-    let free = daemon.get("/v1/arrays/data")["free"].as_u64().unwrap();
+    let free = daemon.get("/v1/arrays/data")["free_bytes"].as_u64().unwrap();
     for member in &members {
         std::fs::File::options().write(true).open(member).unwrap().set_len(64 * MIB).unwrap();
     }
     daemon.post("/v1/arrays/data/actions", &json!({ "action": "grow" }));
-    let more = daemon.get("/v1/arrays/data")["free"].as_u64().unwrap() - free;
+    let more = daemon.get("/v1/arrays/data")["free_bytes"].as_u64().unwrap() - free;
     assert!((90 * MIB..=96 * MIB).contains(&more), "{more}");
 }
 
@@ -332,10 +330,11 @@ fn lines_for_clients_have_absolute_paths_although_the_daemons_are_relative() {
     let spec = json!({ "name": "data", "spec": "mem:size=64M" });
     daemon.post("/v1/devices", &spec);
     let place = daemon.dir.path().canonicalize().unwrap();
-    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "vhost-user-blk", "of": ["data"] }));
+    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "vhost-user-blk", "volumes": ["data"] }));
     let line = daemon.get("/v1/exports/e1/attach")["lines"]["qemu"].clone();
     assert!(line.as_str().unwrap().contains(&format!("path={}/e1.sock,", place.display())), "{line}");
-    let relative = json!({ "name": "e2", "kind": "nbd", "of": ["data"], "options": { "socket": "e2.sock" } });
+    let relative =
+        json!({ "name": "e2", "kind": "nbd", "volumes": ["data"], "options": { "socket": "e2.sock" } });
     let (_, kind, detail) = daemon.refusal(Method::POST, "/v1/exports", &relative);
     assert_eq!((&*kind, &*detail), ("invalid", "export e2: socket \"e2.sock\": want an absolute path"));
 }

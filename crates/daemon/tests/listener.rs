@@ -1,9 +1,7 @@
 //! The listeners of the API as their clients find them: TLS, limits of connections, descriptors,
 //! tokens that change.
 
-mod common;
-
-use common::Daemon;
+use crate::common::Daemon;
 use openssl::ssl::{SslConnector, SslMethod, SslStream};
 use reqwest::StatusCode;
 use reqwest::blocking::Client;
@@ -204,7 +202,7 @@ fn certificates_are_read_again_at_sighup_and_bad_files_keep_the_former_ones() {
     secrets::write(&directory.join("server-key.pem"), "no key").unwrap();
     let said = reload("API certificates not reloaded; the certificate in use stays");
     let error = said["error"].as_str().unwrap();
-    assert!(said["level"] == "ERROR" && error.contains("server-key.pem: is no private key in PEM"), "{said}");
+    assert!(said["level"] == "ERROR" && error.contains("server-key.pem: no PEM private key"), "{said}");
     assert_eq!(shown(), first);
     secrets::write(&directory.join("server-key.pem"), key).unwrap();
     tls::authority::write_all(directory);

@@ -1,20 +1,18 @@
 //! Volumes that move while they are in use.
 
-mod common;
-
+use crate::common::{Daemon, MIB, names};
 use block::{Device, Flags, Op};
-use common::{Daemon, MIB, names};
-use graph::kinds::raid::member;
 use layers::fault::{Action, Rule};
 use reactor::{CoreConfig, Cores};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use stack::kinds::member::member;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const BLOCK: u64 = 4096;
-/// What a request by which something is copied takes, where it is to take long.
+/// Time of a copying request on a slow device.
 const LATE: Duration = Duration::from_millis(500);
 /// Blocks that are read with one request.
 const AT_ONCE: u64 = 64;
@@ -31,16 +29,16 @@ fn with_volume_on(size: u64, mut spec: impl FnMut(&Daemon, &str) -> String) -> D
         daemon.file(name, size + 16 * MIB);
         daemon.post("/v1/devices", &json!({ "name": name, "spec": spec(&daemon, name) }));
     }
-    daemon.post("/v1/volumes", &json!({ "name": "first", "on": "fast", "size": MIB }));
+    daemon.post("/v1/volumes", &json!({ "name": "first", "backing": "fast", "size_bytes": MIB }));
     daemon.delete("/v1/volumes/first"); // it is prepared for volumes, and empty
     daemon.volume("v1", size);
-    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "of": ["v1"] }));
+    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "volumes": ["v1"] }));
     daemon
 }
 
 /// Begins a move that takes what it can, whatever users want.
 fn move_to(daemon: &Daemon, place: &str) -> Value {
-    let job = daemon.post("/v1/volumes/v1/move", &json!({ "to": place }));
+    let job = daemon.post("/v1/volumes/v1/move", &json!({ "backing": place }));
     let urgent = json!({ "min_bytes_per_s": u64::MAX });
     let set = daemon.send(Method::PATCH, "/v1/jobs/v1.move", &urgent).status();
     assert!([StatusCode::OK, StatusCode::NOT_FOUND].contains(&set), "{set}");
@@ -49,16 +47,16 @@ fn move_to(daemon: &Daemon, place: &str) -> Value {
 
 fn wait_until_moved(daemon: &Daemon) {
     daemon.wait_for("a move", || {
-        daemon.get("/v1/volumes/v1")["moves_to"].is_null() && daemon.get("/v1/jobs") == json!([])
+        daemon.get("/v1/volumes/v1")["moving_to"].is_null() && daemon.get("/v1/jobs") == json!([])
     });
 }
 
 fn is_on(daemon: &Daemon) -> String {
-    daemon.get("/v1/volumes/v1")["on"].as_str().unwrap().to_owned()
+    daemon.get("/v1/volumes/v1")["backing"].as_str().unwrap().to_owned()
 }
 
 fn free(daemon: &Daemon) -> [u64; 2] {
-    ["data", "fast"].map(|name| daemon.get(&format!("/v1/devices/{name}"))["free"].as_u64().unwrap())
+    ["data", "fast"].map(|name| daemon.get(&format!("/v1/devices/{name}"))["free_bytes"].as_u64().unwrap())
 }
 
 /// A client of the export.
@@ -98,7 +96,7 @@ impl Client {
         written.unwrap()
     }
 
-    /// What the blocks hold; all of a block is the same.
+    /// Values of the blocks; all bytes of a block are the same.
     fn read(&self, blocks: u64) -> Vec<u64> {
         let device = self.device.clone();
         let read = self.cores.get(0).block_on(move |core| async move {
@@ -120,7 +118,7 @@ impl Client {
     }
 }
 
-/// What a volume holds: by block what was acknowledged, and what may have been written since.
+/// Expected content of a volume: by block the acknowledged value, and values written since.
 struct Expected {
     blocks: Vec<u64>,
     maybe: Option<(u64, u64)>,
@@ -147,8 +145,7 @@ impl Expected {
     }
 }
 
-/// Blocks in an order that looks like none, with values that grow, until somebody says that it is
-/// enough.
+/// Blocks in a scattered order, with growing values, until `is_enough`.
 fn load(blocks: u64, start: u64, is_enough: Arc<AtomicBool>) -> impl FnMut() -> Option<(u64, u64)> + Send {
     let mut value = start;
     move || {
@@ -171,7 +168,7 @@ fn a_volume_moves_to_and_fro_under_load_and_its_users_do_not_notice() {
         for place in ["fast", "data", "fast", "data", "fast"] {
             let job = move_to(&daemon, place);
             assert_eq!(
-                (&job["id"], &job["kind"], &job["array"]),
+                (&job["id"], &job["kind"], &job["backing"]),
                 (&json!("v1.move"), &json!("move"), &json!(place))
             );
             wait_until_moved(&daemon);
@@ -188,9 +185,9 @@ fn a_volume_moves_to_and_fro_under_load_and_its_users_do_not_notice() {
     let samples = daemon.get("/v1/samples");
     assert!(samples["volumes"]["v1"]["writes"].as_u64().unwrap() >= log.len() as u64, "{samples}");
     // It grows at its new place.
-    daemon.patch("/v1/volumes/v1", &json!({ "size": size + 4 * MIB }));
+    daemon.patch("/v1/volumes/v1", &json!({ "size_bytes": size + 4 * MIB }));
     assert_eq!(Client::new(&daemon).device.limits().capacity, size + 4 * MIB);
-    // The old place is nobody's any more.
+    // The old device is not used any more.
     daemon.delete("/v1/devices/data");
     expected.check(&Client::new(&daemon).read(blocks));
     let events = daemon.get("/v1/events").to_string();
@@ -209,7 +206,7 @@ fn whenever_the_daemon_is_killed_a_volume_that_moves_has_what_was_acknowledged()
         let is_enough = Arc::new(AtomicBool::new(false));
         let log = std::thread::scope(|scope| {
             let loading = scope.spawn(|| client.write(load(blocks, value, is_enough.clone())));
-            if daemon.get("/v1/volumes/v1")["moves_to"].is_null() {
+            if daemon.get("/v1/volumes/v1")["moving_to"].is_null() {
                 let place = if is_on(&daemon) == "data" { "fast" } else { "data" };
                 move_to(&daemon, place);
             }
@@ -255,7 +252,7 @@ fn a_move_stands_still_goes_on_is_slowed_down_and_given_up() {
     expected.note(&client.write(move || numbers.next().map(|number| (number, number + 7))));
     move_to(&daemon, "fast");
     daemon.patch("/v1/jobs/v1.move", &json!({ "is_paused": true }));
-    // What was begun before is finished.
+    // Requests in flight complete.
     daemon.wait_for("a job that stands still", || {
         let job = daemon.get("/v1/jobs/v1.move");
         assert_eq!((&job["is_paused"], &job["eta_s"]), (&json!(true), &Value::Null));
@@ -264,9 +261,9 @@ fn a_move_stands_still_goes_on_is_slowed_down_and_given_up() {
     });
     for (method, path, body, text) in [
         (Method::DELETE, "/v1/volumes/v1", Value::Null, "export e1 serves it"),
-        (Method::PATCH, "/v1/volumes/v1", json!({ "size": 128 * MIB }), "it moves to fast"),
+        (Method::PATCH, "/v1/volumes/v1", json!({ "size_bytes": 128 * MIB }), "it moves to fast"),
         (Method::PATCH, "/v1/volumes/v1", json!({ "name": "v2" }), "it moves to fast"),
-        (Method::POST, "/v1/volumes/v1/move", json!({ "to": "fast" }), "it moves to fast"),
+        (Method::POST, "/v1/volumes/v1/move", json!({ "backing": "fast" }), "it moves to fast"),
         (Method::DELETE, "/v1/devices/fast", Value::Null, "volume v1 moves from data to fast"),
     ] {
         let (status, kind, detail) = daemon.refusal(method, path, &body);
@@ -275,13 +272,13 @@ fn a_move_stands_still_goes_on_is_slowed_down_and_given_up() {
             "{path}: {status} {kind} {detail}"
         );
     }
-    // What it may take can be changed, and who comes now gets what is there.
-    daemon.patch("/v1/volumes/v1", &json!({ "qos": { "iops": { "per_second": 100_000 } } }));
-    daemon.post("/v1/exports", &json!({ "name": "e2", "kind": "nbd", "of": ["v1"] }));
+    // Its limits can be changed, and a new client sees its present content.
+    daemon.patch("/v1/volumes/v1", &json!({ "qos": { "iops": { "per_s": 100_000 } } }));
+    daemon.post("/v1/exports", &json!({ "name": "e2", "kind": "nbd", "volumes": ["v1"] }));
     expected.check(&Client::new(&daemon).read(2048));
-    // A daemon that comes back begins again; slowly, if it is told so.
+    // A restarted daemon begins the move again, at the recorded pace.
     daemon.restart("-TERM");
-    assert_eq!(daemon.get("/v1/volumes/v1")["moves_to"], "fast");
+    assert_eq!(daemon.get("/v1/volumes/v1")["moving_to"], "fast");
     daemon.patch("/v1/jobs/v1.move", &json!({ "max_bytes_per_s": 4 * MIB }));
     daemon.wait_for("a rate", || daemon.get("/v1/jobs/v1.move")["bytes_per_s"].as_u64() > Some(0));
     let job = daemon.get("/v1/jobs/v1.move");
@@ -303,14 +300,14 @@ fn a_place_that_does_not_do_is_refused_by_name_and_changes_nothing() {
     let generation = daemon.get("/v1/system")["generation"].clone();
     for (to, status, text) in [
         ("data", 422, "volume v1: it is on data already"),
-        ("nope", 404, "there is no array or device \"nope\""),
+        ("nope", 404, "no array or device \"nope\""),
         ("small", 409, "small: 8388608 bytes"),
         ("big-blocks", 422, "in blocks of 4096"),
     ] {
-        let refused = daemon.refusal(Method::POST, "/v1/volumes/v1/move", &json!({ "to": to }));
+        let refused = daemon.refusal(Method::POST, "/v1/volumes/v1/move", &json!({ "backing": to }));
         assert!(refused.0 == status && refused.2.contains(text), "{to}: {refused:?}");
     }
-    let refused = daemon.refusal(Method::POST, "/v1/volumes/nope/move", &json!({ "to": "fast" }));
+    let refused = daemon.refusal(Method::POST, "/v1/volumes/nope/move", &json!({ "backing": "fast" }));
     assert_eq!(refused.0, 404);
     assert_eq!(daemon.refusal(Method::DELETE, "/v1/jobs/v1.move", &Value::Null).0, 404);
     assert_eq!(daemon.get("/v1/system")["generation"], generation);

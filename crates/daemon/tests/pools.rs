@@ -1,8 +1,6 @@
 //! The copies of a pool's table, damaged and repaired under a daemon that has the pool open.
 
-mod common;
-
-use common::{Daemon, MIB};
+use crate::common::{Daemon, MIB};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::os::unix::fs::FileExt;
@@ -28,7 +26,10 @@ fn with_pool() -> Daemon {
 
 fn damaged(pool: &Value) -> Vec<u64> {
     let copies = pool["copies"].as_array().unwrap().iter();
-    copies.filter(|copy| copy["is_damaged"] == true).map(|copy| copy["offset"].as_u64().unwrap()).collect()
+    copies
+        .filter(|copy| copy["is_damaged"] == true)
+        .map(|copy| copy["offset_bytes"].as_u64().unwrap())
+        .collect()
 }
 
 fn repair(daemon: &Daemon) -> Value {
@@ -41,7 +42,7 @@ fn damaged_copies_are_named_and_repaired_while_the_pool_is_open() {
     let disk = daemon.path("data");
     let pool = daemon.get("/v1/pools/data");
     assert_eq!(
-        (&pool["on"], &pool["sequence"], &pool["volumes"], &pool["damaged"]),
+        (&pool["backing"], &pool["sequence"], &pool["volumes"], &pool["damaged"]),
         (&json!("data"), &json!(3), &json!(["v1"]), &json!(0))
     );
     let whole = std::fs::read(&disk).unwrap();
@@ -51,9 +52,9 @@ fn damaged_copies_are_named_and_repaired_while_the_pool_is_open() {
         let mut expected = places.to_vec();
         let pool = daemon.get("/v1/pools/data");
         assert_eq!(damaged(&pool), expected, "{pool}");
-        assert_eq!(daemon.get("/v1/volumes/v1")["size"], MIB);
+        assert_eq!(daemon.get("/v1/volumes/v1")["size_bytes"], MIB);
         let done = repair(&daemon);
-        let mut offsets: Vec<u64> = serde_json::from_value(done["offsets"].clone()).unwrap();
+        let mut offsets: Vec<u64> = serde_json::from_value(done["offsets_bytes"].clone()).unwrap();
         offsets.sort_unstable();
         expected.sort_unstable();
         assert_eq!((offsets, &done["pool"]["damaged"]), (expected, &json!(0)), "{done}");
@@ -62,10 +63,10 @@ fn damaged_copies_are_named_and_repaired_while_the_pool_is_open() {
             assert!(std::fs::read(&disk).unwrap() == whole, "{places:?}: the device holds what it held");
         }
     }
-    assert_eq!(repair(&daemon)["offsets"], json!([]), "nothing is left to repair");
+    assert_eq!(repair(&daemon)["offsets_bytes"], json!([]), "nothing is left to repair");
     assert_eq!(daemon.get("/v1/pools/data")["rewritten"], json!(10));
     let metrics = daemon.request(Method::GET, "/metrics").send().unwrap().text().unwrap();
-    assert!(metrics.contains("freestone_pool_rewritten_copies_total{on=\"data\"} 10"), "{metrics}");
+    assert!(metrics.contains("freestone_pool_rewritten_copies_total{backing=\"data\"} 10"), "{metrics}");
     let events = daemon.get("/v1/events").to_string();
     assert_eq!(events.matches("\"repaired\"").count(), 6, "{events}");
     // The next change finds nothing in its way, and the next start the change.
@@ -93,13 +94,13 @@ fn an_opening_that_rewrites_a_copy_is_an_event_and_counted() {
 }
 
 #[test]
-fn what_has_no_pool_is_named() {
+fn a_device_without_a_pool_is_named() {
     let daemon = with_pool();
     let bare = daemon.file("bare", 16 * MIB);
     daemon.post("/v1/devices", &json!({ "name": "bare", "spec": bare }));
     for (path, detail) in [
         ("/v1/pools/bare", "bare: it has no pool of volumes"),
-        ("/v1/pools/nope", "there is no array or device \"nope\""),
+        ("/v1/pools/nope", "no array or device \"nope\""),
     ] {
         let refused = daemon.refusal(Method::GET, path, &Value::Null);
         assert_eq!((refused.0, &*refused.2), (404, detail), "{path}");

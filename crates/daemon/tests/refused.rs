@@ -1,10 +1,8 @@
 //! A refused change has changed nothing: not a byte of the state, no device, nothing that the API
 //! shows.
 
-mod common;
-
+use crate::common::{Daemon, MIB, Served};
 use block::{IoError, Op};
-use common::{Daemon, MIB, Served};
 use layers::fault::{Action, Rule};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -70,11 +68,11 @@ fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 /// A daemon with everything there is: a device of volumes, a device with a file system, a mirror,
 /// groups, exports.
 fn with_everything() -> Daemon {
-    let daemon = Daemon::with(&["--patience", "1", "--cores", "0"]);
+    let daemon = Daemon::with(&["--member-timeout", "1", "--cores", "0"]);
     for name in ["data", "bare", "spare"] {
         let path = daemon.file(name, 24 * MIB);
         if name == "bare" {
-            // What `force` gives up stays all the same when nothing comes of it.
+            // Content that `force` would overwrite is kept when the request fails.
             let mut bytes = std::fs::read(&path).unwrap();
             bytes[1024 + 56..1024 + 58].copy_from_slice(&[0x53, 0xef]);
             bytes[64 << 10..8 << 20].fill(0x5a);
@@ -90,11 +88,14 @@ fn with_everything() -> Daemon {
     let members = ["m0", "m1"].map(|name| daemon.file(name, 24 * MIB));
     daemon.post("/v1/arrays", &json!({ "name": "mirror", "level": "1", "members": members }));
     for group in ["full", "empty"] {
-        daemon.send(Method::PUT, &format!("/v1/groups/{group}"), &json!({ "iops": { "per_second": 900 } }));
+        daemon.send(Method::PUT, &format!("/v1/groups/{group}"), &json!({ "iops": { "per_s": 900 } }));
     }
     daemon.volume("served", MIB);
-    daemon.post("/v1/volumes", &json!({ "name": "limited", "on": "data", "size": MIB, "group": "full" }));
-    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "of": ["served"] }));
+    daemon.post(
+        "/v1/volumes",
+        &json!({ "name": "limited", "backing": "data", "size_bytes": MIB, "group": "full" }),
+    );
+    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "volumes": ["served"] }));
     daemon.wait_for("the mirror", || daemon.get("/v1/jobs") == json!([]));
     daemon
 }
@@ -102,9 +103,8 @@ fn with_everything() -> Daemon {
 /// Every request that changes the state.
 fn requests(daemon: &Daemon) -> Vec<(Method, &'static str, Value)> {
     let path = |name: &str| daemon.path(name).display().to_string();
-    let limits = json!({ "iops": { "per_second": 70 } });
-    let volume =
-        |on: &str| json!({ "name": format!("on-{on}"), "on": on, "size": MIB, "force": true, "qos": limits });
+    let limits = json!({ "iops": { "per_s": 70 } });
+    let volume = |on: &str| json!({ "name": format!("on-{on}"), "backing": on, "size_bytes": MIB, "force": true, "qos": limits });
     vec![
         (Method::POST, "/v1/devices", json!({ "name": "other", "spec": path("other") })),
         (Method::DELETE, "/v1/devices/bare", Value::Null),
@@ -122,15 +122,19 @@ fn requests(daemon: &Daemon) -> Vec<(Method, &'static str, Value)> {
         (Method::DELETE, "/v1/arrays/mirror", Value::Null),
         (Method::POST, "/v1/volumes", volume("data")),
         (Method::POST, "/v1/volumes", volume("bare")),
-        (Method::PATCH, "/v1/volumes/served", json!({ "qos": limits, "name": "renamed", "size": 2 * MIB })),
+        (
+            Method::PATCH,
+            "/v1/volumes/served",
+            json!({ "qos": limits, "name": "renamed", "size_bytes": 2 * MIB }),
+        ),
         (Method::PATCH, "/v1/volumes/limited", json!({ "group": "" })),
         (Method::DELETE, "/v1/volumes/limited", Value::Null),
-        (Method::POST, "/v1/volumes/served/move", json!({ "to": "bare", "force": true })),
+        (Method::POST, "/v1/volumes/served/move", json!({ "backing": "bare", "force": true })),
         (Method::PUT, "/v1/groups/new", limits.clone()),
         (Method::PUT, "/v1/groups/full", limits.clone()),
         (Method::DELETE, "/v1/groups/empty", Value::Null),
-        (Method::POST, "/v1/exports", json!({ "name": "e2", "kind": "nbd", "of": ["limited"] })),
-        (Method::POST, "/v1/exports", json!({ "name": "e3", "kind": "vhost-user-blk", "of": ["bare"] })),
+        (Method::POST, "/v1/exports", json!({ "name": "e2", "kind": "nbd", "volumes": ["limited"] })),
+        (Method::POST, "/v1/exports", json!({ "name": "e3", "kind": "vhost-user-blk", "volumes": ["bare"] })),
         (Method::PATCH, "/v1/exports/e1", json!({ "cores": [0] })),
         (Method::DELETE, "/v1/exports/e1", Value::Null),
     ]
@@ -170,14 +174,15 @@ fn a_configuration_with_a_mistake_makes_nothing() {
     let path = daemon.path("config.toml");
     daemon.args.push(path.to_str().unwrap().into());
     let array = format!("[[array]]\nname = \"data\"\nlevel = \"1\"\nmembers = {members:?}\n");
-    let volume = |more: &str| format!("[[volume]]\nname = \"v1\"\non = \"data\"\nsize = 1048576\n{more}");
+    let volume =
+        |more: &str| format!("[[volume]]\nname = \"v1\"\nbacking = \"data\"\nsize_bytes = 1048576\n{more}");
     let cases = [
         (volume("group = \"nope\"\n"), "group \"nope\""),
-        (volume("qos.iops.per_second = 0\n"), "iops: 0"),
+        (volume("qos.iops.per_s = 0\n"), "iops: 0"),
         (volume("").replace("\"data\"", "\"date\""), "array or device \"date\""),
         (volume("").replace("v1", "data"), "the name data is given twice"),
-        (format!("{}[[export]]\nname = \"e1\"\nkind = \"nbd\"\nof = [\"v2\"]\n", volume("")), "\"v2\""),
-        (format!("{}[[export]]\nname = \"e1\"\nkind = \"nbdd\"\nof = [\"v1\"]\n", volume("")), "nbdd"),
+        (format!("{}[[export]]\nname = \"e1\"\nkind = \"nbd\"\nvolumes = [\"v2\"]\n", volume("")), "\"v2\""),
+        (format!("{}[[export]]\nname = \"e1\"\nkind = \"nbdd\"\nvolumes = [\"v1\"]\n", volume("")), "nbdd"),
     ];
     for (mistake, text) in cases {
         std::fs::write(&path, format!("{array}{mistake}")).unwrap();
@@ -234,9 +239,9 @@ fn a_change_whose_device_fails_has_changed_nothing() {
     let failing = Failing::new(&daemon);
     let begin = |daemon: &Daemon| std::fs::read(daemon.path("bare")).unwrap()[..4 << 20].to_vec();
     daemon.volume("v1", MIB);
-    let limits = json!({ "iops": { "per_second": 70 } });
-    let change = json!({ "name": "renamed", "qos": limits, "size": 2 * MIB });
-    let volume = |on: &str| json!({ "name": on.to_owned() + "2", "on": on, "size": MIB, "force": true, "qos": limits });
+    let limits = json!({ "iops": { "per_s": 70 } });
+    let change = json!({ "name": "renamed", "qos": limits, "size_bytes": 2 * MIB });
+    let volume = |on: &str| json!({ "name": on.to_owned() + "2", "backing": on, "size_bytes": MIB, "force": true, "qos": limits });
     for (method, path, body) in [
         (Method::POST, "/v1/volumes", volume("data")),
         (Method::PATCH, "/v1/volumes/v1", change),
@@ -297,8 +302,8 @@ fn an_array_that_cannot_be_made_leaves_no_superblock_and_no_record() {
     daemon.post("/v1/arrays", &new);
 }
 
-/// The daemon is killed while it writes superblocks. What it leaves is listed, does not run, and
-/// can be deleted.
+/// The daemon is killed while it writes superblocks. The unfinished array is listed, does not run,
+/// and can be deleted.
 #[test]
 fn an_array_whose_making_was_cut_off_is_deleted_and_made_again() {
     let mut daemon = Daemon::new();

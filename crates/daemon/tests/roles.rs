@@ -1,8 +1,6 @@
 //! Roles: the table, every operation with every role, and what each role cannot reach.
 
-mod common;
-
-use common::{Daemon, MIB, names};
+use crate::common::{Daemon, MIB, names};
 use daemon::rest::{Ask, MATRIX, Role, Row};
 use reqwest::blocking::Client;
 use reqwest::{Method, StatusCode};
@@ -76,18 +74,19 @@ impl Subject {
 /// A request for each operation, which asks for nothing else (`None`) or for that. Where it is
 /// allowed it may fail for another reason, so that nothing comes of most of them.
 fn sample(daemon: &Daemon, row: &Row, ask: Option<Ask>) -> (String, Value) {
-    let path = row.path.replace("{name}", "nope").replace("{id}", "nope").replace("{on}", "nope");
+    let path = row.path.replace("{name}", "nope").replace("{id}", "nope").replace("{backing}", "nope");
     let disk = daemon.path("nowhere").display().to_string();
     let volume = |field: &str, value: Value| {
-        let mut new = json!({ "name": "v", "on": "nope", "size": MIB });
+        let mut new = json!({ "name": "v", "backing": "nope", "size_bytes": MIB });
         new[field] = value;
         new
     };
     let export =
-        |of: &str, options: Value| json!({ "name": "e", "kind": "nbd", "of": [of], "options": options });
+        |of: &str, options: Value| json!({ "name": "e", "kind": "nbd", "volumes": [of], "options": options });
     let body = match (row.method.as_str(), row.path, ask) {
         ("GET" | "DELETE", _, None) => Value::Null,
         ("POST", "/v1/devices", None) => json!({ "name": "d", "spec": disk }),
+        ("PATCH", "/v1/devices/{name}", None) => json!({ "size_bytes": MIB }),
         ("POST", "/v1/arrays", None) => json!({ "name": "a", "level": "1", "members": [disk, disk] }),
         ("POST", "/v1/arrays/{name}/actions", None) => json!({ "action": "fail", "members": ["0"] }),
         ("POST", "/v1/arrays/{name}/actions", Some(Ask::Force)) => {
@@ -99,18 +98,18 @@ fn sample(daemon: &Daemon, row: &Row, ask: Option<Ask>) -> (String, Value) {
         ("POST", "/v1/volumes", None) => volume("qos", json!({})),
         ("POST", "/v1/volumes", Some(Ask::Force)) => volume("force", json!(true)),
         ("POST", "/v1/volumes", Some(Ask::Settings)) => volume("group", json!("nope")),
-        ("PATCH", "/v1/volumes/{name}", None) => json!({ "size": MIB }),
+        ("PATCH", "/v1/volumes/{name}", None) => json!({ "size_bytes": MIB }),
         ("PATCH", "/v1/volumes/{name}", Some(Ask::Settings)) => json!({ "name": "other" }),
-        ("POST", "/v1/volumes/{name}/move", None) => json!({ "to": "nope" }),
-        ("POST", "/v1/volumes/{name}/move", Some(Ask::Force)) => json!({ "to": "nope", "force": true }),
-        ("POST", "/v1/pools/{on}/actions", None) => json!({ "action": "repair" }),
+        ("POST", "/v1/volumes/{name}/move", None) => json!({ "backing": "nope" }),
+        ("POST", "/v1/volumes/{name}/move", Some(Ask::Force)) => json!({ "backing": "nope", "force": true }),
+        ("POST", "/v1/pools/{backing}/actions", None) => json!({ "action": "repair" }),
         ("PUT", "/v1/groups/{name}", None) => json!({}),
         ("POST", "/v1/exports", None) => export("nope", json!({})),
         ("POST", "/v1/exports", Some(Ask::RawDevice)) => export("bare", json!({})),
         ("POST", "/v1/exports", Some(Ask::Path)) => export("nope", json!({ "tls-psk": disk })),
         ("POST", "/v1/exports", Some(Ask::OpenListener)) => export("nope", json!({ "listen": "0.0.0.0:0" })),
         ("POST", "/v1/exports", Some(Ask::Settings)) => {
-            json!({ "name": "e", "kind": "nbd", "of": ["nope"], "label": "other" })
+            json!({ "name": "e", "kind": "nbd", "volumes": ["nope"], "label": "other" })
         }
         ("PATCH", "/v1/exports/{name}", None) => json!({ "cores": [] }),
         ("PATCH", "/v1/jobs/{id}", None) => json!({ "is_paused": true }),
@@ -177,9 +176,8 @@ fn every_operation_is_refused_to_the_roles_that_the_table_does_not_name() {
     assert_eq!(subject.ask("page", Method::GET, "/v1/nope", &Value::Null).0, 404);
 }
 
-/// Every field and option that an operator could name a path with, once for a file that is there
-/// and once for one that is not: the answers are the same but for the path, and the file is
-/// untouched.
+/// Every field and option in which an operator could name a path is tried with an existing file and
+/// with a missing one. The answers differ only in the path, and the file is untouched.
 #[test]
 fn an_operator_neither_learns_of_a_file_nor_reaches_it() {
     let subject = Subject::new();
@@ -188,8 +186,7 @@ fn an_operator_neither_learns_of_a_file_nor_reaches_it() {
     std::fs::write(&there, "root:$6$secret\n").unwrap();
     let gone = daemon.path("absent").display().to_string();
     daemon.volume("v1", MIB);
-    let export =
-        |kind: &str, options: Value| json!({ "name": "e", "kind": kind, "of": ["v1"], "options": options });
+    let export = |kind: &str, options: Value| json!({ "name": "e", "kind": kind, "volumes": ["v1"], "options": options });
     let requests = |path: &str| {
         let nqn = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-0000-0000-000000000001";
         let nvme = |key: &str| {
@@ -242,7 +239,7 @@ fn an_operator_neither_learns_of_a_file_nor_reaches_it() {
     subject.done("ops", Method::POST, "/v1/exports", &export("nbd", json!({ "socket": socket })));
 }
 
-/// A device that left an array may come back on an operator's word, since the array knows it.
+/// An operator may re-add a device that left an array, since the array knows it.
 #[test]
 fn an_operator_takes_a_member_back() {
     let subject = Subject::new();
@@ -261,15 +258,15 @@ fn an_operator_takes_a_member_back() {
 #[test]
 fn a_provisioner_has_its_own_volumes_and_exports_and_no_others() {
     let mut subject = Subject::new();
-    let new = |name: &str, on: &str| json!({ "name": name, "on": on, "size": MIB });
+    let new = |name: &str, on: &str| json!({ "name": name, "backing": on, "size_bytes": MIB });
     let made = subject.done("csi", Method::POST, "/v1/volumes", &new("mine", "data"));
     assert_eq!(made["label"], "csi");
     subject.done("nova", Method::POST, "/v1/volumes", &new("other", "data"));
     assert_eq!(
-        subject.done("csi", Method::PATCH, "/v1/volumes/mine", &json!({ "size": 2 * MIB }))["label"],
+        subject.done("csi", Method::PATCH, "/v1/volumes/mine", &json!({ "size_bytes": 2 * MIB }))["label"],
         "csi"
     );
-    let export = |name: &str, of: &str| json!({ "name": name, "kind": "nbd", "of": [of] });
+    let export = |name: &str, of: &str| json!({ "name": name, "kind": "nbd", "volumes": [of] });
     subject.done("csi", Method::POST, "/v1/exports", &export("e1", "mine"));
     subject.done("ops", Method::POST, "/v1/exports", &export("e2", "theirs"));
     let seen = |subject: &Subject, path: &str| names(&subject.done("csi", Method::GET, path, &Value::Null));
@@ -297,7 +294,7 @@ fn a_provisioner_has_its_own_volumes_and_exports_and_no_others() {
     for (method, of_others, of_nobody, body) in [
         (Method::GET, "/v1/volumes/theirs", "/v1/volumes/nope", Value::Null),
         (Method::GET, "/v1/volumes/other", "/v1/volumes/nope", Value::Null),
-        (Method::PATCH, "/v1/volumes/other", "/v1/volumes/nope", json!({ "size": 2 * MIB })),
+        (Method::PATCH, "/v1/volumes/other", "/v1/volumes/nope", json!({ "size_bytes": 2 * MIB })),
         (Method::DELETE, "/v1/volumes/other", "/v1/volumes/nope", Value::Null),
         (Method::GET, "/v1/exports/e2", "/v1/exports/nope", Value::Null),
         (Method::GET, "/v1/exports/e2/attach", "/v1/exports/nope/attach", Value::Null),
@@ -311,7 +308,7 @@ fn a_provisioner_has_its_own_volumes_and_exports_and_no_others() {
     }
     for of in ["theirs", "other", "bare", "mirror", "nope"] {
         let (kind, said) = subject.refused("csi", Method::POST, "/v1/exports", &export("e3", of));
-        assert_eq!((&*kind, said), ("not-found", format!("there is no volume, array or device {of:?}")));
+        assert_eq!((&*kind, said), ("not-found", format!("no volume, array or device {of:?}")));
     }
     let refused = |method: Method, path: &str, body: Value| subject.refused("csi", method, path, &body).0;
     assert_eq!(
@@ -319,7 +316,7 @@ fn a_provisioner_has_its_own_volumes_and_exports_and_no_others() {
         "forbidden",
         "it would prepare the device"
     );
-    let limits = json!({ "qos": { "iops": { "per_second": 1 } } });
+    let limits = json!({ "qos": { "iops": { "per_s": 1 } } });
     assert_eq!(refused(Method::PATCH, "/v1/volumes/mine", limits), "forbidden");
     let mut labelled = new("v", "data");
     labelled["label"] = json!("nova");

@@ -1,8 +1,6 @@
-//! What the daemon gives up before it reads anything foreign, and what cannot be done from inside.
+//! The rights that the daemon gives up before it reads foreign data, and attacks from inside.
 
-mod common;
-
-use common::{Daemon, MIB};
+use crate::common::{Daemon, MIB};
 use daemon::confinement::Confinement;
 use daemon::engine::{Engine, Options};
 use reactor::CoreConfig;
@@ -18,7 +16,7 @@ use std::time::Duration;
 
 /// In the environment of a test that runs itself again: the directory of the daemon in there.
 const INNER: &str = "FREESTONE_CONFINED";
-/// What such a test prints when it has come to its end.
+/// The text that such a test prints at its end.
 const DONE: &str = "tried everything";
 
 /// Whether this kernel can do all of it. CI's can.
@@ -34,9 +32,9 @@ fn has_sandbox() -> bool {
     is_in_force
 }
 
-/// Runs the test called `name` again, in a process that has a daemon's engine, in its sandbox;
-/// `attack` gets the daemon's directory, on a thread that was started by a thread of the engine.
-/// `None` in there.
+/// Runs the test called `name` again, in a process that has a daemon's engine, in its sandbox.
+/// `attack` gets the daemon's directory; it runs on a thread that a thread of the engine started.
+/// Returns `None` in that process.
 fn confined(name: &str, attack: fn(&Path)) -> Option<Output> {
     if let Some(directory) = std::env::var_os(INNER) {
         let directory = Path::new(&directory);
@@ -46,7 +44,7 @@ fn confined(name: &str, attack: fn(&Path)) -> Option<Output> {
             runtime_dir: directory.join("run"),
             cores: vec![CoreConfig::default()],
             scan: Vec::new(),
-            patience: Duration::ZERO,
+            member_timeout: Duration::ZERO,
             has_array_sockets: false,
             confinement: Confinement::new(Mode::Required),
         };
@@ -61,7 +59,7 @@ fn confined(name: &str, attack: fn(&Path)) -> Option<Output> {
     let directory = tempfile::tempdir().unwrap();
     fs::write(directory.path().join("image"), b"x").unwrap();
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture", "--test-threads=1"])
+        .args(["--exact", &format!("sandbox::{name}"), "--nocapture", "--test-threads=1"])
         .env(INNER, directory.path())
         .env("XDG_RUNTIME_DIR", directory.path())
         .stdin(Stdio::null())
@@ -83,7 +81,7 @@ fn files_outside_the_daemons_directories_are_closed_to_its_threads() {
         for secret in ["/etc/shadow", "/etc/passwd", "/proc/1/environ", "/root"] {
             assert_eq!(kind(File::open(secret)), Some(PermissionDenied), "{secret}");
         }
-        // Beside its own directories, too, and nothing new can be made anywhere else.
+        // Next to its own directories, too, and no file can be created elsewhere.
         assert_eq!(kind(File::open(directory.join("image"))), Some(PermissionDenied));
         assert_eq!(kind(File::create_new(directory.join("new"))), Some(PermissionDenied));
         assert_eq!(kind(File::create_new("/dev/shm/freestone-escape")), Some(PermissionDenied));
@@ -120,7 +118,7 @@ fn every_thread_of_the_daemon_is_confined() {
     }
     let daemon = Daemon::new();
     daemon.post("/v1/devices", &json!({ "name": "d", "spec": "mem:size=64M" }));
-    daemon.post("/v1/exports", &json!({ "name": "e", "kind": "nbd", "of": ["d"] }));
+    daemon.post("/v1/exports", &json!({ "name": "e", "kind": "nbd", "volumes": ["d"] }));
     let threads = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     // A thread that has ended meanwhile has no status.
     let status = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("status")).ok();
@@ -137,7 +135,7 @@ fn every_thread_of_the_daemon_is_confined() {
 }
 
 #[test]
-fn what_lies_outside_the_sandbox_is_refused_by_path_and_option() {
+fn a_path_outside_the_sandbox_is_refused_by_path_and_option() {
     if !has_sandbox() {
         return;
     }
@@ -158,8 +156,7 @@ fn what_lies_outside_the_sandbox_is_refused_by_path_and_option() {
     let (_, _, detail) = daemon.refusal(Method::POST, "/v1/arrays", &array);
     assert!(detail.starts_with(&format!("array a: {path}: {hint}")), "{detail}");
     daemon.post("/v1/devices", &json!({ "name": "m", "spec": "mem:size=64M" }));
-    let export =
-        |options: serde_json::Value| json!({ "name": "e", "kind": "nbd", "of": ["m"], "options": options });
+    let export = |options: serde_json::Value| json!({ "name": "e", "kind": "nbd", "volumes": ["m"], "options": options });
     let socket = export(json!({ "socket": elsewhere.path().join("s") }));
     let (_, _, detail) = daemon.refusal(Method::POST, "/v1/exports", &socket);
     assert!(detail.starts_with("export e: ") && detail.contains(&hint), "{detail}");
@@ -172,14 +169,14 @@ fn what_lies_outside_the_sandbox_is_refused_by_path_and_option() {
 }
 
 #[test]
-fn what_the_state_has_is_open_again_wherever_it_lies() {
+fn devices_of_the_state_are_opened_again_in_any_directory() {
     let elsewhere = tempfile::tempdir().unwrap();
     let path = elsewhere.path().join("image");
     File::create(&path).unwrap().set_len(64 * MIB).unwrap();
     let mut daemon = Daemon::with(&["--sandbox-path", elsewhere.path().to_str().unwrap()]);
     daemon.post("/v1/devices", &json!({ "name": "d", "spec": path.display().to_string() }));
     let socket = elsewhere.path().join("s");
-    let export = json!({ "name": "e", "kind": "nbd", "of": ["d"], "options": { "socket": socket } });
+    let export = json!({ "name": "e", "kind": "nbd", "volumes": ["d"], "options": { "socket": socket } });
     daemon.post("/v1/exports", &export);
     daemon.end("-TERM");
     daemon.args.clear();

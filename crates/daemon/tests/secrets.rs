@@ -1,13 +1,11 @@
 //! No content of a secret file appears in an answer, the log, an event, a metric, or on standard
 //! error.
 //!
-//! Files that hold a canary, in each format that a reader knows and in formats that it does not,
-//! are given to every option of the API and of the command line that takes the path of a key,
+//! The tests write a canary into files, in formats that the readers know and in others. They give
+//! the files to every option of the API and of the command line that takes the path of a key,
 //! token, certificate or configuration file.
 
-mod common;
-
-use common::{Daemon, MIB};
+use crate::common::{Daemon, MIB};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -16,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Valid as hexadecimal and base64 digits and as part of a name.
 const CANARY: &str = "c0ffee5ec2e7c0ffee";
-/// What a directory of certificates has.
+/// The files of a directory of certificates.
 const CERTIFICATE_FILES: [&str; 5] =
     ["ca-cert.pem", "server-cert.pem", "server-key.pem", "client-cert.pem", "client-key.pem"];
 
@@ -55,7 +53,7 @@ fn contents() -> Vec<(&'static str, String)> {
         ("TOML with another key", format!("{c} = \"{c}\"\n")),
         (
             "TOML with a wrong value",
-            format!("[[volume]]\nname = \"v9\"\non = \"data\"\nsize = \"{c}, expected {c}\"\n"),
+            format!("[[volume]]\nname = \"v9\"\nbacking = \"data\"\nsize_bytes = \"{c}, expected {c}\"\n"),
         ),
         ("TOML with a wrong word", format!("[[volume]]\nname = \"v9\"\n{c}.{c} = 1\n")),
         ("TOML of a password", format!("[{c}]\npassword = \"{c}\"\n")),
@@ -85,14 +83,14 @@ fn requests(file: &Path, directory: &Path) -> Vec<(&'static str, String, String,
         _ => None,
     };
     let mut requests = Vec::new();
-    for kind in serving::export::KINDS {
+    for kind in hosting::export::KINDS {
         for key in kind.keys.iter().filter(|key| key.name != "reservations") {
             let Some(path) = path_for(key.value) else { continue };
             let mut options = json!({ "listen": "127.0.0.1:0", key.name: path });
             if kind.name == "nvme-tcp" {
                 options["nqn"] = json!("nqn.2014-08.org:x");
             }
-            let body = json!({ "name": "e1", "kind": kind.name, "of": ["v1"], "options": options });
+            let body = json!({ "name": "e1", "kind": kind.name, "volumes": ["v1"], "options": options });
             requests.push(("/v1/exports", kind.name.into(), key.name.into(), body));
             if key.name == "tls-certificates" {
                 let mut body = requests.last().unwrap().3.clone();
@@ -104,7 +102,7 @@ fn requests(file: &Path, directory: &Path) -> Vec<(&'static str, String, String,
     let mut device = |kind: &str, key: &str, spec: String| {
         requests.push(("/v1/devices", kind.into(), key.into(), json!({ "name": "d1", "spec": spec })));
     };
-    for kind in graph::kinds::device::KINDS {
+    for kind in stack::kinds::device::KINDS {
         for key in kind.keys {
             let Some(path) = path_for(key.value) else { continue };
             let place = match kind.name {
@@ -122,7 +120,7 @@ fn requests(file: &Path, directory: &Path) -> Vec<(&'static str, String, String,
 
 #[test]
 fn no_content_of_a_secret_file_is_in_an_answer_the_log_or_an_event() {
-    let daemon = Daemon::with(&["--patience", "1", "--json", "--log", "trace"]);
+    let daemon = Daemon::with(&["--member-timeout", "1", "--json", "--log", "trace"]);
     let disk = daemon.file("disk", 64 * MIB);
     daemon.post("/v1/devices", &json!({ "name": "data", "spec": disk }));
     daemon.volume("v1", MIB);

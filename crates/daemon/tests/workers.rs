@@ -1,14 +1,12 @@
 //! `--process-per-export`: what a process of its own keeps of an export, what it can do, and what
 //! its end means to others.
 
-mod common;
-
+use crate::common::{Daemon, MIB};
 use block::{Channel, Data, Device, Flags, IoError, MemoryRegion, Op, Request, Segment};
-use common::{Daemon, MIB};
-use graph::kinds::raid::member;
 use reactor::{CoreConfig, CoreRef, Cores};
 use reqwest::Method;
 use serde_json::{Value, json};
+use stack::kinds::member::member;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -57,8 +55,11 @@ fn is_running(pid: u32) -> bool {
 
 /// An NBD export of a volume of its own.
 fn export(daemon: &Daemon, name: &str, label: &str) -> Arc<dyn Device> {
-    daemon.post("/v1/volumes", &json!({ "name": name, "on": "data", "size": 8 * MIB, "label": label }));
-    daemon.post("/v1/exports", &json!({ "name": name, "kind": "nbd", "of": [name], "label": label }));
+    daemon.post(
+        "/v1/volumes",
+        &json!({ "name": name, "backing": "data", "size_bytes": 8 * MIB, "label": label }),
+    );
+    daemon.post("/v1/exports", &json!({ "name": name, "kind": "nbd", "volumes": [name], "label": label }));
     open(daemon, name)
 }
 
@@ -122,7 +123,7 @@ fn load(open: impl Fn() -> Option<Arc<dyn Device>> + Send + 'static) -> Load {
                     let byte = |round: u64| (round % 251) as u8;
                     transfer(&*channel, Op::Write, round % BLOCKS, byte(round)).await?;
                     counted.store(round + 1, Ordering::Relaxed);
-                    // What was acknowledged longest ago, before the device was lost perhaps.
+                    // The oldest acknowledged write, possibly from before the loss of the device.
                     let oldest = (round + 1).saturating_sub(BLOCKS - 1);
                     let found = transfer(&*channel, Op::Read, oldest % BLOCKS, 0).await?;
                     assert!(found == vec![byte(oldest); BLOCK], "round {oldest}: {}", found[0]);
@@ -153,7 +154,7 @@ fn traffic(daemon: &Daemon, name: &str) -> Value {
 }
 
 fn daemon() -> Daemon {
-    let daemon = Daemon::with(&["--patience", "1", "--process-per-export"]);
+    let daemon = Daemon::with(&["--member-timeout", "1", "--process-per-export"]);
     daemon.array();
     daemon
 }
@@ -194,7 +195,7 @@ fn a_process_that_is_killed_is_started_again_and_no_other_export_notices() {
     assert_eq!(workers(&daemon)["b"], before["b"], "the other process is the same");
     daemon.wait_for("counters", || traffic(&daemon, "b")["writes"].as_u64() > Some(100));
     daemon.wait_for("counters", || traffic(&daemon, "a")["connections"].as_u64() > Some(2));
-    assert_eq!(traffic(&daemon, "b")["failed"], 0);
+    assert_eq!(traffic(&daemon, "b")["errors"], 0);
     assert_eq!(daemon.log().matches("worker-ended").count(), 2, "{}", daemon.log());
 }
 
@@ -208,7 +209,7 @@ fn hosts_over_nvme_tcp_go_on_with_the_next_process() {
     daemon.volume("a", 8 * MIB);
     daemon.volume("more", 8 * MIB);
     let options = json!({ "listen": address, "nqn": nqn });
-    let new = json!({ "name": "a", "kind": "nvme-tcp", "of": ["a", "more"], "options": options });
+    let new = json!({ "name": "a", "kind": "nvme-tcp", "volumes": ["a", "more"], "options": options });
     daemon.post("/v1/exports", &new);
     let b = export(&daemon, "b", "bob");
     let a = member(&format!("nvme-tcp:address={address},nqn={nqn}"), false, false).unwrap().open().unwrap();
@@ -222,11 +223,11 @@ fn hosts_over_nvme_tcp_go_on_with_the_next_process() {
 fn a_guests_disk_is_served_by_a_process_of_its_own() {
     let daemon = daemon();
     daemon.volume("v", 8 * MIB);
-    daemon.post("/v1/exports", &json!({ "name": "v", "kind": "vhost-user-blk", "of": ["v"] }));
+    daemon.post("/v1/exports", &json!({ "name": "v", "kind": "vhost-user-blk", "volumes": ["v"] }));
     assert_eq!(workers(&daemon).keys().collect::<Vec<_>>(), ["v"]);
-    let buffers = graph::passed::share_buffers(1 << 30).unwrap();
+    let buffers = stack::passed::share_buffers(1 << 30).unwrap();
     let path = daemon.path("v.sock");
-    let disk = graph::parse(&format!("virtio-blk-vhost-user:path={}", path.display()))
+    let disk = stack::parse(&format!("virtio-blk-vhost-user:path={}", path.display()))
         .unwrap()
         .open()
         .unwrap()
@@ -238,8 +239,8 @@ fn a_guests_disk_is_served_by_a_process_of_its_own() {
     }
     check(&cores.get(0), &disk, 0, 3);
     check(&cores.get(0), &disk, 2047, 4);
-    daemon.wait_for("counters", || traffic(&daemon, "v")["bytes_written"] == 2 * BLOCK);
-    daemon.patch("/v1/volumes/v", &json!({ "size": 12 * MIB }));
+    daemon.wait_for("counters", || traffic(&daemon, "v")["written_bytes"] == 2 * BLOCK);
+    daemon.patch("/v1/volumes/v", &json!({ "size_bytes": 12 * MIB }));
     daemon.wait_for("the guest's disk to grow", || disk.limits().capacity == 12 * MIB);
     check(&cores.get(0), &disk, 2048, 0);
 }
@@ -283,7 +284,7 @@ fn an_export_grows_and_is_removed_and_the_daemon_ends_its_processes_in_order() {
     let a = export(&daemon, "a", "alice");
     let _b = export(&daemon, "b", "bob");
     assert_eq!(a.limits().capacity, 8 * MIB);
-    daemon.patch("/v1/volumes/a", &json!({ "size": 12 * MIB }));
+    daemon.patch("/v1/volumes/a", &json!({ "size_bytes": 12 * MIB }));
     assert_eq!(open(&daemon, "a").limits().capacity, 12 * MIB, "who connects now finds all of it");
     let (of_a, of_b) = (workers(&daemon)["a"], workers(&daemon)["b"]);
     daemon.delete("/v1/exports/a");
@@ -306,11 +307,11 @@ fn an_export_grows_and_is_removed_and_the_daemon_ends_its_processes_in_order() {
 fn a_guest_that_truncates_its_memory_loses_its_process_and_the_next_guest_is_served() {
     let daemon = daemon();
     daemon.volume("v", 8 * MIB);
-    daemon.post("/v1/exports", &json!({ "name": "v", "kind": "vhost-user-blk", "of": ["v"] }));
+    daemon.post("/v1/exports", &json!({ "name": "v", "kind": "vhost-user-blk", "volumes": ["v"] }));
     let b = export(&daemon, "b", "bob");
     let (former, of_b) = (workers(&daemon)["v"], workers(&daemon)["b"]);
     let spec = format!("virtio-blk-vhost-user:path={}", daemon.path("v.sock").display());
-    let disk = graph::parse(&spec).unwrap().open().unwrap().device;
+    let disk = stack::parse(&spec).unwrap().open().unwrap().device;
     let file = tempfile::tempfile_in("/dev/shm").unwrap();
     file.set_len(MIB).unwrap();
     // Addresses that are not mapped here: this guest does not look at its memory.
@@ -328,7 +329,7 @@ fn a_guest_that_truncates_its_memory_loses_its_process_and_the_next_guest_is_ser
     assert!(ended.unwrap().is_err(), "what is not there cannot be written");
     daemon.wait_for("a successor", || workers(&daemon).get("v").is_some_and(|pid| *pid != former));
     daemon.wait_for("the reason", || daemon.log().contains(&format!("process {former}: exit status: 1")));
-    let next = graph::parse(&spec).unwrap().open().unwrap().device;
+    let next = stack::parse(&spec).unwrap().open().unwrap().device;
     assert_eq!(next.limits().capacity, 8 * MIB);
     run(&cores.get(0), &b, Op::Write, 5, 6);
     check(&cores.get(0), &b, 5, 6);
@@ -342,7 +343,7 @@ fn a_process_that_does_nothing_any_more_holds_up_no_change_and_is_killed_in_the_
     let b = export(&daemon, "b", "bob");
     let of_a = workers(&daemon)["a"];
     signal(of_a, "-STOP");
-    daemon.patch("/v1/volumes/a", &json!({ "size": 12 * MIB }));
+    daemon.patch("/v1/volumes/a", &json!({ "size_bytes": 12 * MIB }));
     daemon.delete("/v1/exports/a");
     assert!(!is_running(of_a) && !daemon.path("a.sock").exists());
     let cores = Cores::start(&[CoreConfig::default()]).unwrap();
@@ -359,7 +360,7 @@ fn an_export_that_needs_a_device_of_the_kernel_is_refused() {
         ("ublk", json!({}), "an export of this kind needs a device of the kernel"),
         ("vhost-user-blk", json!({ "memory": "any" }), "memory=any: the daemon maps the guest's memory too"),
     ] {
-        let new = json!({ "name": "e", "kind": kind, "of": ["v"], "options": options });
+        let new = json!({ "name": "e", "kind": kind, "volumes": ["v"], "options": options });
         let (status, _, detail) = daemon.refusal(Method::POST, "/v1/exports", &new);
         assert_eq!(status, 422, "{detail}");
         assert!(detail.contains("--process-per-export") && detail.contains(reason), "{detail}");

@@ -1,27 +1,25 @@
 //! Volumes whose room takes long to be made ready.
 
-mod common;
-
+use crate::common::{Daemon, MIB, names, refusal};
 use block::{Device, Op};
-use common::{Daemon, MIB, names, refusal};
 use exports::nbd::{Config, Nbd};
 use exports::stream::Address;
-use graph::kinds::raid::member;
 use layers::fault::{Action, Fault, Rule};
 use reactor::{CoreConfig, Cores};
 use reqwest::blocking::Response;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use stack::kinds::member::member;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What takes a hundred seconds as long as the device is slow.
+/// Size of a volume that takes a hundred seconds to zero while the device is slow.
 const LARGE: u64 = 8 << 30;
-/// What a request takes by which something is made zeroes.
+/// Time of a zeroing request on the slow device.
 const SLOW: Duration = Duration::from_millis(200);
 
-/// What may pass until something is seen that waits for no job: far less than the job takes.
+/// Limit for operations that wait for no job: far less than the time of the job.
 const SOON: Duration = Duration::from_secs(45);
 
 fn late() -> Rule {
@@ -60,7 +58,7 @@ impl Slow {
 
     /// Asks for a large volume, which is a job then.
     fn begin(&self, name: &str) -> Value {
-        let new = json!({ "name": name, "on": "data", "size": LARGE });
+        let new = json!({ "name": name, "backing": "data", "size_bytes": LARGE });
         let began = Instant::now();
         let answer = self.ask(Method::POST, "/v1/volumes", &new);
         assert_eq!(answer.status(), StatusCode::ACCEPTED);
@@ -69,7 +67,7 @@ impl Slow {
     }
 
     fn state(&self) -> (Vec<String>, u64, Value) {
-        let free = self.daemon.get("/v1/devices/data")["free"].as_u64().unwrap();
+        let free = self.daemon.get("/v1/devices/data")["free_bytes"].as_u64().unwrap();
         (names(&self.daemon.get("/v1/volumes")), free, self.daemon.get("/v1/jobs"))
     }
 }
@@ -84,12 +82,12 @@ fn nobody_waits_for_a_volume_that_takes_long_to_be_made() {
         (&job["id"], &job["kind"], &job["volume"]),
         (&json!("big.create"), &json!("create"), &json!("big"))
     );
-    assert_eq!((&job["array"], &job["total_bytes"]), (&json!("data"), &json!(LARGE)));
+    assert_eq!((&job["backing"], &job["total_bytes"]), (&json!("data"), &json!(LARGE)));
     let began = Instant::now();
     assert_eq!(daemon.volume("v2", MIB)["name"], "v2");
-    daemon.patch("/v1/volumes/v1", &json!({ "qos": { "iops": { "per_second": 500 } } }));
+    daemon.patch("/v1/volumes/v1", &json!({ "qos": { "iops": { "per_s": 500 } } }));
     assert_eq!((slow.state().0, slow.state().1), (vec!["v1".into(), "v2".into()], free - LARGE - MIB));
-    let again = json!({ "name": "big", "on": "data", "size": MIB });
+    let again = json!({ "name": "big", "backing": "data", "size_bytes": MIB });
     assert_eq!(daemon.refusal(Method::POST, "/v1/volumes", &again).1, "exists");
     let rename = json!({ "name": "big" });
     assert_eq!(daemon.refusal(Method::PATCH, "/v1/volumes/v1", &rename).1, "exists");
@@ -97,7 +95,7 @@ fn nobody_waits_for_a_volume_that_takes_long_to_be_made() {
     daemon.wait_for("the first part", || done() > 0);
     daemon.patch("/v1/jobs/big.create", &json!({ "is_paused": true }));
     assert!(began.elapsed() < SOON, "others have waited {:?}", began.elapsed());
-    // What was begun before is finished.
+    // Requests in flight complete.
     daemon.wait_for("a job that stands still", || {
         let before = done();
         std::thread::sleep(4 * SLOW);
@@ -107,12 +105,12 @@ fn nobody_waits_for_a_volume_that_takes_long_to_be_made() {
     slow.device.clear();
     daemon.patch("/v1/jobs/big.create", &json!({ "is_paused": false }));
     daemon.wait_for("the volume", || slow.state().2 == json!([]));
-    assert_eq!(daemon.get("/v1/volumes/big")["size"], LARGE);
-    // It grows in the same way, its users go on, and the job can be given up.
+    assert_eq!(daemon.get("/v1/volumes/big")["size_bytes"], LARGE);
+    // It grows in the same way, its users continue, and the job can be cancelled.
     slow.device.add(late());
-    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "of": ["big"] }));
+    daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "volumes": ["big"] }));
     let before = slow.state();
-    let grow = json!({ "name": "large", "size": 2 * LARGE, "qos": { "iops": { "per_second": 700 } } });
+    let grow = json!({ "name": "large", "size_bytes": 2 * LARGE, "qos": { "iops": { "per_s": 700 } } });
     let settings = daemon.get("/v1/volumes/big")["qos"].clone();
     let answer = slow.ask(Method::PATCH, "/v1/volumes/big", &grow);
     assert_eq!(answer.status(), StatusCode::ACCEPTED);
@@ -122,7 +120,7 @@ fn nobody_waits_for_a_volume_that_takes_long_to_be_made() {
         assert_eq!(kind, "in-use", "{detail}");
         detail
     };
-    let detail = refused(Method::PATCH, "/v1/volumes/large", json!({ "size": 3 * LARGE }));
+    let detail = refused(Method::PATCH, "/v1/volumes/large", json!({ "size_bytes": 3 * LARGE }));
     assert_eq!(detail, "volume large: job large.grow is at work on it");
     refused(Method::DELETE, "/v1/devices/data", Value::Null);
     daemon.delete("/v1/jobs/large.grow");
@@ -132,14 +130,18 @@ fn nobody_waits_for_a_volume_that_takes_long_to_be_made() {
         (vec!["v1".into(), "v2".into(), "big".into()], before.1, json!([]))
     );
     let kept = daemon.get("/v1/volumes/big");
-    assert_eq!((&kept["size"], &kept["qos"]), (&json!(LARGE), &settings), "nothing of the change is left");
+    assert_eq!(
+        (&kept["size_bytes"], &kept["qos"]),
+        (&json!(LARGE), &settings),
+        "nothing of the change is left"
+    );
     let events = daemon.get("/v1/events").to_string();
     assert!(events.contains("large.grow was given up"), "{events}");
     assert_eq!(daemon.get("/v1/exports/e1")["error"], Value::Null);
 }
 
 #[test]
-fn what_is_not_ready_when_the_daemon_ends_has_never_been() {
+fn a_volume_that_is_not_ready_at_the_end_was_never_created() {
     let mut slow = Slow::new();
     let before = slow.state();
     for signal in ["-KILL", "-TERM"] {
@@ -169,7 +171,7 @@ fn a_configuration_that_takes_long_can_be_watched_and_stopped_while_it_is_made()
         let len = manager.recv(&mut message).unwrap();
         String::from_utf8(message[..len].to_vec()).unwrap()
     };
-    let wanted = format!("[[volume]]\nname = 'big'\non = 'data'\nsize = {LARGE}\n");
+    let wanted = format!("[[volume]]\nname = 'big'\nbacking = 'data'\nsize_bytes = {LARGE}\n");
     std::fs::write(slow.daemon.path("c.toml"), wanted).unwrap();
     slow.daemon.env.push(("NOTIFY_SOCKET", slow.daemon.path("notify")));
     slow.daemon.args.extend(["--config".into(), slow.daemon.path("c.toml").to_str().unwrap().to_owned()]);
@@ -183,13 +185,12 @@ fn a_configuration_that_takes_long_can_be_watched_and_stopped_while_it_is_made()
     };
     slow.daemon.end("-TERM");
     begin(&mut slow);
-    // Who gives the job up ends the start, and may not even be answered: what is wanted is not
-    // there.
+    // Cancelling the job ends the start, possibly before the answer: the wanted volume is missing.
     let _ = slow.daemon.request(Method::DELETE, "/v1/jobs/big.create").send();
     assert_eq!(slow.daemon.wait().code(), Some(1));
     let why = "freestoned: configuration: make volume big of 8589934592 bytes on data: volume big: job big.create was given up";
     assert!(slow.daemon.log().contains(why), "{}", slow.daemon.log());
-    // A signal is obeyed at once, and in good order.
+    // A signal stops the daemon at once, and cleanly.
     while !told().starts_with("STOPPING") {}
     begin(&mut slow);
     let began = Instant::now();
@@ -203,7 +204,7 @@ fn a_configuration_that_takes_long_can_be_watched_and_stopped_while_it_is_made()
         message = told();
     }
     assert!(message.starts_with("READY=1\n"), "{message}");
-    assert_eq!(slow.daemon.get("/v1/volumes/big")["size"], LARGE);
+    assert_eq!(slow.daemon.get("/v1/volumes/big")["size_bytes"], LARGE);
 }
 
 #[test]
@@ -215,7 +216,7 @@ fn the_api_says_whether_the_daemon_starts_is_ready_or_stops() {
     slow.device.clear();
     slow.device.add(Rule::new(Action::Delay(5_000_000_000)).on(&[Op::WriteZeroes]));
     let wanted = format!(
-        "[[volume]]\nname = 'big'\non = 'data'\nsize = {LARGE}\n[[export]]\nname = 'e1'\nkind = 'nbd'\nof = ['big']\n"
+        "[[volume]]\nname = 'big'\nbacking = 'data'\nsize_bytes = {LARGE}\n[[export]]\nname = 'e1'\nkind = 'nbd'\nvolumes = ['big']\n"
     );
     std::fs::write(slow.daemon.path("c.toml"), wanted).unwrap();
     slow.daemon.args.extend(["--config".into(), slow.daemon.path("c.toml").to_str().unwrap().to_owned()]);
@@ -232,8 +233,11 @@ fn the_api_says_whether_the_daemon_starts_is_ready_or_stops() {
     // While it stops, it reads and does not write.
     slow.daemon.signal("-TERM");
     slow.daemon.wait_for("a daemon that stops", || slow.daemon.get("/v1/system")["state"] == "stopping");
-    let refused =
-        slow.daemon.refusal(Method::POST, "/v1/volumes", &json!({ "name": "v2", "on": "data", "size": MIB }));
+    let refused = slow.daemon.refusal(
+        Method::POST,
+        "/v1/volumes",
+        &json!({ "name": "v2", "backing": "data", "size_bytes": MIB }),
+    );
     assert_eq!((refused.0, &*refused.1), (503, "stopping"));
     assert_eq!(slow.daemon.wait().code(), Some(0));
     slow.device.clear();

@@ -5,11 +5,11 @@
 
 const TOKEN = "freestone-token";
 const PREFIX = "/v1";
-const REQUEST_TIMEOUT_MS = 30_000; // a daemon that is busy for longer cannot be worked with
+const REQUEST_TIMEOUT_MS = 30_000; // a daemon that is busy for longer is unusable
 const FIRST_PAUSE_MS = 500;
 const LONGEST_PAUSE_MS = 15_000;
 
-let askForToken = async () => { throw new Error("a token is needed"); };
+let askForToken = async () => { throw new Error("a token is required"); };
 let asking = null;
 
 /** An answer that is an error, or none at all (status 0). */
@@ -21,12 +21,12 @@ export class ApiError extends Error {
   }
 }
 
-/** What asks the user for a token: gets whether one was refused, returns the new one. */
+/** Set the function that asks the user for a token: it gets whether one was refused, and returns the new one. */
 export function onTokenNeeded(ask) {
   askForToken = ask;
 }
 
-/** Take the token from the address `#token=…` and remove it there: it must not stay in the history or be copied along. */
+/** Take the token from the address `#token=…` and remove it there, so that no history or copied address has it. */
 export function takeTokenFromAddress() {
   const match = /^#token=([^&]+)/.exec(location.hash);
   if (!match) return;
@@ -39,7 +39,7 @@ function headers(token, body) {
   if (token) all.Authorization = `Bearer ${token}`;
   if (body !== undefined) {
     all["Content-Type"] = "application/json";
-    all.Prefer = "respond-async"; // what takes long is a job
+    all.Prefer = "respond-async"; // a long request becomes a job
   }
   return all;
 }
@@ -52,7 +52,7 @@ async function problem(response) {
     detail = said.detail || said.title || detail;
     kind = said.type || "";
   } catch { /* no problem document: the status must do */ }
-  if (response.status === 403) detail = `Your token may not do that. ${detail}`;
+  if (response.status === 403) detail = `The role of your token does not allow this. ${detail}`;
   return new ApiError(response.status, kind, detail);
 }
 
@@ -74,14 +74,14 @@ async function send(method, path, body, accept, signal) {
       });
     } catch (error) {
       if (signal?.aborted && signal.reason?.name !== "TimeoutError") throw error;
-      throw new ApiError(0, "unreachable", "The daemon cannot be reached.");
+      throw new ApiError(0, "unreachable", "The daemon is unreachable.");
     }
     if (response.status !== 401) {
       if (!response.ok) throw await problem(response);
       return response;
     }
     await renewToken(token);
-    // The time that the user took is no time of the request's.
+    // The user's time does not count for the request.
     if (signal?.aborted) signal = AbortSignal.timeout(REQUEST_TIMEOUT_MS);
   }
 }
@@ -93,17 +93,17 @@ export async function request(method, path, body) {
     const text = await response.text();
     return text ? JSON.parse(text) : null;
   } catch {
-    throw new ApiError(0, "unreachable", "The daemon's answer broke off.");
+    throw new ApiError(0, "unreachable", "The daemon's answer is incomplete.");
   }
 }
 
-/** The answer's text: who compares it with the last one need not parse what is the same. */
+/** The answer's text, so that an unchanged one need not be parsed. */
 export async function requestText(path) {
   const response = await send("GET", path, undefined, undefined, AbortSignal.timeout(REQUEST_TIMEOUT_MS));
   try {
     return await response.text();
   } catch {
-    throw new ApiError(0, "unreachable", "The daemon's answer broke off.");
+    throw new ApiError(0, "unreachable", "The daemon's answer is incomplete.");
   }
 }
 
@@ -143,7 +143,7 @@ const sleep = (ms, signal) => new Promise((resolve) => {
 
 /**
  * Follow the stream of events for as long as the page lives: `onOpen` each time it is connected, `onEvent` with each event,
- * `onLost` each time it has ended. Returns a function that connects anew at once.
+ * `onLost` each time it has ended. Returns a function that reconnects at once.
  */
 export function followEvents({ onOpen, onEvent, onLost }) {
   let current = new AbortController();
@@ -160,7 +160,7 @@ export function followEvents({ onOpen, onEvent, onLost }) {
       onLost();
       const pause = new AbortController();
       current = pause;
-      // Pages that lost the same daemon shall not come back all at once.
+      // Pages that lost the same daemon reconnect at different times.
       await sleep(pause_ms * (0.75 + Math.random() / 2), pause.signal);
       pause_ms = Math.min(pause_ms * 2, LONGEST_PAUSE_MS);
     }

@@ -1,4 +1,4 @@
-// The page's frame: which view is shown, the header's health, the theme, the connection.
+// The page's frame: the view, the header's health, the theme, the connection.
 //
 // A view is an object with a `title`, an `element`, `update(changed)` for lists that differ, and where it needs them
 // `sample()` for new counters and `close()`. The address says which one: `#/volumes/NAME`.
@@ -17,7 +17,7 @@ import { openExport, openExports } from "./view-exports.js";
 import { openOverview } from "./view-overview.js";
 import { openVolume, openVolumes } from "./view-volumes.js";
 
-const SHORT_LOSS_MS = 2000; // a stream that is back by then is no news
+const SHORT_LOSS_MS = 2000; // a shorter loss is not shown
 const EVERYTHING = new Set(["devices", "arrays", "volumes", "groups", "exports", "jobs", "events", "system"]);
 const VIEWS = {
   "": { list: openOverview }, arrays: { list: openArrays, one: openArray }, volumes: { list: openVolumes, one: openVolume },
@@ -26,7 +26,7 @@ const VIEWS = {
 
 const main = document.getElementById("main");
 let view = null;
-let isMissing = false; // what the address names was not there when it was opened
+let isMissing = false; // the address named no object when it was opened
 
 function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
@@ -42,10 +42,10 @@ function open({ kind, name, query }) {
   const views = VIEWS[kind];
   const opened = name === null ? views?.list(query) : views?.one?.(name);
   isMissing = !opened;
-  return opened ?? { title: "Not found", element: h("p", null, "What the address names is not there. It may have been deleted or renamed."), update() {} };
+  return opened ?? { title: "Not found", element: h("p", null, "No such object. It may have been deleted or renamed."), update() {} };
 }
 
-/** Whether what the view is about was deleted or renamed meanwhile. */
+/** Whether the view's object was deleted or renamed meanwhile. */
 function isGone() {
   const { kind, name } = route();
   return name !== null && Boolean(VIEWS[kind]?.one) && !find(kind, name);
@@ -86,8 +86,8 @@ function showConnection() {
   const banner = document.getElementById("connection");
   const lost_ms = state.streamLost_ms === null ? 0 : performance.now() - state.streamLost_ms;
   if (lost_ms > 0 && lost_ms < SHORT_LOSS_MS) setTimeout(showConnection, SHORT_LOSS_MS);
-  const text = !state.isConnected ? "The daemon cannot be reached. What is shown may be old. Trying again…"
-    : lost_ms >= SHORT_LOSS_MS ? "The stream of events is lost. What is shown may be half a minute old. Trying again…" : "";
+  const text = !state.isConnected ? "The daemon is unreachable. The page may be out of date. Reconnecting…"
+    : lost_ms >= SHORT_LOSS_MS ? "The stream of events is interrupted. The page may be half a minute old. Reconnecting…" : "";
   setText(banner, text);
   banner.hidden = text === "";
 }
@@ -103,7 +103,7 @@ function showDaemon() {
 function showLastEvent() {
   const [event] = state.events;
   const line = document.getElementById("last-event");
-  // The list of the events' view is live itself: nothing is to be heard twice.
+  // The list of the events' view is live itself, so that no event is announced twice.
   line.setAttribute("aria-live", location.hash.startsWith("#/events") ? "off" : "polite");
   if (event) setText(line, `${time(event.at_ns)} ${event.text}`);
 }

@@ -1,11 +1,11 @@
-// Dialogs: forms with labels, hints and errors beside the fields, and confirmations that name what is lost.
+// Dialogs: forms with labels, hints and errors next to the fields, and confirmations that name the loss.
 //
 // A native modal <dialog> keeps the focus inside, closes with Escape and gives the focus back.
 
 import { ApiError } from "./api.js";
 import { h, newId } from "./dom.js";
 
-/** What went wrong, for a person. */
+/** The text of an error. */
 export function explain(error) {
   if (error instanceof ApiError) return error.message;
   console.error(error);
@@ -70,7 +70,7 @@ class Field {
     const text = this.input.value.trim();
     if (text === "") {
       if (isOptional) return undefined;
-      throw new Error(`${label} is needed`);
+      throw new Error(`${label}: a value is required`);
     }
     if (type === "lines") return text.split("\n").map((line) => line.trim()).filter(Boolean);
     return parse ? parse(text) : text;
@@ -91,10 +91,10 @@ class QosField {
       return h("td", null, input);
     };
     this.element = h("fieldset", { class: "qos" }, h("legend", null, field.label),
-      h("p", { class: "hint" }, "Empty: not limited. Bandwidths are bytes, such as 100 MiB. A burst may come at once after a pause, on top."),
+      h("p", { class: "hint" }, "Empty: no limit. Bandwidths are bytes, such as 100 MiB. A burst is allowed at once, after a pause."),
       h("table", null, h("caption", { class: "visually-hidden" }, field.label),
         h("thead", null, h("tr", null, ["Limit", "A second", "Burst"].map((head) => h("th", { scope: "col" }, head)))),
-        h("tbody", null, rates.map((rate) => h("tr", null, h("th", { scope: "row" }, rate.label), cell(rate, "per_second", "a second"), cell(rate, "burst", "burst"))))),
+        h("tbody", null, rates.map((rate) => h("tr", null, h("th", { scope: "row" }, rate.label), cell(rate, "per_s", "a second"), cell(rate, "burst", "burst"))))),
       this.error);
     this.input = this.inputs.values().next().value;
   }
@@ -114,13 +114,13 @@ class QosField {
   read() {
     const qos = {};
     for (const rate of this.rates) {
-      const parts = ["per_second", "burst"].map((part) => {
+      const parts = ["per_s", "burst"].map((part) => {
         const input = this.inputs.get(`${rate.name} ${part}`);
         this.input = input; // where the error is shown, should there be one
         return input.value.trim() === "" ? 0 : rate.parse(input.value);
       });
-      if (parts[0] === 0 && parts[1] > 0) throw new Error(`${rate.label}: a burst needs a rate a second`);
-      if (parts[0] > 0) qos[rate.name] = { per_second: parts[0], burst: parts[1] };
+      if (parts[0] === 0 && parts[1] > 0) throw new Error(`${rate.label}: a burst needs a rate`);
+      if (parts[0] > 0) qos[rate.name] = { per_s: parts[0], burst: parts[1] };
     }
     return qos;
   }
@@ -139,7 +139,7 @@ function make(field) {
 export function openDialog({ title, body = [], fields = [], action, isDangerous = false, typed, submit }) {
   const all = typed === undefined ? fields : [...fields, {
     name: "typed", label: `Type “${typed}” to confirm`,
-    parse: (text) => { if (text !== typed.trim()) throw new Error(`This is not “${typed}”`); },
+    parse: (text) => { if (text !== typed.trim()) throw new Error(`The text differs from “${typed}”`); },
   }];
   const made = all.map(make);
   const heading = h("h2", { id: newId("dialog") }, title);
@@ -199,11 +199,11 @@ export function openDialog({ title, body = [], fields = [], action, isDangerous 
 export function askForToken(wasRefused) {
   const id = newId("token");
   const input = h("input", { type: "password", id, autocomplete: "current-password", required: true, "aria-describedby": `${id}-hint` });
-  const heading = h("h2", { id: `${id}-title` }, "Token needed");
+  const heading = h("h2", { id: `${id}-title` }, "Token required");
   const form = h("form", null,
     wasRefused ? h("p", { class: "error", role: "alert" }, "The daemon does not accept this token.") : null,
     h("div", { class: "field" }, h("label", { for: id }, "Token"), input,
-      h("p", { class: "hint", id: `${id}-hint` }, "One of those that the daemon was started with. It is kept until this tab is closed.")),
+      h("p", { class: "hint", id: `${id}-hint` }, "A token from the file of --tokens (freestoned token makes one). The page keeps it until this tab is closed.")),
     h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "Continue")));
   const dialog = h("dialog", { "aria-labelledby": heading.id, class: "token" }, heading, form);
   return new Promise((resolve) => {

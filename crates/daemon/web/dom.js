@@ -22,7 +22,7 @@ export function svg(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** Set the text if it differs: what does not change costs no layout, and no announcement. */
+/** Set the text if it differs: unchanged text costs no layout, and no announcement. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -32,7 +32,7 @@ export function setAttribute(element, name, value) {
   if (element.getAttribute(name) !== value) element.setAttribute(name, value);
 }
 
-/** Text for those who hear the page, beside what the others see. */
+/** Text for screen readers only. */
 export function hidden(text) {
   return h("span", { class: "visually-hidden" }, text);
 }
@@ -53,7 +53,7 @@ const LOOKS = {
   failed: "bad", offline: "bad", "not open": "bad", spare: "idle",
 };
 
-/** How a state looks: `good`, `warn`, `bad` or `idle`. A state that this page does not know is not taken for good. */
+/** How a state looks: `good`, `warn`, `bad` or `idle`. An unknown state is not `good`. */
 export function look(state) {
   return LOOKS[state] ?? "warn";
 }
@@ -79,12 +79,12 @@ export function links(kind, names) {
   return names.flatMap((name, i) => [i > 0 ? ", " : null, link(address(kind, name), name)]);
 }
 
-/** The first of many objects as links, and how many there are beside them. */
+/** The first of many objects as links, and the number of the others. */
 export function someLinks(kind, names, most = 20) {
   return links(kind, names.slice(0, most)).concat(names.length > most ? ` and ${names.length - most} more` : "");
 }
 
-/** Where an object is on this page: `arrays`, `volumes`, `exports` or `devices`, and its name. */
+/** The address of an object on this page: `arrays`, `volumes`, `exports` or `devices`, and its name. */
 export function address(kind, name) {
   return `#/${kind}/${encodeURIComponent(name)}`;
 }

@@ -63,26 +63,26 @@ export function listed(names) {
   return names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
 }
 
-/** The first few names, and how many there are beside them. */
+/** The first few names, and the number of the others. */
 export function some(names, most = 8) {
   if (names.length <= most) return listed(names);
   return `${names.slice(0, most).join(", ")} and ${NUMBER.format(names.length - most)} more`;
 }
 
-/** Bytes of `20 GiB`, `20G` or `4096`: units are binary, as on the command line. Throws what is wrong. */
+/** Bytes of `20 GiB`, `20G` or `4096`: units are binary, as on the command line. Throws the reason if it is invalid. */
 export function parseBytes(text) {
   const parts = /^([0-9]+(?:\.[0-9]+)?)\s*([KMGTP])?(?:iB)?$|^([0-9]+)\s*B$/i.exec(text.trim());
-  if (!parts) throw new Error(`“${text}” is no size: write 4096, 512 MiB or 20 GiB`);
+  if (!parts) throw new Error(`“${text}” is not a size: use 4096, 512 MiB or 20 GiB`);
   const exponent = parts[2] ? "KMGTP".indexOf(parts[2].toUpperCase()) + 1 : 0;
   const value = Number(parts[1] ?? parts[3]) * 1024 ** exponent;
-  if (!Number.isSafeInteger(value)) throw new Error(`“${text}” is no whole number of bytes, or too many`);
+  if (!Number.isSafeInteger(value)) throw new Error(`“${text}” is not a whole number of bytes, or too large`);
   return value;
 }
 
-/** A whole number. Throws what is wrong. */
+/** A whole number. Throws the reason if it is invalid. */
 export function parseCount(text) {
   const plain = text.trim().replaceAll(",", "");
-  if (!/^[0-9]+$/.test(plain) || !Number.isSafeInteger(Number(plain))) throw new Error(`“${text}” is no whole number`);
+  if (!/^[0-9]+$/.test(plain) || !Number.isSafeInteger(Number(plain))) throw new Error(`“${text}” is not a whole number`);
   return Number(plain);
 }
 

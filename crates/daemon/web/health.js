@@ -1,4 +1,4 @@
-// What is not as it should be: one list for the header, the overview and the page's title.
+// Problems: one list for the header, the overview and the page's title.
 
 import { address } from "./dom.js";
 import { counted, listed } from "./format.js";
@@ -16,7 +16,7 @@ export function problems() {
       all.push({ look: "warn", href, name: array.name, text: `Array ${array.name} is ${array.state}: ${listed(out)}` });
     }
     if (array.scrub && !array.scrub.is_repairing && array.scrub.mismatched_rows > 0) {
-      all.push({ look: "warn", href, name: array.name, text: `The scrub of ${array.name} found ${counted(array.scrub.mismatched_rows, "row")} that do not fit` });
+      all.push({ look: "warn", href, name: array.name, text: `The scrub of ${array.name} found ${counted(array.scrub.mismatched_rows, "row")} that differ` });
     }
   }
   for (const device of state.devices) {
@@ -41,6 +41,6 @@ export function summary() {
   const waiting = state.exports.filter((item) => item.state !== "active").length;
   if (waiting > 0) parts.push(`${counted(waiting, "export")} waiting`);
   const all = problems();
-  if (all.length === 0) return { look: "good", text: "Everything is well" };
+  if (all.length === 0) return { look: "good", text: "No problems" };
   return { look: all[0].look, text: parts.length > 0 ? parts.join(", ") : counted(all.length, "warning") };
 }

@@ -11,7 +11,7 @@ const LONGEST_GAP_NS = 5e9; // a rate over more than this is no rate of now
 /** The numbers of a series, in this order. */
 export const METRICS = ["readIops", "writeIops", "readBandwidth", "writeBandwidth", "readLatency", "writeLatency"];
 const WIDTH = METRICS.length;
-const COUNTERS = ["reads", "writes", "bytes_read", "bytes_written", "read_ns_sum", "write_ns_sum", "reads_timed", "writes_timed"];
+const COUNTERS = ["reads", "writes", "read_bytes", "written_bytes", "read_sum_ns", "write_sum_ns", "reads_timed", "writes_timed"];
 
 /** The key of all volumes together; no volume can have an empty name. */
 export const ALL = "";
@@ -31,11 +31,11 @@ class Series {
       values.fill(NaN, at, at + WIDTH);
       return;
     }
-    const [reads, writes, bytes_read, bytes_written, read_ns, write_ns, reads_timed, writes_timed] = differences;
+    const [reads, writes, read_bytes, written_bytes, read_ns, write_ns, reads_timed, writes_timed] = differences;
     values[at] = reads / seconds;
     values[at + 1] = writes / seconds;
-    values[at + 2] = bytes_read / seconds;
-    values[at + 3] = bytes_written / seconds;
+    values[at + 2] = read_bytes / seconds;
+    values[at + 3] = written_bytes / seconds;
     values[at + 4] = reads_timed > 0 ? read_ns / reads_timed : NaN;
     values[at + 5] = writes_timed > 0 ? write_ns / writes_timed : NaN;
   }

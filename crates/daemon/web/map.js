@@ -1,8 +1,8 @@
-// The picture of what exists and how it hangs together: devices and members, arrays, volumes, exports, from left to right.
+// The picture of all objects and their connections: devices and members, arrays, volumes, exports, from left to right.
 //
-// Each array or device has a band of the picture for itself, with what it is made of on the left and what is made of it on
-// the right. Where a band would get too high, its healthy parts are drawn as one. Each node is a link, whose name begins
-// with what is seen and goes on with what the lines show (`more`).
+// Each array or device has a band of the picture, with its members on the left and its volumes and exports on the right.
+// If a band would get too high, its healthy parts are drawn as one. Each node is a link; its name has the visible text,
+// then the meaning of its lines (`more`).
 
 import { address, look, sign, svg } from "./dom.js";
 import { bytes, counted, listed, some } from "./format.js";
@@ -36,7 +36,7 @@ function memberNodes(array) {
   }
   if (array.spares.length > 0) {
     members.push({
-      name: counted(array.spares.length, "spare"), below: some(array.spares.map((spare) => base(spare.device ?? "not here")), 3), state: "spare", isAside: true,
+      name: counted(array.spares.length, "spare"), below: some(array.spares.map((spare) => base(spare.device ?? "missing")), 3), state: "spare", isAside: true,
       href: address("arrays", array.name), more: `of array ${array.name}`,
     });
   }
@@ -45,22 +45,22 @@ function memberNodes(array) {
 
 function volumeNodes(name, volumes) {
   if (volumes.length > MOST_NODES) {
-    const size = volumes.reduce((sum, volume) => sum + volume.size, 0);
+    const size = volumes.reduce((sum, volume) => sum + volume.size_bytes, 0);
     return [{
       name: counted(volumes.length, "volume"), below: bytes(size), state: "", serves: new Set(volumes.map((volume) => volume.name)),
       href: `#/volumes?on=${encodeURIComponent(name)}`, more: `together, on ${name}`,
     }];
   }
   return volumes.map((volume) => ({
-    name: volume.name, below: bytes(volume.size), state: "", serves: new Set([volume.name]), href: address("volumes", volume.name),
-    more: `volume on ${volume.on}, ${volume.exports.length > 0 ? `served by ${some(volume.exports)}` : "not served"}`,
+    name: volume.name, below: bytes(volume.size_bytes), state: "", serves: new Set([volume.name]), href: address("volumes", volume.name),
+    more: `volume on ${volume.backing}, ${volume.exports.length > 0 ? `served by ${some(volume.exports)}` : "not served"}`,
   }));
 }
 
 function exportNode(item) {
   return {
-    name: item.name, below: `${item.kind}, ${item.state}`, state: item.state, of: item.of, href: address("exports", item.name),
-    more: `export of ${some(item.of)}`,
+    name: item.name, below: `${item.kind}, ${item.state}`, state: item.state, of: item.volumes, href: address("exports", item.name),
+    more: `export of ${some(item.volumes)}`,
   };
 }
 
@@ -81,25 +81,25 @@ function bands({ arrays, devices, volumes, exports }) {
   const homes = new Map(); // the band of each name
   const all = [];
   const add = (name, left, middle) => {
-    const own = volumes.filter((volume) => volume.on === name);
+    const own = volumes.filter((volume) => volume.backing === name);
     const band = { name, columns: [left, middle, volumeNodes(name, own), []], exports: [] };
     for (const served of [name, ...own.map((volume) => volume.name)]) homes.set(served, band);
     all.push(band);
   };
   for (const array of arrays) {
-    const below = `RAID ${array.level}, ${array.state}`;
+    const below = `RAID ${array.level ?? "?"}, ${array.state}`;
     const more = `array of ${counted(array.members.length, "member")} with ${counted(array.volumes.length, "volume")}`;
     add(array.name, memberNodes(array), [{ name: array.name, below, more, state: array.state, serves: new Set([array.name]), href: address("arrays", array.name) }]);
   }
   for (const device of devices) {
     const state = device.error ? "not open" : "open";
     add(device.name, [{
-      name: device.name, below: `${bytes(device.capacity)}, ${state}`, state, serves: new Set([device.name]), href: address("devices", device.name),
+      name: device.name, below: `${bytes(device.capacity_bytes)}, ${state}`, state, serves: new Set([device.name]), href: address("devices", device.name),
       more: "device",
     }], []);
   }
   const homeless = { name: "", columns: [[], [], [], []], exports: [] };
-  for (const item of exports) (homes.get(item.of.find((name) => homes.has(name))) ?? homeless).exports.push(item);
+  for (const item of exports) (homes.get(item.volumes.find((name) => homes.has(name))) ?? homeless).exports.push(item);
   if (homeless.exports.length > 0) all.push(homeless);
   for (const band of all) band.columns[3] = exportNodes(band.exports);
   return all;
@@ -158,7 +158,7 @@ export function drawMap(lists) {
   const heads = ["Devices and members", "Arrays", "Volumes", "Exports"].map((text, i) => svg("text", { x: COLUMNS[i], y: 14, class: "head" }, text));
   const counts = [[lists.devices, "device"], [lists.arrays, "array"], [lists.volumes, "volume"], [lists.exports, "export"]]
     .map(([list, noun]) => counted(list.length, noun));
-  return svg("svg", { class: "map", viewBox: `0 0 ${WIDTH} ${height}`, role: "group", "aria-label": `What exists: ${listed(counts)}` },
+  return svg("svg", { class: "map", viewBox: `0 0 ${WIDTH} ${height}`, role: "group", "aria-label": `Objects: ${listed(counts)}` },
     svg("g", { "aria-hidden": "true" }, heads), svg("g", { "aria-hidden": "true" }, edges(all)),
     all.map((band) => band.columns.flat().map(drawNode)));
 }

@@ -1,4 +1,4 @@
-// What several views have in common: sections, messages, buttons, jobs.
+// Parts that several views share: sections, messages, buttons, jobs.
 
 import { patch, post, remove, segment } from "./api.js";
 import { explain, openDialog } from "./dialog.js";
@@ -22,7 +22,7 @@ export function button(label, onclick, { of, className } = {}) {
   return h("button", { type: "button", class: className, onclick }, label, of ? hidden(` ${of}`) : null);
 }
 
-/** Says how an action went, where it was started. */
+/** Reports the result of an action next to its button. */
 export class Message {
   constructor() {
     this.status = h("p", { class: "notice", role: "status" });
@@ -35,7 +35,7 @@ export class Message {
     setText(this.status, text);
   }
 
-  /** Run an action that returns what is to be said, or nothing; its error is shown here. */
+  /** Run an action that returns a message or nothing; shows the message, or the error. */
   async run(action) {
     setText(this.alert, "");
     try {
@@ -46,7 +46,7 @@ export class Message {
     }
   }
 
-  /** Open a dialog whose `submit` returns what is to be said here when it is done. */
+  /** Open a dialog whose `submit` returns the message to show here. */
   async dialog(options) {
     let said = "";
     this.say("");
@@ -56,30 +56,30 @@ export class Message {
   }
 }
 
-/** Have an array do something; returns the sentence about it. */
+/** Run an action of an array; returns the daemon's message. */
 export async function act(array, action) {
   const done = await post(`/arrays/${segment(array)}/actions`, action);
   await refreshNow("arrays", "jobs");
   return done.text;
 }
 
-// Jobs that end for good when they are cancelled. The others fill a slot, and go on until it is full.
+// Jobs that can be cancelled. The others rebuild a slot, and run until it is complete.
 const CANCELLABLE = new Set(["check", "repair", "replace", "move", "create", "grow"]);
 const JOB_NAMES = {
   rebuild: "Rebuild", "partial-resync": "Partial resync", replace: "Replacement", resync: "Resync", reshape: "Reshape", check: "Check", repair: "Repair", move: "Move", create: "Creation", grow: "Growth",
 };
-// What is left when the job of a volume is cancelled.
+// The effect of cancelling the job of a volume.
 const WITHOUT = {
-  move: "The volume stays where it is. No data is lost.", create: "The volume is not made.", grow: "The volume stays as large as it is. No data is lost.",
+  move: "The volume keeps its place. No data is lost.", create: "The volume is not created.", grow: "The volume keeps its size. No data is lost.",
 };
 
 class JobItem {
   constructor(list, job) {
     this.list = list;
     this.id = job.id;
-    this.array = job.array;
+    this.array = job.backing;
     this.name = (JOB_NAMES[job.kind] ?? job.kind).toLowerCase();
-    this.whose = job.volume ? `The ${this.name} of ${job.volume}` : `The jobs of ${job.array}`;
+    this.whose = job.volume ? `The ${this.name} of ${job.volume}` : `The jobs of ${job.backing}`;
     const what = jobTitle(job);
     const label = newId("job");
     this.bar = h("progress", { max: 1, "aria-labelledby": label });
@@ -98,7 +98,7 @@ class JobItem {
     this.job = job;
     const part = job.total_bytes > 0 ? job.done_bytes / job.total_bytes : 0;
     this.bar.value = part;
-    const pace = job.is_paused ? "paused" : `${job.is_urgent ? "urgent, " : ""}${bytes(job.bytes_per_s)}/s, ${job.eta_s === null || job.eta_s === undefined ? "end not known" : `${duration(job.eta_s)} left`}`;
+    const pace = job.is_paused ? "paused" : `${job.is_urgent ? "urgent, " : ""}${bytes(job.bytes_per_s)}/s, ${job.eta_s === null || job.eta_s === undefined ? "time left unknown" : `${duration(job.eta_s)} left`}`;
     setText(this.text, `${(part * 100).toFixed(1)} % · ${bytes(job.done_bytes)} of ${bytes(job.total_bytes)} · ${pace}`);
     setText(this.pauseWord, job.is_paused ? "Resume" : "Pause");
   }
@@ -108,8 +108,7 @@ class JobItem {
     this.list.message.run(async () => {
       await patch(`/jobs/${segment(this.id)}`, { is_paused });
       await refreshNow("jobs", "arrays");
-      const [still, on] = this.job.volume ? ["stands still", "goes on"] : ["stand still", "go on"];
-      return `${this.whose} ${is_paused ? still : on}.`;
+      return `${this.whose} ${this.job.volume ? "is" : "are"} ${is_paused ? "paused" : "resumed"}.`;
     });
   }
 
@@ -118,8 +117,8 @@ class JobItem {
     this.list.message.dialog({
       title: this.job.volume ? `Limit the ${this.name} of ${this.job.volume}` : `Limit the jobs of ${this.array}`,
       fields: [
-        rate("max", "At most, in a second", "Such as 200 MiB. 0: as much as leaves users their latency."),
-        rate("min", "At least, in a second", "Whatever users want."),
+        rate("max", "Maximum rate, bytes a second", "Such as 200 MiB. 0: no fixed maximum; the job yields to clients."),
+        rate("min", "Minimum rate, bytes a second", "Regardless of the latency of clients."),
       ],
       action: "Set limits",
       submit: async ({ max, min }) => {
@@ -133,7 +132,7 @@ class JobItem {
   cancel(what) {
     this.list.message.dialog({
       title: `Cancel the ${what}?`,
-      body: [h("p", null, this.job.volume ? WITHOUT[this.job.kind] : "What it has done so far is lost: a new one begins at the start. No data is lost.")],
+      body: [h("p", null, this.job.volume ? WITHOUT[this.job.kind] : "Its progress is lost: a new job starts from the beginning. No data is lost.")],
       action: "Cancel the job",
       isDangerous: true,
       submit: async () => {
@@ -149,16 +148,16 @@ const slotText = (job) => (job.slot === null || job.slot === undefined ? "" : `,
 
 const toward = (job) => (job.kind === "move" ? "to" : "on");
 
-/** Whose job it is, with links. */
+/** The object of a job, with links. */
 function jobLinks(job) {
-  const place = baseLink(job.array);
+  const place = baseLink(job.backing);
   const volume = find("volumes", job.volume) ? link(address("volumes", job.volume), job.volume) : job.volume;
   return job.volume ? [volume, ` ${toward(job)} `, place] : [place, slotText(job)];
 }
 
 function jobTitle(job) {
   const name = (JOB_NAMES[job.kind] ?? job.kind).toLowerCase();
-  return job.volume ? `${name} of ${job.volume} ${toward(job)} ${job.array}` : `${name} of ${job.array}${slotText(job)}`;
+  return job.volume ? `${name} of ${job.volume} ${toward(job)} ${job.backing}` : `${name} of ${job.backing}${slotText(job)}`;
 }
 
 /** The jobs that run, of all arrays or of one. */
@@ -168,12 +167,12 @@ export class JobList {
     this.items = new Map();
     this.message = new Message();
     this.list = h("ul", { class: "jobs" });
-    this.empty = h("p", { class: "muted" }, "No job runs.");
+    this.empty = h("p", { class: "muted" }, "No jobs.");
     this.element = h("div", null, this.list, this.empty, this.message.element);
   }
 
   update() {
-    const jobs = state.jobs.filter((job) => this.array === undefined || job.array === this.array);
+    const jobs = state.jobs.filter((job) => this.array === undefined || job.backing === this.array);
     const gone = new Set(this.items.keys());
     for (const job of jobs) {
       gone.delete(job.id);

@@ -1,4 +1,4 @@
-// Plots of the last two minutes: reads as a solid line, writes as a dashed one, and the newest numbers in words beside them.
+// Plots of the last two minutes: reads as a solid line, writes as a dashed one, and the newest numbers in words next to them.
 //
 // A plot is an SVG of the size that it has on the screen; only the paths and the scale change with a sample.
 
@@ -122,7 +122,7 @@ export class Plots {
     })));
     this.rest = h("p", { class: "muted" });
     this.element = h("div", { class: "plots" }, h("div", { class: "plot-row" }, this.plots.map((plot) => plot.element)),
-      h("details", null, h("summary", null, "Numbers of now"),
+      h("details", null, h("summary", null, "Current values"),
         h("div", { class: "table" }, h("table", null, this.caption,
           h("thead", null, h("tr", null, heads.map((head) => (head === "" ? h("td") : h("th", { scope: "col", class: "number" }, head))))),
           h("tbody", null, rows))), this.rest));
@@ -130,7 +130,7 @@ export class Plots {
 
   draw(history, series, subject) {
     for (const plot of this.plots) plot.draw(history, series, subject);
-    setText(this.caption, `What ${subject} does now`);
+    setText(this.caption, `Current traffic of ${subject}`);
     ["Reads", "Writes"].forEach((name, i) => {
       const iops = history.now(series, i);
       const rate = history.now(series, i + 2);
@@ -139,7 +139,7 @@ export class Plots {
       setText(this.cells.get(`${name} Mean latency`), latency(history.now(series, i + 4)));
       setText(this.cells.get(`${name} Mean size`), iops > 0 ? bytes(rate / iops) : "–");
     });
-    setText(this.rest, series ? `In flight: ${count(series.in_flight)}. Errors so far: ${count(series.errors)}.` : "");
+    setText(this.rest, series ? `In flight: ${count(series.in_flight)}. Errors in total: ${count(series.errors)}.` : "");
   }
 
   close() {
@@ -149,7 +149,7 @@ export class Plots {
 
 const SPARK = { left: 1, right: 119, top: 2, bottom: 22 };
 
-/** A small plot without a scale, for a table's cell; the number stands beside it. */
+/** A small plot without a scale, for a table's cell; the number is next to it. */
 export function sparkline(cell, history, series, metrics, most, text) {
   if (!cell.spark) {
     const paths = metrics.map((_, i) => svg("path", { class: `line ${i === 0 ? "read" : "write"}` }));

@@ -23,26 +23,26 @@ export const RATES = [
 /** The limits in a line; a dash for none. */
 export function qosText(qos) {
   const set = RATES.filter(({ name }) => qos[name]).map(({ name, label, isBytes }) => {
-    const { per_second, burst } = qos[name];
-    const amount = isBytes ? bandwidth(per_second) : `${count(per_second)}/s`;
+    const { per_s, burst } = qos[name];
+    const amount = isBytes ? bandwidth(per_s) : `${count(per_s)}/s`;
     return `${label} ${amount}${burst > 0 ? ` + ${isBytes ? bandwidth(burst).slice(0, -2) : count(burst)}` : ""}`;
   });
   return set.join(", ") || "–";
 }
 
-/** What a volume gets of its group's limits, in a line; a dash for nothing. */
-export function floorText(floor) {
-  const { iops, bandwidth: bytes_per_s } = floor ?? {};
+/** The guaranteed minimum of a volume in its group, in a line; a dash for none. */
+export function minText(min) {
+  const { requests_per_s: iops, bytes_per_s } = min ?? {};
   return [iops ? `IOPS ${count(iops)}/s` : null, bytes_per_s ? `Bandwidth ${bandwidth(bytes_per_s)}` : null].filter(Boolean).join(", ") || "–";
 }
 
 /** The fields of a form for that. */
-export function floorFields(floor) {
-  const { iops, bandwidth: bytes_per_s } = floor ?? {};
-  const hint = "What it gets of its group's limits, whatever the others of the group take.";
+export function minFields(min) {
+  const { requests_per_s: iops, bytes_per_s } = min ?? {};
+  const hint = "Guaranteed share of the group's limits, regardless of its other volumes.";
   return [
-    { name: "least_iops", label: "At least IOPS, a second", value: iops ? String(iops) : "", isOptional: true, parse: parseCount, hint },
-    { name: "least_bandwidth", label: "At least bandwidth, a second", value: bytes_per_s ? editableBytes(bytes_per_s) : "", isOptional: true, parse: parseBytes, hint },
+    { name: "least_iops", label: "Minimum IOPS", value: iops ? String(iops) : "", isOptional: true, parse: parseCount, hint },
+    { name: "least_bandwidth", label: "Minimum bandwidth, bytes a second", value: bytes_per_s ? editableBytes(bytes_per_s) : "", isOptional: true, parse: parseBytes, hint },
   ];
 }
 
@@ -54,9 +54,9 @@ export function qosField(qos, label = "QoS limits") {
 function setGroup(message, group) {
   return message.dialog({
     title: group ? `Limits of group ${group.name}` : "New group",
-    body: [h("p", null, "The volumes of a group share its limits. They take effect at once.")],
+    body: [h("p", null, "The volumes of a group share its limits. The limits take effect at once.")],
     fields: [...(group ? [] : [{ name: "name", label: "Name" }]), qosField(group?.qos)],
-    action: group ? "Set limits" : "Make the group",
+    action: group ? "Set limits" : "Create the group",
     submit: async ({ name = group?.name, qos }) => {
       await put(`/groups/${segment(name)}`, qos);
       await refreshNow("groups");
@@ -68,7 +68,7 @@ function setGroup(message, group) {
 function deleteGroup(message, group) {
   return message.dialog({
     title: `Delete the group ${group.name}?`,
-    body: [h("p", { class: "warning" }, group.volumes.length > 0 ? `Its limits no longer hold for ${some(group.volumes)}.` : "No volume is in it.")],
+    body: [h("p", { class: "warning" }, group.volumes.length > 0 ? `These volumes lose its limits: ${some(group.volumes)}.` : "The group has no volumes.")],
     action: "Delete the group", isDangerous: true,
     submit: async () => {
       await remove(`/groups/${segment(group.name)}`);
@@ -78,12 +78,12 @@ function deleteGroup(message, group) {
   });
 }
 
-/** The groups as a table; what is done is said in the message. */
+/** The groups as a table; the message reports the results of actions. */
 export function groupTable(message) {
   const current = (group) => state.groups.find((other) => other.name === group.name) ?? group;
   const table = new Table({
     caption: "Groups of volumes that share limits",
-    empty: "There are no groups.",
+    empty: "No groups.",
     key: (group) => group.name,
     columns: [
       { label: "Name", isHeader: true, text: (group) => group.name },

@@ -1,19 +1,19 @@
-// What the page knows of the daemon, kept up to date: lists by events (and now and then anyway), counters each second.
+// The page's copy of the daemon's state: events update lists (and so does a timer), counters are read each second.
 //
-// Views subscribe and get the set of lists that differ. A list whose text is the one from before is not even parsed.
+// Views subscribe and get the set of lists that differ. An unchanged text of a list is not parsed.
 
 import { ApiError, followEvents, get, requestText } from "./api.js";
 import { History } from "./history.js";
 
 const LISTS = ["devices", "arrays", "volumes", "groups", "exports", "jobs"];
-const MOST_EVENTS = 1024; // what the daemon remembers
-const REFRESH_ALL_MS = 30_000; // should an event ever be missing
+const MOST_EVENTS = 1024; // kept by the daemon
+const REFRESH_ALL_MS = 30_000; // in case an event is missing
 const REFRESH_TRAFFIC_MS = 5_000;
 const REFRESH_JOBS_MS = 2_000;
 const SAMPLE_MS = 1_000;
 const GATHER_MS = 100; // events come in bursts
 
-// What an event may have changed, by its kind.
+// The lists that an event may have changed, by its kind.
 const TOUCHES = {
   device: ["devices", "arrays", "exports"],
   array: ["arrays", "jobs", "devices", "exports"],
@@ -82,7 +82,7 @@ async function loadDirty() {
   }
 }
 
-/** Load these lists anew, soon. Resolves when they are here. */
+/** Reload these lists soon. Resolves when they are loaded. */
 export function refresh(...names) {
   for (const name of names.length > 0 ? names : [...LISTS, "system"]) dirty.add(name);
   refreshing ??= new Promise((resolve) => setTimeout(resolve, GATHER_MS)).then(async () => {
@@ -92,7 +92,7 @@ export function refresh(...names) {
   return refreshing;
 }
 
-/** Load these lists at once: what the user has just done is to be seen. */
+/** Reload these lists at once, to show the user's last action. */
 export async function refreshNow(...names) {
   for (const name of names) dirty.add(name);
   await loadDirty();
@@ -106,7 +106,7 @@ function take(events) {
   notify("events");
 }
 
-/** What happened while nobody listened. A daemon that was started anew counts its events anew. */
+/** Load the events that the page has missed. A restarted daemon counts its events from 1. */
 async function catchUp() {
   const system = await get("/system");
   if (system.started_ns !== state.eventsSince_ns) state.events = [];
@@ -130,7 +130,7 @@ async function sample() {
   }
 }
 
-/** Repeat `work` every so often, one at a time, while somebody looks. */
+/** Repeat `work` periodically, one at a time, while the page is visible. */
 function repeat(interval_ms, work) {
   const turn = async () => {
     const started = performance.now();
@@ -165,6 +165,6 @@ export async function start() {
 
 export const find = (list, name) => state[list].find((item) => item.name === name);
 /** The volumes on an array or device. */
-export const volumesOn = (name) => state.volumes.filter((volume) => volume.on === name);
-/** What exports can serve and volumes can lie on. */
+export const volumesOn = (name) => state.volumes.filter((volume) => volume.backing === name);
+/** Objects that exports can serve and volumes can lie on. */
 export const bases = () => [...state.arrays, ...state.devices];

@@ -1,4 +1,4 @@
-// Tables that change in place: a row has a key, a cell is touched only when what it shows differs. What is focused stays.
+// Tables that change in place: a row has a key, a cell changes only with its content. The focus stays.
 //
 // Columns: `label`; `text(row)` or `nodes(row)`, the latter with `depends(row)` where the nodes depend on less than the
 // whole row; `live(row, cell)` for what changes with each sample, called for rows in sight only; `sort(row)`, a value to
@@ -10,7 +10,7 @@ const ORDER = new Intl.Collator("en", { numeric: true });
 
 function compare(a, b) {
   if (typeof a === "number" && typeof b === "number") {
-    // What is not known comes last, in either direction of a sample's numbers.
+    // Unknown values come last, in either direction of a sample's numbers.
     return (Number.isNaN(a) ? -1 : a) - (Number.isNaN(b) ? -1 : b);
   }
   return ORDER.compare(String(a), String(b));
@@ -76,7 +76,7 @@ export class Table {
     this.rows.delete(key);
   }
 
-  /** The focused row goes: the keyboard goes on at its neighbour, not at the top of the page. */
+  /** The focused row disappears: its neighbour gets the focus, not the top of the page. */
   focusBeside(element) {
     const beside = element.nextElementSibling ?? element.previousElementSibling;
     (beside?.querySelector("a, button") ?? this.buttons.find((button) => button))?.focus();
@@ -116,7 +116,7 @@ export class Table {
 
   sortBy(column) {
     const isAgain = this.order?.column === column;
-    // The largest number is what is looked for, and the first name.
+    // Numbers begin with the largest, names with the first.
     this.order = { column, isDescending: isAgain ? !this.order.isDescending : Boolean(column.isNumber) };
     this.columns.forEach((other, i) => {
       if (!other.sort) return;
@@ -150,7 +150,7 @@ export class Table {
     this.columns.forEach((column, i) => column.live?.(row.data, row.cells[i]));
   }
 
-  /** There are new samples. */
+  /** Show new samples. */
   sample() {
     for (const row of this.rows.values()) if (row.isInSight && !row.element.hidden) this.updateLive(row);
   }

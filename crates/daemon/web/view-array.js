@@ -1,4 +1,4 @@
-// One array: its state, its members and what they do, its jobs, and what can be done to it.
+// One array: its state, members, their traffic, jobs and actions.
 
 import { remove, segment } from "./api.js";
 import { badge, h, links, newId, setText, someLinks } from "./dom.js";
@@ -11,13 +11,13 @@ import { Facts, Table } from "./table.js";
 const isLive = (member) => member.state === "live";
 const called = (member) => `slot ${member.slot}${member.device ? ` (${member.device})` : ""}`;
 
-/** What a further member that goes would mean. With several groups it is said for the worst case: all in one of them. */
+/** The effect of failing a member. With several groups it is the worst case: all failures in one of them. */
 function afterFailing(array, member) {
-  if (!isLive(member)) return "It is not in sync: what it has of its content so far is lost.";
+  if (!isLive(member)) return "It is not in sync: its rebuild starts again from the beginning.";
   const spare = array.parity - array.members.filter((other) => !isLive(other)).length - 1;
   if (array.parity === 0 || spare < 0) {
     const volumes = array.volumes.length > 0 ? ` Volumes: ${some(array.volumes)}.` : "";
-    return `The array has no redundancy left for it: it fails, and its data can no longer be reached.${volumes}`;
+    return `The array has no redundancy left: it fails, and its data becomes unavailable.${volumes}`;
   }
   const where = array.groups > 1 ? " of the same group" : "";
   return `Its content is computed from the others. ${spare === 0 ? `No further member${where} may fail` : `${counted(spare, "further member")}${where} may fail`} until it is rebuilt.`;
@@ -40,7 +40,7 @@ class ArrayView {
     this.element = h("div", null, this.error, h("div", { class: "panel" }, this.facts.element), this.actions(), this.message.element,
       section("Members", this.table.element, this.memberMessage.element, h("h3", null, "Spares"), this.sparesList),
       section("Jobs", this.jobs.element),
-      section("What members do", this.traffic.element, h("p", { class: "choice" }, h("label", { for: this.select.id }, "Plots of"), " ", this.select), this.plots.element));
+      section("Traffic of members", this.traffic.element, h("p", { class: "choice" }, h("label", { for: this.select.id }, "Plots of"), " ", this.select), this.plots.element));
   }
 
   get array() { return find("arrays", this.name); }
@@ -56,7 +56,7 @@ class ArrayView {
   memberTable() {
     return new Table({
       caption: `Members of ${this.name}`,
-      empty: "The array has no members here.",
+      empty: "No members.",
       key: (member) => member.slot,
       columns: [
         { label: "Slot", isHeader: true, isNumber: true, text: (member) => String(member.slot) },
@@ -87,9 +87,9 @@ class ArrayView {
       live: (member, cell) => sparkline(cell, history, series(member), metrics, this.peaks[metrics[0]], value(series(member))),
     });
     return new Table({
-      caption: `What members of ${this.name} do. The small plots of a column have one scale: reads solid, writes dashed.`,
+      caption: `Traffic of the members of ${this.name}. The small plots of a column have one scale: reads solid, writes dashed.`,
       isCaptionHidden: false,
-      empty: "The array has no members here.",
+      empty: "No members.",
       key: (member) => member.slot,
       columns: [
         { label: "Slot", isHeader: true, isNumber: true, text: (member) => String(member.slot) },
@@ -120,16 +120,16 @@ class ArrayView {
   updateFacts(array) {
     const { facts } = this;
     facts.set("State", badge(array.state), array.state);
-    facts.set("Level", array.level);
-    facts.set("Capacity", bytes(array.capacity));
-    facts.set("Free for volumes", bytes(array.free));
-    facts.set("Shape", `${array.groups > 1 ? `${array.groups} groups of ` : ""}${array.data} + ${array.parity}, strip ${bytes(array.strip_bytes)}, block ${bytes(array.block_size)}`);
-    facts.set("Consistency", array.consistency);
+    facts.set("Level", array.level ?? "–");
+    facts.set("Capacity", bytes(array.capacity_bytes));
+    facts.set("Free for volumes", bytes(array.free_bytes));
+    facts.set("Shape", `${array.groups > 1 ? `${array.groups} groups of ` : ""}${array.data} + ${array.parity}, strip ${bytes(array.strip_bytes)}, block ${bytes(array.block_bytes)}`);
+    facts.set("Consistency", array.consistency ?? "–");
     facts.set("Scrub", scrubText(array.scrub));
     facts.set("Last scrub", array.last_scrub_ns ? time(array.last_scrub_ns) : "never");
     facts.set("Next scrub", nextScrubText(array));
     facts.set("Volumes", someLinks("volumes", array.volumes), array.volumes);
-    facts.set("Exports of all of it", links("exports", array.exports), array.exports);
+    facts.set("Exports of the whole array", links("exports", array.exports), array.exports);
     facts.set("UUID", array.uuid);
   }
 
@@ -137,8 +137,8 @@ class ArrayView {
     const signature = JSON.stringify(array.spares);
     if (this.sparesList.signature === signature) return;
     this.sparesList.signature = signature;
-    this.sparesList.replaceChildren(...(array.spares.length === 0 ? [h("li", { class: "muted" }, "None: a member that fails is not replaced by itself.")]
-      : array.spares.map((spare) => h("li", null, badge("spare"), ` ${spare.device ?? "not here"} `,
+    this.sparesList.replaceChildren(...(array.spares.length === 0 ? [h("li", { class: "muted" }, "None. A failed member is not replaced automatically.")]
+      : array.spares.map((spare) => h("li", null, badge("spare"), ` ${spare.device ?? "missing"} `,
         spare.device ? button("Remove…", () => this.removeSpare(spare), { of: `spare ${spare.device}` }) : null))));
   }
 
@@ -174,7 +174,7 @@ class ArrayView {
   fail(member) {
     this.memberMessage.dialog({
       title: `Fail ${called(member)} of ${this.name}?`,
-      body: [h("p", null, "Nothing is read from it or written to it any more."), h("p", { class: "warning" }, afterFailing(this.array, member))],
+      body: [h("p", null, "The array no longer reads from it or writes to it."), h("p", { class: "warning" }, afterFailing(this.array, member))],
       action: "Fail the member", isDangerous: true,
       submit: () => act(this.name, { action: "fail", members: [String(member.slot)] }),
     });
@@ -183,9 +183,9 @@ class ArrayView {
   replace(member) {
     this.memberMessage.dialog({
       title: `Replace ${called(member)} of ${this.name}`,
-      body: [h("p", null, "It is copied to the device, which then takes its place. The array keeps its redundancy meanwhile.")],
-      fields: [{ name: "device", label: "Device", placeholder: "/dev/sdx", hint: "What it holds is lost." },
-        { name: "force", label: "Overwrite whatever lies on the device", type: "checkbox" }],
+      body: [h("p", null, "It is copied to the device, which then replaces it. The array keeps its redundancy meanwhile.")],
+      fields: [{ name: "device", label: "Device", placeholder: "/dev/sdx", hint: "Its content is lost." },
+        { name: "force", label: "Overwrite content of the device", type: "checkbox" }],
       action: "Replace the member",
       submit: ({ device, force }) => act(this.name, { action: "replace", member: String(member.slot), device, force }),
     });
@@ -194,8 +194,8 @@ class ArrayView {
   addSpare() {
     this.message.dialog({
       title: `Add spares to ${this.name}`,
-      fields: [{ name: "devices", label: "Devices", type: "lines", placeholder: "/dev/sdx", hint: "One path or device specification a line. What they hold is lost. Empty slots are filled at once." },
-        { name: "force", label: "Overwrite whatever lies on the devices", type: "checkbox" },
+      fields: [{ name: "devices", label: "Devices", type: "lines", placeholder: "/dev/sdx", hint: "One path or device specification a line. Their content is lost. Empty slots get a spare at once." },
+        { name: "force", label: "Overwrite content of the devices", type: "checkbox" },
         { name: "global", label: "Spares for every array of the daemon", type: "checkbox" }],
       action: "Add spares",
       submit: (values) => act(this.name, { action: "add", ...values }),
@@ -205,7 +205,7 @@ class ArrayView {
   reAdd(member) {
     (member ? this.memberMessage : this.message).dialog({
       title: member ? `Re-add slot ${member.slot} of ${this.name}` : `Re-add members of ${this.name}`,
-      body: [h("p", null, "Former members go back into their slots: what has changed since is copied.")],
+      body: [h("p", null, "Former members return to their slots. Changes since then are copied.")],
       fields: [{ name: "devices", label: "Devices", type: "lines", value: member?.device ?? "", placeholder: "/dev/sdx", hint: "One path or device specification a line." }],
       action: "Re-add",
       submit: (values) => act(this.name, { action: "re-add", ...values }),
@@ -217,7 +217,7 @@ class ArrayView {
     const names = member ? called(member) : some(out.map(called));
     (member ? this.memberMessage : this.message).dialog({
       title: member ? `Remove ${names} of ${this.name}?` : `Remove all failed members of ${this.name}?`,
-      body: [h("p", { class: "warning" }, `${names || "No member is out: nothing"} is let go for good. Its content counts as lost: should it come back, it is rebuilt as a whole.`)],
+      body: [h("p", { class: "warning" }, names ? `${names}: detached. A re-add copies only the changes since the failure.` : "No member has failed.")],
       action: "Remove", isDangerous: true,
       submit: () => act(this.name, { action: "remove", members: [member ? String(member.slot) : "failed"] }),
     });
@@ -235,8 +235,8 @@ class ArrayView {
   scrub() {
     this.message.dialog({
       title: `Scrub ${this.name}`,
-      body: [h("p", null, "Parity or copies are compared with the data, beside whatever the array's users do.")],
-      fields: [{ name: "repair", label: "Repair: write what is wrong anew", type: "checkbox" }],
+      body: [h("p", null, "The scrub compares parity or copies with the data, while clients use the array.")],
+      fields: [{ name: "repair", label: "Repair: rewrite wrong strips", type: "checkbox" }],
       action: "Scrub",
       submit: ({ repair }) => act(this.name, { action: "scrub", repair }),
     });
@@ -245,8 +245,8 @@ class ArrayView {
   grow() {
     this.message.dialog({
       title: `Grow ${this.name}`,
-      body: [h("p", null, "What members have become larger by is used. An array cannot shrink again.")],
-      fields: [{ name: "member_bytes", label: "Bytes of each member to use at most", isOptional: true, parse: parseBytes, hint: "Such as 4 TiB; all of the smallest without it." }],
+      body: [h("p", null, "The array uses the added room of its members. An array cannot shrink.")],
+      fields: [{ name: "member_bytes", label: "Bytes of each member to use at most", isOptional: true, parse: parseBytes, hint: "Such as 4 TiB. Default: all of the smallest member." }],
       action: "Grow",
       submit: (values) => act(this.name, { action: "grow", ...values }),
     });
@@ -255,7 +255,7 @@ class ArrayView {
   cancel() {
     this.message.dialog({
       title: `Cancel the jobs of ${this.name}?`,
-      body: [h("p", null, "The scrub or replacement that runs is ended. What it has done so far is lost; no data is. Rebuilds cannot be cancelled, only paused.")],
+      body: [h("p", null, "The running scrub or replacement ends. Its progress is lost; no data is lost. Rebuilds can be paused, not cancelled.")],
       action: "Cancel the jobs", isDangerous: true,
       submit: () => act(this.name, { action: "cancel" }),
     });
@@ -266,7 +266,7 @@ class ArrayView {
     const volumes = volumesOn(this.name).map((volume) => volume.name);
     const isDone = await this.message.dialog({
       title: `Delete the array ${this.name}?`,
-      body: [h("p", { class: "warning" }, `All data on it is lost: ${bytes(array.capacity)}${volumes.length > 0 ? `, with ${counted(volumes.length, "volume")}: ${some(volumes)}` : ""}.`)],
+      body: [h("p", { class: "warning" }, `All data on it is lost: ${bytes(array.capacity_bytes)}${volumes.length > 0 ? `, with ${counted(volumes.length, "volume")}: ${some(volumes)}` : ""}.`)],
       typed: this.name, action: "Delete the array", isDangerous: true,
       submit: async () => {
         await remove(`/arrays/${segment(this.name)}`);

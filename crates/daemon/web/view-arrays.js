@@ -1,4 +1,4 @@
-// Arrays: the list, and how one is made.
+// Arrays: the list, and the creation of one.
 
 import { post } from "./api.js";
 import { badge, h, link, links, address } from "./dom.js";
@@ -12,7 +12,7 @@ const option = (value, label = value) => ({ value, label });
 function createArray(message) {
   return message.dialog({
     title: "New array",
-    body: [h("p", { class: "warning" }, "What the members hold is lost.")],
+    body: [h("p", { class: "warning" }, "The content of the members is lost.")],
     fields: [
       { name: "name", label: "Name" },
       { name: "level", label: "Level", type: "select", value: "6", options: [
@@ -24,34 +24,34 @@ function createArray(message) {
       { name: "groups", label: "Groups", isOptional: true, parse: parseCount, hint: "For levels 10, 50, 60, 70 and n+m." },
       { name: "parities", label: "Parities", isOptional: true, parse: parseCount, hint: "For level n+m." },
       { name: "copies", label: "Copies", isOptional: true, parse: parseCount, hint: "For level 10." },
-      { name: "strip_bytes", label: "Strip", isOptional: true, parse: parseBytes, hint: "Such as 64 KiB; chosen by the number of members without it." },
-      { name: "consistency", label: "Consistency", type: "select", value: "", isOptional: true, options: [option("", "what suits the level"), option("ppl"), option("bitmap"), option("none")] },
-      { name: "force", label: "Overwrite whatever lies on the members", type: "checkbox" },
+      { name: "strip_bytes", label: "Strip", isOptional: true, parse: parseBytes, hint: "Such as 64 KiB. Default: depends on the number of members." },
+      { name: "consistency", label: "Consistency", type: "select", value: "", isOptional: true, options: [option("", "default of the level"), option("ppl"), option("bitmap"), option("none")] },
+      { name: "force", label: "Overwrite content of the members", type: "checkbox" },
     ],
-    action: "Make the array",
+    action: "Create the array",
     submit: async (values) => {
       await post("/arrays", values);
       await refreshNow("arrays", "jobs");
-      return `The array ${values.name} was made.`;
+      return `The array ${values.name} was created.`;
     },
   });
 }
 
-const runningJobs = (array) => state.jobs.filter((job) => job.array === array.name);
+const runningJobs = (array) => state.jobs.filter((job) => job.backing === array.name);
 
 export function openArrays() {
   const message = new Message();
   const table = new Table({
     caption: "Arrays",
-    empty: "There are no arrays yet.",
+    empty: "No arrays yet.",
     key: (array) => array.uuid || array.name,
     columns: [
       { label: "Name", isHeader: true, sort: (array) => array.name, depends: (array) => array.name, nodes: (array) => link(address("arrays", array.name), array.name) },
       { label: "State", sort: (array) => array.state, depends: (array) => array.state, nodes: (array) => badge(array.state) },
-      { label: "Level", sort: (array) => array.level, text: (array) => array.level },
+      { label: "Level", sort: (array) => array.level ?? "", text: (array) => array.level ?? "–" },
       { label: "Members", text: (array) => `${array.members.filter((member) => member.state === "live").length} of ${array.members.length} live${array.spares.length > 0 ? `, ${counted(array.spares.length, "spare")}` : ""}` },
-      { label: "Capacity", isNumber: true, sort: (array) => array.capacity, text: (array) => bytes(array.capacity) },
-      { label: "Free", isNumber: true, sort: (array) => array.free ?? -1, text: (array) => bytes(array.free) },
+      { label: "Capacity", isNumber: true, sort: (array) => array.capacity_bytes, text: (array) => bytes(array.capacity_bytes) },
+      { label: "Free", isNumber: true, sort: (array) => array.free_bytes ?? -1, text: (array) => bytes(array.free_bytes) },
       { label: "Volumes", isNumber: true, sort: (array) => array.volumes.length, text: (array) => String(array.volumes.length) },
       { label: "Exports", depends: (array) => array.exports, nodes: (array) => links("exports", array.exports) },
       { label: "Jobs", text: (array) => runningJobs(array).map((job) => `${job.kind} ${job.total_bytes > 0 ? Math.floor((job.done_bytes / job.total_bytes) * 100) : 0} %`).join(", ") || "–" },

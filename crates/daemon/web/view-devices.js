@@ -1,4 +1,4 @@
-// Devices: leaves that the daemon has open by name, beside the members of arrays.
+// Devices: leaves with a registered name; members of arrays need none.
 
 import { post, remove, segment } from "./api.js";
 import { address, badge, h, link, links, someLinks } from "./dom.js";
@@ -11,28 +11,28 @@ const stateOf = (device) => (device.error ? "not open" : "open");
 
 function createDevice(message) {
   return message.dialog({
-    title: "Open a device",
-    body: [h("p", null, "It is opened now and at every start of the daemon.")],
+    title: "New device",
+    body: [h("p", null, "The daemon opens it now and at every start.")],
     fields: [{ name: "name", label: "Name" },
-      { name: "spec", label: "Specification", placeholder: "/dev/nvme0n1", hint: "kind:key=value,… as freestone serve --device takes it, or the path of a file or block device." }],
-    action: "Open the device",
+      { name: "spec", label: "Specification", placeholder: "/dev/nvme0n1", hint: "kind:key=value,… as in freestone serve --device, or the path of a file or block device." }],
+    action: "Create the device",
     submit: async (values) => {
       await post("/devices", values);
       await refreshNow("devices");
-      return `The device ${values.name} is open.`;
+      return `The device ${values.name} was created.`;
     },
   });
 }
 
 function deleteDevice(message, device) {
-  const lost = device.volumes.length > 0 ? ` ${counted(device.volumes.length, "volume")} on it can no longer be reached: ${some(device.volumes)}.` : "";
+  const lost = device.volumes.length > 0 ? ` ${counted(device.volumes.length, "volume")} on it become unavailable: ${some(device.volumes)}.` : "";
   return message.dialog({
-    title: `Close the device ${device.name}?`,
-    body: [h("p", { class: "warning" }, `The daemon closes it and forgets it.${lost}`), h("p", null, "What it holds stays.")],
-    typed: device.name, action: "Close the device", isDangerous: true,
+    title: `Delete the device ${device.name}?`,
+    body: [h("p", { class: "warning" }, `The daemon closes the device and removes it from its state.${lost}`), h("p", null, "Its content is kept.")],
+    typed: device.name, action: "Delete the device", isDangerous: true,
     submit: async () => {
       await remove(`/devices/${segment(device.name)}`);
-      return `The device ${device.name} was closed.`;
+      return `The device ${device.name} was deleted.`;
     },
   });
 }
@@ -41,14 +41,14 @@ export function openDevices() {
   const message = new Message();
   const table = new Table({
     caption: "Devices",
-    empty: "No device is open beside the members of arrays.",
+    empty: "No devices. Members of arrays are not listed here.",
     key: (device) => device.name,
     columns: [
       { label: "Name", isHeader: true, sort: (device) => device.name, depends: (device) => device.name, nodes: (device) => link(address("devices", device.name), device.name) },
       { label: "State", depends: (device) => device.error, nodes: (device) => [badge(stateOf(device)), device.error ? h("p", { class: "why" }, device.error) : null] },
       { label: "Specification", text: (device) => device.spec },
-      { label: "Capacity", isNumber: true, sort: (device) => device.capacity ?? -1, text: (device) => bytes(device.capacity) },
-      { label: "Free", isNumber: true, text: (device) => bytes(device.free) },
+      { label: "Capacity", isNumber: true, sort: (device) => device.capacity_bytes ?? -1, text: (device) => bytes(device.capacity_bytes) },
+      { label: "Free", isNumber: true, text: (device) => bytes(device.free_bytes) },
       { label: "Access", isShort: true, text: (device) => (device.read_only ? "read-only" : "read-write") },
       { label: "Volumes", isNumber: true, text: (device) => String(device.volumes.length) },
       { label: "Exports", depends: (device) => device.exports, nodes: (device) => links("exports", device.exports) },
@@ -56,7 +56,7 @@ export function openDevices() {
   });
   return {
     title: "Devices",
-    element: h("div", null, h("div", { class: "toolbar" }, button("Open a device…", () => createDevice(message), { className: "primary" })), message.element, h("div", { class: "panel" }, table.element)),
+    element: h("div", null, h("div", { class: "toolbar" }, button("New device…", () => createDevice(message), { className: "primary" })), message.element, h("div", { class: "panel" }, table.element)),
     update() { table.update(state.devices); },
     close() { table.close(); },
   };
@@ -75,18 +75,18 @@ export function openDevice(name) {
   return {
     title: `Device ${name}`,
     element: h("div", null, h("div", { class: "panel" }, facts.element),
-      h("div", { class: "toolbar", role: "group", "aria-label": `Actions of ${name}` }, button("Close the device…", destroy, { className: "danger" })), message.element),
+      h("div", { class: "toolbar", role: "group", "aria-label": `Actions of ${name}` }, button("Delete…", destroy, { className: "danger" })), message.element),
     update() {
       const now = find("devices", name);
       if (!now) return;
       facts.set("State", [badge(stateOf(now)), now.error ? ` ${now.error}` : null], now.error);
       facts.set("Specification", now.spec);
-      facts.set("Capacity", bytes(now.capacity));
-      facts.set("Block", bytes(now.block_size));
+      facts.set("Capacity", bytes(now.capacity_bytes));
+      facts.set("Block", bytes(now.block_bytes));
       facts.set("Access", now.read_only ? "read-only" : "read-write");
-      facts.set("Free for volumes", bytes(now.free));
+      facts.set("Free for volumes", bytes(now.free_bytes));
       facts.set("Volumes", someLinks("volumes", now.volumes), now.volumes);
-      facts.set("Exports of all of it", links("exports", now.exports), now.exports);
+      facts.set("Exports of the whole device", links("exports", now.exports), now.exports);
     },
   };
 }

@@ -1,4 +1,4 @@
-// Events: the live list, the newest first.
+// Events: the live list, newest first.
 
 import { address, h, link } from "./dom.js";
 import { time } from "./format.js";
@@ -7,7 +7,7 @@ import { find, state } from "./store.js";
 const KINDS = ["device", "array", "volume", "group", "export", "job", "daemon"];
 const MOST_ROWS = 500; // more is for the log
 
-/** What an event is about, as a link where it has a view and is still there. */
+/** The object of an event, as a link if it has a view and still exists. */
 function subject(event) {
   const list = `${event.kind}s`;
   return ["device", "array", "volume", "export"].includes(event.kind) && find(list, event.name) ? link(address(list, event.name), event.name) : event.name;
@@ -16,9 +16,9 @@ function subject(event) {
 export function openEvents() {
   const boxes = new Map(KINDS.map((kind) => [kind, h("input", { type: "checkbox", checked: true, onchange: () => applyFilter() })]));
   const body = h("tbody");
-  const empty = h("p", { class: "muted" }, "Nothing has happened yet.");
+  const empty = h("p", { class: "muted" }, "No events yet.");
   const table = h("table", null, h("caption", { class: "visually-hidden" }, "Events, the newest first"),
-    h("thead", null, h("tr", null, ["Time", "Kind", "Name", "What", "In words"].map((head) => h("th", { scope: "col" }, head)))), body);
+    h("thead", null, h("tr", null, ["Time", "Kind", "Name", "Event", "Text"].map((head) => h("th", { scope: "col" }, head)))), body);
   let newest = 0;
   let since_ns = null;
 
@@ -39,7 +39,7 @@ export function openEvents() {
       h("fieldset", { class: "filter" }, h("legend", null, "Show events about"), KINDS.map((kind) => h("label", null, boxes.get(kind), ` ${kind}`))),
       h("div", { class: "table", role: "log", "aria-label": "Events", "aria-relevant": "additions" }, table, empty)),
     update() {
-      // A daemon that was started anew counts its events anew.
+      // A restarted daemon counts its events from 1.
       if (state.eventsSince_ns !== since_ns) {
         body.replaceChildren();
         newest = 0;

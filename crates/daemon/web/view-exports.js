@@ -1,4 +1,4 @@
-// Exports: the list, how one is made, and one export with the lines to attach it.
+// Exports: the list, the creation of one, and one export with the commands that attach it.
 
 import { get, patch, post, remove, segment } from "./api.js";
 import { explain } from "./dialog.js";
@@ -14,7 +14,7 @@ function parseOptions(text) {
   const options = {};
   for (const line of text.split("\n").map((part) => part.trim()).filter(Boolean)) {
     const at = line.indexOf("=");
-    if (at < 1) throw new Error(`“${line}” is no option: write key=value`);
+    if (at < 1) throw new Error(`“${line}” is not an option: use key=value`);
     options[line.slice(0, at).trim()] = line.slice(at + 1).trim();
   }
   return options;
@@ -29,17 +29,17 @@ function createExport(message) {
       { name: "kind", label: "Kind", type: "select", value: KINDS[0], options: KINDS.map((kind) => ({ value: kind, label: kind })) },
       { name: "of", label: "Serves", options: names, hint: "A volume, array or device by name." },
       { name: "more", label: "Further namespaces", type: "lines", isOptional: true, hint: "For nvme-tcp: further volumes, one a line, in the order of their namespaces." },
-      { name: "socket", label: "Socket", isOptional: true, placeholder: "/run/freestone/name.sock", hint: "For vhost-user-blk and nbd: a path. One that is called after the export without it." },
+      { name: "socket", label: "Socket", isOptional: true, placeholder: "/run/freestone/name.sock", hint: "For vhost-user-blk and nbd: a path. Default: the export's name in the daemon's runtime directory." },
       { name: "listen", label: "Listen address", isOptional: true, placeholder: "10.0.0.1:4420", hint: "For nvme-tcp and nbd." },
-      { name: "options", label: "Other options", type: "lines", isOptional: true, hint: "One key=value a line, as freestone serve --export takes them." },
+      { name: "options", label: "Other options", type: "lines", isOptional: true, hint: "One key=value a line, as in freestone serve --export." },
       { name: "read_only", label: "Read-only", type: "checkbox" },
     ],
-    action: "Make the export",
+    action: "Create the export",
     submit: async ({ name, kind, of, more = [], socket, listen, options = [], read_only }) => {
       const all = { ...parseOptions(options.join("\n")), ...(socket && { socket }), ...(listen && { listen }) };
-      await post("/exports", { name, kind, of: [of, ...more], options: all, read_only });
+      await post("/exports", { name, kind, volumes: [of, ...more], options: all, read_only });
       await refreshNow("exports", "volumes", "arrays", "devices");
-      return `The export ${name} was made.`;
+      return `The export ${name} was created.`;
     },
   });
 }
@@ -48,8 +48,8 @@ function deleteExport(message, item) {
   const clients = item.traffic?.clients ?? 0;
   return message.dialog({
     title: `Delete the export ${item.name}?`,
-    body: [h("p", { class: "warning" }, clients > 0 ? `${counted(clients, "client")} lose${clients === 1 ? "s" : ""} access to ${item.of.join(", ")}.` : "No client is connected."),
-      h("p", null, "The data stays.")],
+    body: [h("p", { class: "warning" }, clients > 0 ? `${counted(clients, "client")} lose${clients === 1 ? "s" : ""} access to ${item.volumes.join(", ")}.` : "No client is connected."),
+      h("p", null, "The data is kept.")],
     action: "Delete the export", isDangerous: true,
     submit: async () => {
       await remove(`/exports/${segment(item.name)}`);
@@ -65,14 +65,14 @@ function setProcessors(message, item) {
   const field = (cpu) => ({ name: `cpu${cpu}`, label: `Processor ${cpu}`, type: "checkbox", value: item.cores.includes(cpu) });
   return message.dialog({
     title: `Processors of the export ${item.name}`,
-    body: [h("p", null, "Without any it is served from all of the daemon's. Its clients stay; connections of NBD and NVMe/TCP go to others when they are made again.")],
+    body: [h("p", null, "Without a choice, all processors of the daemon serve it. Clients stay connected. New connections of NBD and NVMe/TCP use the new processors.")],
     fields: processors().map(field),
     action: "Set processors",
     submit: async (values) => {
       const cores = processors().filter((cpu) => values[`cpu${cpu}`]);
       await patch(`/exports/${segment(item.name)}`, { cores });
       await refreshNow("exports");
-      return `The export ${item.name} is served from ${cores.length > 0 ? counted(cores.length, "processor") : "all processors"} now.`;
+      return `The export ${item.name} uses ${cores.length > 0 ? counted(cores.length, "processor") : "all processors"}.`;
     },
   });
 }
@@ -85,8 +85,8 @@ function served(name) {
   return h("span", null, name);
 }
 
-const servedList = (item) => item.of.flatMap((name, i) => [i > 0 ? ", " : null, served(name)]);
-/** Where clients find it, in short. */
+const servedList = (item) => item.volumes.flatMap((name, i) => [i > 0 ? ", " : null, served(name)]);
+/** The socket or address of an export, in short. */
 const where = (item) => item.options.socket ?? item.options.listen ?? item.description ?? "–";
 
 export function openExports() {
@@ -94,17 +94,17 @@ export function openExports() {
   const current = (item) => find("exports", item.name) ?? item;
   const table = new Table({
     caption: "Exports",
-    empty: "There are no exports yet.",
+    empty: "No exports yet.",
     key: (item) => item.name,
     columns: [
       { label: "Name", isHeader: true, sort: (item) => item.name, depends: (item) => item.name, nodes: (item) => link(address("exports", item.name), item.name) },
       { label: "State", sort: (item) => item.state, depends: (item) => [item.state, item.error], nodes: (item) => [badge(item.state), item.error ? h("p", { class: "why" }, item.error) : null] },
       { label: "Kind", isShort: true, sort: (item) => item.kind, text: (item) => item.kind },
-      { label: "Serves", depends: (item) => item.of.map((name) => [name, Boolean(find("volumes", name))]), nodes: servedList },
-      { label: "Where", text: where },
+      { label: "Serves", depends: (item) => item.volumes.map((name) => [name, Boolean(find("volumes", name))]), nodes: servedList },
+      { label: "Address", text: where },
       { label: "Access", isShort: true, text: (item) => (item.read_only ? "read-only" : "read-write") },
       { label: "Clients", isNumber: true, sort: (item) => item.traffic?.clients ?? -1, text: (item) => count(item.traffic?.clients) },
-      { label: "Failed", isNumber: true, sort: (item) => item.traffic?.failed ?? -1, text: (item) => count(item.traffic?.failed) },
+      { label: "Failed", isNumber: true, sort: (item) => item.traffic?.errors ?? -1, text: (item) => count(item.traffic?.errors) },
       { label: "Actions", depends: (item) => item.name, nodes: (item) => h("div", { class: "buttons" },
         link(address("exports", item.name), ["Attach", hidden(` ${item.name}`)], { class: "button" }),
         button("Delete…", async () => { if (await deleteExport(message, current(item))) await refreshNow("exports", "volumes"); }, { of: item.name })) },
@@ -118,7 +118,7 @@ export function openExports() {
   };
 }
 
-/** Copy text. Without a secure context there is no clipboard to write to: then it is selected, to be copied by hand. */
+/** Copy text. Without a secure context the page has no clipboard: it selects the text, to be copied by hand. */
 async function copy(code) {
   try {
     await navigator.clipboard.writeText(code.textContent);
@@ -134,8 +134,8 @@ function attachLine([program, text]) {
   const code = h("code", { id }, text);
   const said = h("span", { role: "status", class: "muted" });
   return h("div", { class: "attach" }, h("h3", null, program),
-    h("pre", { tabindex: 0, "aria-label": `Line for ${program}`, role: "region" }, code),
-    h("div", { class: "buttons" }, button("Copy", async () => setText(said, await copy(code)), { of: `the line for ${program}` }), said));
+    h("pre", { tabindex: 0, "aria-label": `Command for ${program}`, role: "region" }, code),
+    h("div", { class: "buttons" }, button("Copy", async () => setText(said, await copy(code)), { of: `the command for ${program}` }), said));
 }
 
 /** The view of an export; nothing if there is none of this name. */
@@ -147,15 +147,15 @@ export function openExport(name) {
   const attach = h("div");
   let loadedFor = null;
 
-  // What is to be attached changes with the options and with the state, but not with each client.
+  // The commands change with the options and the state, but not with each client.
   const loadAttach = async (now) => {
-    const signature = JSON.stringify([now.state, now.options, now.of, now.description]);
+    const signature = JSON.stringify([now.state, now.options, now.volumes, now.description]);
     if (signature === loadedFor) return;
     loadedFor = signature;
     try {
       const { lines } = await get(`/exports/${segment(name)}/attach`);
       const entries = Object.entries(lines);
-      attach.replaceChildren(...(entries.length > 0 ? entries.map(attachLine) : [h("p", { class: "muted" }, "There is nothing to attach.")]));
+      attach.replaceChildren(...(entries.length > 0 ? entries.map(attachLine) : [h("p", { class: "muted" }, "No commands.")]));
     } catch (error) {
       attach.replaceChildren(h("p", { class: "error", role: "alert" }, explain(error)));
     }
@@ -177,16 +177,16 @@ export function openExport(name) {
       if (!now) return;
       facts.set("State", [badge(now.state), now.error ? ` ${now.error}` : null], [now.state, now.error]);
       facts.set("Kind", now.kind);
-      facts.set("Serves", servedList(now), now.of);
+      facts.set("Serves", servedList(now), now.volumes);
       facts.set("Access", now.read_only ? "read-only" : "read-write");
       facts.set("Options", Object.entries(now.options).map(([key, value]) => `${key}=${value}`).join(", ") || "–");
       facts.set("Description", now.description ?? "–");
-      facts.set("Processors", now.cores.join(", ") || "all of the daemon's");
+      facts.set("Processors", now.cores.join(", ") || "all");
       const { traffic } = now;
-      facts.set("Clients", traffic ? `${count(traffic.clients)} now, ${count(traffic.connections)} so far` : "–");
-      facts.set("Read", traffic ? `${bytes(traffic.bytes_read)} in ${counted(traffic.reads, "request")}` : "–");
-      facts.set("Written", traffic ? `${bytes(traffic.bytes_written)} in ${counted(traffic.writes, "request")}` : "–");
-      facts.set("Failed requests", count(traffic?.failed));
+      facts.set("Clients", traffic ? `${count(traffic.clients)} connected, ${count(traffic.connections)} in total` : "–");
+      facts.set("Read", traffic ? `${bytes(traffic.read_bytes)} in ${counted(traffic.reads, "request")}` : "–");
+      facts.set("Written", traffic ? `${bytes(traffic.written_bytes)} in ${counted(traffic.writes, "request")}` : "–");
+      facts.set("Failed requests", count(traffic?.errors));
       loadAttach(now);
     },
   };

@@ -1,4 +1,4 @@
-// The overview: health, jobs, and the picture of everything.
+// The overview: health, jobs, and the picture of all objects.
 
 import { h, link, setText, SIGNS } from "./dom.js";
 import { bytes, count, bandwidth, counted } from "./format.js";
@@ -30,11 +30,11 @@ export function openOverview() {
   };
 
   const updateTotals = () => {
-    const capacity = state.arrays.reduce((sum, array) => sum + array.capacity, 0);
-    const free = state.arrays.reduce((sum, array) => sum + (array.free ?? 0), 0);
+    const capacity = state.arrays.reduce((sum, array) => sum + array.capacity_bytes, 0);
+    const free = state.arrays.reduce((sum, array) => sum + (array.free_bytes ?? 0), 0);
     facts.set("Arrays", `${state.arrays.length}, ${bytes(capacity)}`);
     facts.set("Free for volumes", bytes(free));
-    facts.set("Volumes", `${state.volumes.length}, ${bytes(state.volumes.reduce((sum, volume) => sum + volume.size, 0))}`);
+    facts.set("Volumes", `${state.volumes.length}, ${bytes(state.volumes.reduce((sum, volume) => sum + volume.size_bytes, 0))}`);
     const clients = state.exports.reduce((sum, item) => sum + (item.traffic?.clients ?? 0), 0);
     facts.set("Exports", `${state.exports.length}, ${counted(clients, "client")}`);
   };
@@ -43,16 +43,16 @@ export function openOverview() {
     const { arrays, devices, volumes, exports } = state;
     const signature = JSON.stringify([
       arrays.map((array) => [array.name, array.level, array.state, array.members, array.spares]),
-      devices.map((device) => [device.name, device.capacity, device.error]),
-      volumes.map((volume) => [volume.name, volume.on, volume.size, volume.exports]),
-      exports.map((item) => [item.name, item.kind, item.state, item.of]),
+      devices.map((device) => [device.name, device.capacity_bytes, device.error]),
+      volumes.map((volume) => [volume.name, volume.backing, volume.size_bytes, volume.exports]),
+      exports.map((item) => [item.name, item.kind, item.state, item.volumes]),
     ]);
     if (drawn === signature) return;
     drawn = signature;
     const focused = picture.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
     const isEmpty = arrays.length + devices.length + exports.length === 0;
     picture.replaceChildren(isEmpty
-      ? h("p", { class: "muted" }, "Nothing is here yet. Make an ", link("#/arrays", "array"), " or open a ", link("#/devices", "device"), " first.")
+      ? h("p", { class: "muted" }, "No objects yet. Create an ", link("#/arrays", "array"), " or a ", link("#/devices", "device"), " first.")
       : drawMap(state));
     if (focused !== null) [...picture.querySelectorAll("a")].find((node) => node.getAttribute("href") === focused)?.focus();
   };
@@ -61,7 +61,7 @@ export function openOverview() {
     title: "Overview",
     element: h("div", null,
       h("div", { class: "panel health" }, line, list, facts.element),
-      section("Jobs", jobs.element), section("What is there", picture)),
+      section("Jobs", jobs.element), section("Objects", picture)),
     update() {
       updateHealth();
       updateTotals();

@@ -5,7 +5,7 @@ import { bandwidth, bytes, count, counted, latency } from "./format.js";
 import { ALL } from "./history.js";
 import { baseLink, button, Message, section } from "./parts.js";
 import { Plots, sparkline, peak } from "./plots.js";
-import { floorText, groupTable, qosText } from "./qos.js";
+import { groupTable, minText, qosText } from "./qos.js";
 import { find, history, refreshNow, state } from "./store.js";
 import { Facts, Table } from "./table.js";
 import { createVolume, deleteVolume, growVolume, moveVolume, renameVolume, setQos } from "./volume-actions.js";
@@ -33,12 +33,12 @@ function volumeTable() {
   const live = (label, value, format) => ({ label, isNumber: true, sort: value, live: (volume, cell) => setText(cell, format(value(volume))) });
   return new Table({
     caption: "Volumes",
-    empty: "There are no volumes yet.",
+    empty: "No volumes yet.",
     key: (volume) => volume.uuid || volume.name,
     columns: [
       { label: "Name", isHeader: true, sort: (volume) => volume.name, depends: (volume) => volume.name, nodes: (volume) => link(address("volumes", volume.name), volume.name) },
-      { label: "Size", isNumber: true, sort: (volume) => volume.size, text: (volume) => bytes(volume.size) },
-      { label: "On", sort: (volume) => volume.on, depends: (volume) => volume.on, nodes: (volume) => baseLink(volume.on) },
+      { label: "Size", isNumber: true, sort: (volume) => volume.size_bytes, text: (volume) => bytes(volume.size_bytes) },
+      { label: "On", sort: (volume) => volume.backing, depends: (volume) => volume.backing, nodes: (volume) => baseLink(volume.backing) },
       { label: "QoS", text: (volume) => qosText(volume.qos) },
       { label: "Group", sort: (volume) => volume.group ?? "", text: (volume) => volume.group ?? "–" },
       { label: "Exports", depends: (volume) => volume.exports, nodes: (volume) => links("exports", volume.exports) },
@@ -63,8 +63,8 @@ export function openVolumes(query) {
   const applyFilter = () => {
     const text = filter.value.trim().toLowerCase();
     const holds = (value) => value !== null && value !== undefined && value.toLowerCase().includes(text);
-    const n = table.filter((volume) => (on === "" || volume.on === on)
-      && (text === "" || holds(volume.name) || holds(volume.on) || holds(volume.group) || volume.exports.some(holds) || holds(volume.uuid)));
+    const n = table.filter((volume) => (on === "" || volume.backing === on)
+      && (text === "" || holds(volume.name) || holds(volume.backing) || holds(volume.group) || volume.exports.some(holds) || holds(volume.uuid)));
     setText(shown, n === state.volumes.length ? counted(n, "volume") : `${n} of ${counted(state.volumes.length, "volume")} shown`);
   };
   filter.addEventListener("input", applyFilter);
@@ -74,7 +74,7 @@ export function openVolumes(query) {
     element: h("div", null,
       h("div", { class: "toolbar" },
         button("New volume…", () => createVolume(message, on || undefined), { className: "primary" }),
-        h("label", { for: filterId }, "Filter"), filter, shown, on === "" ? null : link("#/volumes", "Show those on other arrays and devices, too")),
+        h("label", { for: filterId }, "Filter"), filter, shown, on === "" ? null : link("#/volumes", "Show all volumes")),
       message.element,
       on === "" ? section("All volumes together", plots.element) : null,
       section("Volumes by name", table.element),
@@ -125,13 +125,13 @@ export function openVolume(name) {
     update() {
       const now = volume();
       if (!now) return;
-      facts.set("Size", bytes(now.size));
-      facts.set("On", now.moves_to ? h("span", null, baseLink(now.on), ", moves to ", baseLink(now.moves_to)) : baseLink(now.on), `${now.on} ${now.moves_to ?? ""}`);
+      facts.set("Size", bytes(now.size_bytes));
+      facts.set("On", now.moving_to ? h("span", null, baseLink(now.backing), ", moving to ", baseLink(now.moving_to)) : baseLink(now.backing), `${now.backing} ${now.moving_to ?? ""}`);
       facts.set("QoS", qosText(now.qos));
       facts.set("Group", now.group ?? "–");
-      facts.set("Floor", floorText(now.floor));
+      facts.set("Guaranteed minimum", minText(now.min_qos));
       facts.set("Exports", links("exports", now.exports), now.exports);
-      facts.set("Pieces", String(now.pieces));
+      facts.set("Extents", String(now.extents));
       facts.set("UUID", now.uuid);
     },
     sample() { plots.draw(history, history.volumes.get(name), name); },

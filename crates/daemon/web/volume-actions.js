@@ -1,9 +1,9 @@
-// What can be done to a volume, as dialogs.
+// Actions of a volume, as dialogs.
 
 import { patch, post, remove, segment } from "./api.js";
 import { h } from "./dom.js";
 import { bytes, editableBytes, parseBytes, some } from "./format.js";
-import { floorFields, qosField } from "./qos.js";
+import { minFields, qosField } from "./qos.js";
 import { bases, refreshNow, state } from "./store.js";
 
 const groupField = (value) => ({
@@ -11,11 +11,11 @@ const groupField = (value) => ({
 });
 
 /** Where a volume may lie, as a choice. */
-const place = (base) => ({ value: base.name, label: `${base.name} (${base.free === null || base.free === undefined ? "no volumes yet" : `${bytes(base.free)} free`})` });
+const place = (base) => ({ value: base.name, label: `${base.name} (${base.free_bytes === null || base.free_bytes === undefined ? "no volumes yet" : `${bytes(base.free_bytes)} free`})` });
 
 const pathOf = (volume) => `/volumes/${segment(volume.uuid || volume.name)}`;
 const loadVolumes = () => refreshNow("volumes", "arrays", "devices", "groups", "exports", "jobs");
-/** Whether an answer is a job: what was asked for takes longer. */
+/** Whether an answer is a job: the request takes longer. */
 const isJob = (answer) => answer?.total_bytes !== undefined;
 
 async function change(volume, what) {
@@ -29,17 +29,17 @@ export function createVolume(message, on) {
     title: "New volume",
     fields: [
       { name: "name", label: "Name" },
-      { name: "on", label: "On", type: "select", value: on, options: bases().map(place) },
-      { name: "size", label: "Size", parse: parseBytes, hint: "Such as 20 GiB." },
+      { name: "backing", label: "On", type: "select", value: on, options: bases().map(place) },
+      { name: "size_bytes", label: "Size", parse: parseBytes, hint: "Such as 20 GiB." },
       groupField(),
       qosField({}),
-      { name: "force", label: "Overwrite whatever lies on a device without volumes", type: "checkbox" },
+      { name: "force", label: "Overwrite content of an array or device that has no volumes yet", type: "checkbox" },
     ],
-    action: "Make the volume",
+    action: "Create the volume",
     submit: async (values) => {
       const answer = await post("/volumes", values);
       await loadVolumes();
-      return isJob(answer) ? `The volume ${values.name} is being made.` : `The volume ${values.name} was made.`;
+      return isJob(answer) ? `The volume ${values.name} is being created.` : `The volume ${values.name} was created.`;
     },
   });
 }
@@ -47,16 +47,16 @@ export function createVolume(message, on) {
 export function growVolume(message, volume) {
   return message.dialog({
     title: `Grow the volume ${volume.name}`,
-    body: [h("p", null, `It has ${bytes(volume.size)}. Users of its exports are told. A volume cannot shrink again.`)],
-    fields: [{ name: "size", label: "New size", value: editableBytes(volume.size), parse: (text) => {
+    body: [h("p", null, `It has ${bytes(volume.size_bytes)}. Clients of its exports see the new size. A volume cannot shrink.`)],
+    fields: [{ name: "size", label: "New size", value: editableBytes(volume.size_bytes), parse: (text) => {
       const size = parseBytes(text);
-      if (size <= volume.size) throw new Error(`The new size must be more than ${bytes(volume.size)}`);
+      if (size <= volume.size_bytes) throw new Error(`The new size must be more than ${bytes(volume.size_bytes)}`);
       return size;
     } }],
     action: "Grow",
     submit: async ({ size }) => {
-      const answer = await change(volume, { size });
-      return isJob(answer) ? `The volume ${volume.name} grows.` : `The volume ${volume.name} has ${bytes(size)} now.`;
+      const answer = await change(volume, { size_bytes: size });
+      return isJob(answer) ? `The volume ${volume.name} is growing.` : `The volume ${volume.name} has grown to ${bytes(size)}.`;
     },
   });
 }
@@ -71,26 +71,26 @@ export async function renameVolume(message, volume) {
     submit: async ({ name }) => {
       await change(volume, { name });
       renamed = name;
-      return `The volume ${volume.name} is called ${name} now.`;
+      return `The volume ${volume.name} was renamed to ${name}.`;
     },
   });
   return renamed;
 }
 
 export function moveVolume(message, volume) {
-  const places = bases().filter((base) => base.name !== volume.on && (base.free === null || base.free === undefined || base.free >= volume.size));
+  const places = bases().filter((base) => base.name !== volume.backing && (base.free_bytes === null || base.free_bytes === undefined || base.free_bytes >= volume.size_bytes));
   return message.dialog({
     title: `Move the volume ${volume.name}`,
-    body: [h("p", null, `${bytes(volume.size)} on ${volume.on} are copied. Its users can go on meanwhile.`)],
+    body: [h("p", null, `${bytes(volume.size_bytes)} on ${volume.backing} are copied. Clients can use the volume meanwhile.`)],
     fields: [
-      { name: "to", label: "To", type: "select", options: places.map(place) },
-      { name: "force", label: "Overwrite whatever lies on a device without volumes", type: "checkbox" },
+      { name: "backing", label: "To", type: "select", options: places.map(place) },
+      { name: "force", label: "Overwrite content of an array or device that has no volumes yet", type: "checkbox" },
     ],
     action: "Move",
     submit: async (values) => {
       await post(`${pathOf(volume)}/move`, values);
       await refreshNow("volumes", "jobs");
-      return `The volume ${volume.name} moves to ${values.to}.`;
+      return `The volume ${volume.name} is moving to ${values.backing}.`;
     },
   });
 }
@@ -98,21 +98,21 @@ export function moveVolume(message, volume) {
 export function setQos(message, volume) {
   return message.dialog({
     title: `Limits of the volume ${volume.name}`,
-    body: [h("p", null, "They take effect at once.")],
-    fields: [qosField(volume.qos), groupField(volume.group ?? ""), ...floorFields(volume.floor)],
+    body: [h("p", null, "The limits take effect at once.")],
+    fields: [qosField(volume.qos), groupField(volume.group ?? ""), ...minFields(volume.min_qos)],
     action: "Set limits",
     submit: async ({ qos, group = "", least_iops, least_bandwidth }) => {
-      await change(volume, { qos, group, floor: { iops: least_iops, bandwidth: least_bandwidth } });
+      await change(volume, { qos, group, min_qos: { requests_per_s: least_iops, bytes_per_s: least_bandwidth } });
       return `The limits of ${volume.name} are set.`;
     },
   });
 }
 
 export function deleteVolume(message, volume) {
-  const exports = volume.exports.length > 0 ? ` It is served by ${some(volume.exports)}.` : "";
+  const exports = volume.exports.length > 0 ? ` Exports that serve it: ${some(volume.exports)}.` : "";
   return message.dialog({
     title: `Delete the volume ${volume.name}?`,
-    body: [h("p", { class: "warning" }, `All data on it is lost: ${bytes(volume.size)} on ${volume.on}.${exports}`)],
+    body: [h("p", { class: "warning" }, `All data on it is lost: ${bytes(volume.size_bytes)} on ${volume.backing}.${exports}`)],
     typed: volume.name, action: "Delete the volume", isDangerous: true,
     submit: async () => {
       await remove(pathOf(volume));

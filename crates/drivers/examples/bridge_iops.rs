@@ -1,10 +1,11 @@
-//! How many requests a second one thread gets through a bridge to a null device on one core.
+//! Measures the requests a second of one thread through a bridge to a null device on one core.
 //!
 //! ```text
-//! cargo run --release -p drivers --example bridge_iops -- [seconds for each depth]
+//! cargo run --release -p freestone-drivers --example bridge_iops -- [seconds for each depth]
 //! ```
 //!
-//! `freestone bench --device null` measures the same device on the core itself: the difference is the bridge.
+//! `freestone bench --device null` measures the same device on the core itself: the difference is
+//! the cost of the bridge.
 
 use block::Device;
 use block::{Flags, Op};

@@ -1,5 +1,6 @@
-//! How many requests a second one queue of the NBD client does when its thread sleeps in between: what a program of
-//! the C API sees. `nbd_iops URI [read|write] [BYTES] [DEPTH] [SECONDS]`; the export is overwritten by `write`.
+//! Measures the requests a second of one queue of the NBD client whose thread sleeps in between, as
+//! in a program of the C API. `nbd_iops URI [read|write] [BYTES] [DEPTH] [SECONDS]`; the
+//! export is overwritten by `write`.
 
 use block::{Data, Flags, Queue, Request, Segment};
 use drivers::direct::DirectQueue;

@@ -1,12 +1,14 @@
-//! How many requests a second one thread gets through a vhost-user-blk socket, polling, without futures.
+//! Measures the requests a second of one thread over a vhost-user-blk socket, polling, without
+//! futures.
 //!
 //! ```text
-//! cargo run --release -p drivers --example virtio_blk_iops -- SOCKET [key=value …]
-//!     qd=1,32,128  bs=4096  op=read|write  seconds=2  cpu=1  packed=auto|on|off  event_idx=…  indirect=…
+//! cargo run --release -p freestone-drivers --example virtio_blk_iops -- SOCKET [key=value …]
+//!     qd=1,32,128  bs=4096  op=read|write  seconds=2  cpu=1
+//!     packed=auto|on|off  event_idx=…  indirect=…
 //! ```
 //!
-//! Beside the rate it prints what a request costs this thread: the time from finding completions to having
-//! pushed as many new requests, without the turns that found nothing.
+//! It also prints the cost of a request for this thread: the time from finding completions to
+//! having pushed as many new requests. Polls without a completion do not count.
 
 use block::{Data, Flags, Queue, Request, Segment};
 use drivers::shared_memory::SharedMemory;
@@ -66,7 +68,7 @@ fn measure(queue: &mut VirtioBlkQueue, memory: &SharedMemory, settings: &Setting
         random ^= random >> 7;
         random ^= random << 17;
         let offset = ((u128::from(random) * u128::from(blocks)) >> 64) as u64 * len as u64;
-        // SAFETY: the memory and the list outlive the queue, and nobody looks at the bytes.
+        // SAFETY: the memory and the list outlive the queue, and the bytes are never read.
         let data = unsafe { Data::new(std::slice::from_ref(&segments[slot as usize])) };
         let req = if settings.is_write { Request::write(data, Flags::NONE) } else { Request::read(data) };
         // SAFETY: as above.

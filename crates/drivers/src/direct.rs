@@ -158,7 +158,8 @@ impl Default for Spin {
     }
 }
 
-/// [`DirectQueue::wait`] for a queue whose completions raise its event: kick, arm, sleep on the event, disarm.
+/// [`DirectQueue::wait`] for a queue whose completions raise its event: kick, arm, sleep on the
+/// event, disarm.
 ///
 /// # Errors
 /// As [`DirectQueue::wait`].

@@ -8,25 +8,57 @@
 //! | [`nbd`] | an export of an NBD server, over TCP or a Unix socket |
 //! | [`nvme_tcp`] | a namespace of an NVMe/TCP target |
 //! | [`nvme_uring`] | an NVMe namespace, with commands passed through to the controller |
+//! | [`rbd`] | an image of a Ceph cluster |
 //! | [`virtio_blk`] | a virtio-blk device: another process (vhost-user), a vDPA device, a PCI function |
+//! | [`virtio_blk_uring`] | a disk of the kernel's virtio-blk driver, with commands passed through to it |
 //!
 //! Drivers never depend on each other, nor on layers or exports.
+//!
+//! A file as a device:
+//!
+//! ```
+//! use block::{Device, Flags, Op};
+//! use drivers::io_uring::{Options, UringDevice};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let file = tempfile::NamedTempFile::new()?;
+//! file.as_file().set_len(1 << 20)?;
+//! let device = UringDevice::open(&Options { queue_depth: 16, ..Options::new(file.path()) })?;
+//! assert_eq!(device.limits().capacity, 1 << 20);
+//! reactor::run(async move {
+//!     let channel = device.open_channel().unwrap();
+//!     let mut buffer = reactor::current().buffers().take(4096).await;
+//!     buffer.as_mut_slice().fill(7);
+//!     let (_, written) = buffer.transfer(&*channel, Op::Write, Flags::FUA, 8192).await;
+//!     assert_eq!(written, Ok(()));
+//! });
+//! assert_eq!(std::fs::read(file.path())?[8192..12288], [7; 4096]);
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod bare_queue;
 mod bridge;
 pub mod direct;
+mod fixed;
 pub mod io_uring;
 pub mod mem;
 pub mod nbd;
 pub mod null;
 pub mod nvme_tcp;
 pub mod nvme_uring;
+mod passthrough;
+pub mod rbd;
 mod ring;
 pub mod shared_buffer;
 pub mod shared_memory;
 pub mod stream;
 mod sysfs;
+#[cfg(test)]
+mod test_queue;
 pub mod virtio_blk;
+pub mod virtio_blk_uring;
+mod work;
 mod zeroes;
 
 use block::{DeviceError, Limits};

@@ -4,7 +4,10 @@
 //! is discarded or zeroed. Requests are plain copies inside `submit`. Cores that access the same
 //! bytes concurrently get any mix of them, as with a drive.
 
-use block::{Channel, Device, DeviceError, Flags, IoFuture, Limits, MemoryRegion, Op, Request, SharedLimits};
+use block::{
+    Channel, Device, DeviceError, Flags, IoFuture, KernelBacking, Limits, MemoryRegion, Op, Request,
+    SharedLimits,
+};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -101,6 +104,10 @@ impl Device for MemDevice {
     }
 
     fn unmap_region(&self, _: &MemoryRegion) {}
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }
 
 struct MemChannel(Arc<Shared>);
@@ -130,7 +137,7 @@ struct Mapping {
 }
 
 // SAFETY: the memory belongs to the mapping and is only accessed through raw copies, never a
-// reference; cores that race for the same bytes get any mix of them, as the device model allows.
+// reference. Cores that race for the same bytes get any mix of them, as the device model allows.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -146,7 +153,7 @@ impl Mapping {
         if base == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error());
         }
-        let base = NonNull::new(base.cast()).ok_or_else(|| std::io::Error::other("mapped at 0"))?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| std::io::Error::other("address 0 is unusable"))?;
         Ok(Mapping { base, len })
     }
 
@@ -162,8 +169,8 @@ impl Mapping {
     fn copy(&self, req: &Request<'_>, offset: u64) {
         let mut disk = self.at(offset, req.len);
         for segment in req.data.iter() {
-            // SAFETY: the segments hold `req.len` bytes in all, which lie inside the mapping; the caller's
-            // memory is valid by the contract of `Data::new` and is not ours.
+            // SAFETY: the segments hold `req.len` bytes in all, which lie inside the mapping; the
+            // caller's memory is valid by the contract of `Data::new` and is not ours.
             unsafe {
                 if req.op == Op::Read {
                     disk.copy_to_nonoverlapping(segment.base, segment.len);

@@ -8,7 +8,8 @@
 //! ```
 
 use block::{
-    Channel, Device, DeviceError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request, SharedLimits,
+    Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op, Request,
+    SharedLimits,
 };
 use reactor::Core;
 use std::rc::Rc;
@@ -108,6 +109,10 @@ impl Device for NullDevice {
     }
 
     fn unmap_region(&self, _: &MemoryRegion) {}
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }
 
 struct NullChannel {

@@ -9,6 +9,9 @@ use std::ptr;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
+/// `IOSQE_FIXED_FILE`: the descriptor is an index into the ring's registered files.
+pub(crate) const FIXED_FILE: squeue::Flags = squeue::Flags::from_bits_retain(1);
+
 /// `IORING_ENTER_GETEVENTS`.
 const ENTER_GETEVENTS: u32 = 1;
 
@@ -39,6 +42,38 @@ struct WaitArgs {
     signal_mask_bytes: u32,
     min_wait_us: u32,
     time: *const types::Timespec,
+}
+
+/// An entry of a completion ring, of any size.
+pub trait Answer: cqueue::EntryMarker {
+    /// The number that the submission carried.
+    fn user_data(&self) -> u64;
+    /// The result, or a negative error number.
+    fn result(&self) -> i32;
+}
+
+impl Answer for cqueue::Entry {
+    #[inline]
+    fn user_data(&self) -> u64 {
+        self.user_data()
+    }
+
+    #[inline]
+    fn result(&self) -> i32 {
+        self.result()
+    }
+}
+
+impl Answer for cqueue::Entry32 {
+    #[inline]
+    fn user_data(&self) -> u64 {
+        self.user_data()
+    }
+
+    #[inline]
+    fn result(&self) -> i32 {
+        self.result()
+    }
 }
 
 /// A ring and the event of its completions.
@@ -141,7 +176,8 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
     #[inline]
     fn enter(&mut self, at_least: u32, get_events: bool) -> io::Result<()> {
         let flags = if get_events { ENTER_GETEVENTS } else { 0 };
-        // SAFETY: without a mask no pointer is passed; what the entries point at is valid by the contract of `push`.
+        // SAFETY: without a mask no pointer is passed; what the entries point at is valid by the
+        // contract of `push`.
         let submitted = unsafe {
             self.uring.submitter().enter::<libc::sigset_t>(self.unsubmitted, at_least, flags, None)
         }?;

@@ -72,7 +72,8 @@ impl SharedBuffer {
         offset: u64,
     ) -> (SharedBuffer, IoResult) {
         let segments = [self.segment()];
-        // SAFETY: this future owns the buffer, and with it the memory, until the request has completed.
+        // SAFETY: this future owns the buffer, and with it the memory, until the request has
+        // completed.
         let data = unsafe { Data::new(&segments) };
         let req = Request { op, flags, len: self.len as u64, data };
         let result = channel.submit(&req, offset).await;

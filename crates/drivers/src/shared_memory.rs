@@ -68,8 +68,8 @@ impl SharedMemory {
         MemoryRegion { addr: self.base.addr(), len: self.len, fd: Some(self.fd.as_raw_fd()), fd_offset: 0 }
     }
 
-    /// Takes all further buffers of this process from this memory, until the process ends. Returns the memory as
-    /// devices are told of it, or `None` where other memory holds the buffers already.
+    /// Takes all further buffers of this process from this memory, until the process ends. Returns
+    /// the memory as devices register it, or `None` if other memory holds the buffers already.
     pub fn hold_buffers(self) -> Option<MemoryRegion> {
         let memory = std::mem::ManuallyDrop::new(self);
         let base = std::ptr::NonNull::new(memory.base)?;
@@ -91,8 +91,8 @@ impl SharedMemory {
     /// When the range is outside the memory.
     pub fn read(&self, offset: usize, target: &mut [u8]) {
         let source = self.at(offset, target.len());
-        // SAFETY: the range lies in the mapping (`at`) and the target is ours; a device may race with the
-        // copy, which then holds any mix of its bytes.
+        // SAFETY: the range lies in the mapping (`at`) and the target is ours; a device may race
+        // with the copy, which then holds any mix of its bytes.
         unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
     }
 

@@ -1,8 +1,8 @@
 //! Devices on cores, driven from outside through a bridge.
 
 use block::{
-    Channel, Data, Device, DeviceError, Flags, IoError, IoFuture, IoResult, Limits, MemoryRegion, Op, Queue,
-    Request, Segment, SharedLimits,
+    Channel, Data, Device, DeviceError, Flags, IoError, IoFuture, IoResult, KernelBacking, Limits,
+    MemoryRegion, Op, Queue, Request, Segment, SharedLimits,
 };
 use conformance::Suite;
 use drivers::direct::DirectQueue;
@@ -103,6 +103,10 @@ impl Device for Bridged {
     fn unmap_region(&self, region: &MemoryRegion) {
         self.device.unmap_region(region);
     }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }
 
 #[test]
@@ -158,7 +162,7 @@ fn the_event_comes_with_the_last_of_those_that_are_waited_for() {
     client.queue.kick();
     assert!(is_raised(LONG.unwrap()));
     assert_eq!((client.reap(), client.queue.in_flight()), (2, 0));
-    // Nobody asked for this one.
+    // The queue was not armed for this request.
     client.push(0, Op::Read, 0).unwrap();
     client.queue.kick();
     assert!(client.queue.look_for(1, LONG.unwrap()));
@@ -213,7 +217,8 @@ fn a_signal_that_the_mask_lets_through_ends_the_wait() {
         let options = BridgeOptions { is_polled, ..BridgeOptions::default() };
         let mut client = Client::new(&cores(1, 0), null(100 * MS), options);
         client.push(0, Op::Read, 0).unwrap();
-        // SAFETY: blocks the signal for this thread, then sends it one: it is pending until a wait lets it through.
+        // SAFETY: blocks the signal for this thread, then sends it one: it is pending until a wait
+        // lets it through.
         unsafe {
             libc::pthread_sigmask(libc::SIG_BLOCK, &raw const blocked, std::ptr::null_mut());
             libc::pthread_kill(libc::pthread_self(), libc::SIGUSR2);
@@ -293,6 +298,10 @@ impl Device for Broken {
         Ok(())
     }
     fn unmap_region(&self, _: &MemoryRegion) {}
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }
 
 #[test]

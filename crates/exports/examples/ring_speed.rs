@@ -4,7 +4,8 @@
 //! With `alone` both take turns on one thread. This measures the cost of the code without the
 //! transfer between processors, in CPU time of that thread, so it works on a busy machine.
 //!
-//! `cargo run --release -p exports --example ring_speed -- [seconds] [packed] [alone] [qd=1,32]`
+//! `cargo run --release -p freestone-exports --example ring_speed -- [seconds] [packed] [alone]
+//! [qd=1,32]`
 
 use block::{Data, Queue, Request};
 use drivers::null::{NullDevice, Options as NullOptions};

@@ -1,4 +1,35 @@
 //! Exports: protocols through which clients use a device.
+//!
+//! An NBD export on a Unix socket, and a client:
+//!
+//! ```
+//! use block::{Device, Flags, Op};
+//! use drivers::{mem::MemDevice, nbd::NbdDevice};
+//! use exports::nbd::{Address, Config, Nbd};
+//! use reactor::{CoreConfig, Cores};
+//! use std::sync::Arc;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let directory = tempfile::tempdir()?;
+//! let path = directory.path().join("disk.sock");
+//! let cores = Cores::start(&[CoreConfig::default()])?;
+//! let disk = Arc::new(MemDevice::new(&drivers::mem::Options::new(1 << 20))?);
+//! let config = Config::new(Address::Unix { path: path.clone(), permissions: 0o600 });
+//! let export = Nbd::start(disk, cores.all(), config)?;
+//!
+//! let address = drivers::nbd::Address::Unix(path);
+//! let client = Arc::new(NbdDevice::open(&drivers::nbd::Options::new(address))?);
+//! assert_eq!(client.limits().capacity, 1 << 20);
+//! let written = reactor::run(async move {
+//!     let channel = client.open_channel().unwrap();
+//!     let buffer = reactor::current().buffers().take(4096).await;
+//!     buffer.transfer(&*channel, Op::Write, Flags::FUA, 8192).await.1
+//! });
+//! assert_eq!(written, Ok(()));
+//! drop(export); // before its cores
+//! # Ok(())
+//! # }
+//! ```
 
 mod error;
 mod eventfd;
@@ -21,6 +52,7 @@ pub use virtio::contain_truncation;
 
 use block::Limits;
 use target::Target;
+use vhost_user_blk::DataPlane;
 
 /// A running export of any kind. Dropping it completes the requests in flight, ends the sessions of
 /// its clients and stops the export. Must not be dropped on a core.
@@ -40,6 +72,17 @@ pub trait Export: Send + Sync {
     /// When `cores` names a core that does not exist, or exports of this kind cannot move queues.
     /// Then nothing changes.
     fn remap(&self, cores: &[usize]) -> Result<(), Error>;
+
+    /// Switches to another data plane, with or without I/O in flight: each ring is drained once.
+    /// [`DataPlane::Auto`] decides at once. Returns when the rings run again. Must not be called on
+    /// a core.
+    ///
+    /// # Errors
+    /// When the kernel cannot serve the device or the client, or exports of this kind have one data
+    /// plane only. Then nothing changes.
+    fn set_data_plane(&self, _data_plane: DataPlane) -> Result<(), Error> {
+        Err(Error::Config("only exports of kind vhost-user-blk have a choice of data planes".into()))
+    }
 
     /// Prepares a handover: clients stay and wait for the next server that starts this export, if
     /// the protocol allows that. Otherwise it does nothing. The caller then drops the export. Must

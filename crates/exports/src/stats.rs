@@ -53,6 +53,22 @@ impl QueueStats {
         }
     }
 
+    /// Adds requests that the kernel has completed.
+    pub(crate) fn add_requests(&self, op: Op, requests: u64) {
+        add(&self.requests[op as usize], requests);
+    }
+
+    /// Adds bytes of requests that the kernel has completed.
+    pub(crate) fn add_bytes(&self, read: u64, written: u64) {
+        add(&self.bytes_read, read);
+        add(&self.bytes_written, written);
+    }
+
+    /// Adds failures of requests that the kernel has completed.
+    pub(crate) fn add_failures(&self, failures: u64) {
+        add(&self.failed, failures);
+    }
+
     pub(crate) fn count_failure(&self) {
         add(&self.failed, 1);
     }

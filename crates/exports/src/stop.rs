@@ -33,6 +33,20 @@ impl StopSignal {
         self.wait_any([fd]).is_some()
     }
 
+    /// As [`StopSignal::wait_readable`], at most `timeout` if there is one.
+    pub(crate) fn wait_readable_for(&self, fd: RawFd, timeout: Option<Duration>) -> Wait {
+        let Some(timeout) = timeout else {
+            return if self.wait_readable(fd) { Wait::Readable } else { Wait::Stopped };
+        };
+        let mut fds = [readable(self.event.as_raw_fd()), readable(fd)];
+        poll(&mut fds, timeout.as_millis() as libc::c_int);
+        match fds.map(|fd| fd.revents != 0) {
+            [true, _] => Wait::Stopped,
+            [false, true] => Wait::Readable,
+            [false, false] => Wait::TimedOut,
+        }
+    }
+
     /// Waits until one of `fds` is readable (or has failed). Returns its index, or `None` once the
     /// signal is raised.
     pub(crate) fn wait_any<const N: usize>(&self, fds: [RawFd; N]) -> Option<usize> {
@@ -46,6 +60,14 @@ impl StopSignal {
             }
         }
     }
+}
+
+/// The reason why a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    Readable,
+    TimedOut,
+    Stopped,
 }
 
 impl AsRawFd for StopSignal {
@@ -78,7 +100,9 @@ mod tests {
         let stop = StopSignal::new().unwrap();
         let (ours, _theirs) = UnixStream::pair().unwrap();
         assert!(!stop.wait(Duration::ZERO));
+        assert_eq!(stop.wait_readable_for(ours.as_raw_fd(), Some(Duration::ZERO)), Wait::TimedOut);
         stop.raise();
+        assert_eq!(stop.wait_readable_for(ours.as_raw_fd(), None), Wait::Stopped);
         assert!(stop.wait(Duration::from_secs(9)) && !stop.wait_readable(ours.as_raw_fd()));
     }
 }

@@ -3,6 +3,7 @@
 
 mod common;
 
+use base::Rng;
 use common::{Buffer, Data, GUEST_BASE, Guest, GuestConfig, QueueMemory, Request, Server, SlowDevice, Vmm};
 use common::{eventually, is_signalled, pair, pattern, wait_signal};
 use exports::Export;
@@ -160,7 +161,7 @@ fn a_vmm_that_truncates_its_memory_disturbs_nobody() {
     assert_eq!(next.read(0, 3, 512), expected(1536, 512));
 }
 
-/// A blocking eventfd whose counter is filled whenever a server thread is about to write to any
+/// A blocking eventfd with a full counter whenever a server thread is about to write to any
 /// descriptor. A VMM can reach this state by trying often enough.
 struct FilledEvent {
     event: Arc<File>,
@@ -517,16 +518,11 @@ fn messages_that_make_no_sense_end_the_connection_only() {
         guest.vmm.send(request, &body, &fds);
         assert!(guest.vmm.is_hung_up(), "{request:?} {body:x?}");
     }
-    let mut seed = 0x9e37_79b9_7f4a_7c15u64;
+    let mut rng = Rng::new(1);
     for _ in 0..200 {
         let vmm = Vmm::connect(&server.socket);
         let mut noise = [0u8; 64];
-        for byte in &mut noise {
-            seed ^= seed << 13;
-            seed ^= seed >> 7;
-            seed ^= seed << 17;
-            *byte = seed as u8;
-        }
+        noise.fill_with(|| rng.draw() as u8);
         // A sound header before the noise gets it further.
         let (request, len) = (noise[61] % 45, noise[60] % 48);
         noise[..12].copy_from_slice(&[request, 0, 0, 0, 1, 0, 0, 0, len, 0, 0, 0]);

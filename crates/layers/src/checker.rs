@@ -1,10 +1,12 @@
 //! Asserts the contract between two devices of a stack.
 //!
-//! Belongs between layers, not on top: what an export's client asks for may be anything, and the topmost
-//! device refuses it. What a layer asks of its child is the layer's own doing, and a mistake in it is a
-//! panic that names the request.
+//! Stands between layers, not on top: an export's client may send any request, and the topmost
+//! device refuses invalid ones. An invalid request of a layer to its child is a bug of the layer:
+//! the checker panics and names the request.
 
-use block::{Channel, Device, DeviceError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request};
+use block::{
+    Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op, Request,
+};
 use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
@@ -12,13 +14,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// A device that asserts what is asked of its child.
+/// A device that checks the requests to its child.
 pub struct Checker {
     child: Arc<dyn Device>,
 }
 
 impl Checker {
-    /// Stands guard before `child`, under its name.
+    /// Checks the requests to `child`, and has its name.
     pub fn new(child: Arc<dyn Device>) -> Checker {
         Checker { child }
     }
@@ -48,6 +50,10 @@ impl Device for Checker {
 
     fn unmap_region(&self, region: &MemoryRegion) {
         self.child.unmap_region(region);
+    }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        self.child.kernel_backing()
     }
 }
 
@@ -89,7 +95,7 @@ impl Drop for CheckerChannel {
     }
 }
 
-/// A request on its way.
+/// A request in flight.
 struct Checked<'a> {
     child: IoFuture<'a>,
     channel: &'a CheckerChannel,

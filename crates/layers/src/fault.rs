@@ -1,9 +1,13 @@
-//! Errors, delays and torn writes by rule, for tests of what is above.
+//! Errors, delays and torn writes by rule, for tests of the layers above.
 //!
-//! Rules are changed by a control thread while requests run. A channel keeps its own copy of the list and
-//! takes a new one when the list's generation has moved; without rules it hands its child's future on.
+//! A control thread may change the rules while requests run. Each channel has its own copy of the
+//! list, and updates it when the list's generation has changed. Without rules it returns its
+//! child's future.
 
-use block::{Channel, Device, DeviceError, IoError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request};
+use block::{
+    Channel, Device, DeviceError, IoError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op,
+    Request,
+};
 use reactor::Core;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -11,37 +15,38 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a rule does to a request.
+/// The effect of a rule on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The request fails; nothing reaches the child.
+    /// The request fails and does not reach the child.
     Error(IoError),
     /// The request starts that many nanoseconds late. Other rules still apply.
     Delay(u64),
-    /// Only the first `len` bytes of a write or write-zeroes, rounded down to whole blocks, reach the child,
-    /// then the request ends with `result`. With a length of 0 and `Ok` a write is lost without a word.
+    /// Only the first `len` bytes of a write or write-zeroes, rounded down to whole blocks, reach
+    /// the child; then the request ends with `result`. With a length of 0 and `Ok` the write is
+    /// lost silently.
     Torn {
         /// Bytes that reach the child.
         len: u64,
-        /// What the caller is told.
+        /// Result for the caller.
         result: IoResult,
     },
 }
 
-/// Which requests are concerned, and what happens to them.
+/// A set of requests, and an action on them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rule {
-    /// What happens.
+    /// The action.
     pub action: Action,
-    /// The operations concerned.
+    /// Operations that the rule matches.
     pub ops: Vec<Op>,
-    /// Requests that touch these bytes are concerned; a flush touches all.
+    /// The rule matches requests that touch these bytes; a flush touches all.
     pub range: Range<u64>,
-    /// Chance that a request which is concerned is hit, from 0 to 1.
+    /// Probability that the rule hits a matching request, from 0 to 1.
     pub probability: f64,
-    /// That many requests which are concerned are spared first.
+    /// Number of matching requests that the rule skips first.
     pub after: u64,
-    /// Most requests that are hit; `None` for no end.
+    /// Largest number of requests that the rule hits; `None`: unlimited.
     pub count: Option<u64>,
 }
 
@@ -83,7 +88,7 @@ impl Rule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RuleId(u64);
 
-/// A device that breaks what passes, as told.
+/// A device that breaks requests by rule.
 pub struct Fault {
     name: String,
     child: Arc<dyn Device>,
@@ -91,12 +96,12 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// Breaks nothing yet.
+    /// `child` without rules.
     pub fn new(child: Arc<dyn Device>) -> Fault {
         Fault { name: format!("fault({})", child.name()), child, rules: Arc::default() }
     }
 
-    /// Adds a rule behind the others. Requests submitted from now on see it.
+    /// Appends a rule. It applies to requests submitted from now on.
     pub fn add(&self, rule: Rule) -> RuleId {
         let mut id = RuleId(0);
         self.rules.change(|list, generation| {
@@ -106,7 +111,8 @@ impl Fault {
         id
     }
 
-    /// Takes a rule away; how many requests it has hit, or `None` if there is no such rule.
+    /// Removes a rule. Returns the number of requests that it has hit, or `None` for an unknown
+    /// rule.
     pub fn remove(&self, id: RuleId) -> Option<u64> {
         let mut hits = None;
         self.rules.change(|list, _| {
@@ -116,12 +122,12 @@ impl Fault {
         hits
     }
 
-    /// Takes all rules away.
+    /// Removes all rules.
     pub fn clear(&self) {
         self.rules.change(|list, _| list.clear());
     }
 
-    /// The rules, and how many requests each has hit.
+    /// The rules, each with the number of requests that it has hit.
     pub fn rules(&self) -> Vec<(RuleId, Rule, u64)> {
         let entry = |a: &Arc<Active>| (a.id, a.rule.clone(), a.hits.load(Ordering::Relaxed));
         self.rules.lock().iter().map(entry).collect()
@@ -132,19 +138,19 @@ impl Fault {
 struct Active {
     id: RuleId,
     rule: Rule,
-    /// Requests that were concerned.
+    /// Requests that the rule matched.
     seen: AtomicU64,
     hits: AtomicU64,
 }
 
 impl Active {
-    /// Whether this request is hit; counts it.
+    /// Returns whether the rule hits this request, and counts it.
     fn hits(&self, req: &Request<'_>, offset: u64, core: &Core) -> bool {
         let rule = &self.rule;
         if !rule.concerns(req, offset) || self.seen.fetch_add(1, Ordering::Relaxed) < rule.after {
             return false;
         }
-        // 53 bits are what a double holds.
+        // A double holds 53 bits.
         let chance = (core.random_u64() >> 11) as f64 / (1u64 << 53) as f64;
         if chance >= rule.probability {
             return false;
@@ -205,6 +211,10 @@ impl Device for Fault {
     fn unmap_region(&self, region: &MemoryRegion) {
         self.child.unmap_region(region);
     }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::new(&self.name, "requests that the kernel serves would not be disturbed"))
+    }
 }
 
 struct FaultChannel {
@@ -216,7 +226,7 @@ struct FaultChannel {
     core: Core,
 }
 
-/// What the rules together do to one request.
+/// The combined effect of the rules on one request.
 #[derive(Default)]
 struct Plan {
     delay_ns: u64,
@@ -238,7 +248,7 @@ impl FaultChannel {
         }
     }
 
-    /// Delays add up; the first error or tear decides the end.
+    /// Adds up delays until the first error or torn write, which decides the result.
     fn plan(&self, req: &Request<'_>, offset: u64) -> Plan {
         let mut plan = Plan::default();
         for active in self.list.borrow().iter() {
@@ -314,7 +324,7 @@ mod tests {
         assert!(late.rules()[0].2 > 100);
     }
 
-    /// The suite must notice what these rules break.
+    /// Runs the suite, which must detect the effect of this rule.
     fn broken(rule: Rule) {
         let fault = fault();
         fault.add(rule);

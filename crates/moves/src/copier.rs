@@ -1,7 +1,7 @@
 //! Copies what is dirty of a volume to its new place.
 
 use block::{Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, Op, Request, join_all};
-use layers::relocate::Dirty;
+use layers::migrate::Dirty;
 use reactor::BufferPool;
 use std::ops::Range;
 use std::rc::Rc;

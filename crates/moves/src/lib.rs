@@ -24,7 +24,7 @@ mod copier;
 pub use copier::Copier;
 
 use block::DeviceError;
-use layers::relocate::Relocation;
+use layers::migrate::Migration;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -182,7 +182,8 @@ fn remove_switched<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Resu
 /// When the new place is not open, has no room, or fails.
 pub fn make_copy<O: Owner>(owner: &O, record: &MoveRecord, size: u64) -> Result<(), O::Error> {
     remove_copy(owner, record)?;
-    let copy = Uuid::parse(&record.copy).ok_or_else(|| PoolError::NoVolume(record.copy.clone()))?;
+    let copy =
+        Uuid::parse_hyphenated(&record.copy).ok_or_else(|| PoolError::NoVolume(record.copy.clone()))?;
     let name = Name::new(&name_of_copy(copy)).map_err(|error| PoolError::TooMany(error.to_string()))?;
     owner.pool(&record.to)?.create_copy(copy, name, size)?;
     Ok(())
@@ -204,19 +205,19 @@ pub fn switch<O: Owner, E: From<O::Error>>(
     owner: &O,
     info: &Info,
     record: &MoveRecord,
-    relocation: Relocation,
-    finish: impl FnOnce(&Relocation) -> Result<(), E>,
+    migration: Migration,
+    finish: impl FnOnce(&Migration) -> Result<(), E>,
 ) -> Result<(), E> {
     if !mutant::is(Mutant::RecordOnce) {
         owner.confirm()?;
     }
-    let hold = |relocation: &Relocation| relocation.hold().map_err(|error| E::from(O::Error::from(error)));
+    let hold = |migration: &Migration| migration.hold().map_err(|error| E::from(O::Error::from(error)));
     if mutant::is(Mutant::CopyBeforeHold) {
-        finish(&relocation)?;
-        hold(&relocation)?;
+        finish(&migration)?;
+        hold(&migration)?;
     } else {
-        hold(&relocation)?;
-        finish(&relocation)?;
+        hold(&migration)?;
+        finish(&migration)?;
     }
     let uuid = info.uuid.to_string();
     let done = MoveRecord { is_done: true, ..record.clone() };
@@ -237,14 +238,14 @@ pub fn switch<O: Owner, E: From<O::Error>>(
             return Err(error.into());
         }
     }
-    relocation.complete();
+    migration.complete();
     Ok(())
 }
 
 /// Gives the copy its own identity again, because the old place remains in use. This happens before
 /// users write to the old place, so that the pool does not report the volume as moved.
 fn take_identity_back<O: Owner>(owner: &O, to: &Pool, info: &Info, record: &MoveRecord) {
-    let Some(copy) = Uuid::parse(&record.copy) else { return };
+    let Some(copy) = Uuid::parse_hyphenated(&record.copy) else { return };
     let Ok(name) = Name::new(&name_of_copy(copy)) else { return };
     if mutant::is(Mutant::IdentityKept) {
         return;

@@ -1,5 +1,5 @@
-//! Commands as a submission queue entry has them (Base 3.3.3.1): opcode, namespace, and the six command dwords
-//! that differ. Identifier and data pointer are the transport's.
+//! Commands (Base 3.3.3.1): opcode, namespace, and the six command dwords that depend on the
+//! opcode. The transport adds identifier and data pointer.
 
 use crate::wire::{u32_at, u64_at};
 use crate::{MAX_BLOCKS, MAX_RANGES};
@@ -58,17 +58,18 @@ pub mod admin {
 pub mod feature {
     /// Whether the volatile write cache is on: bit 0 of its value.
     pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
-    /// How many I/O queues of each kind there are, counted from 0: submission in bits 15:0, completion in 31:16.
+    /// Number of I/O queues of each kind, counted from 0: submission in bits 15:0, completion in
+    /// 31:16.
     pub const NUMBER_OF_QUEUES: u8 = 0x07;
-    /// Which events are reported; see [`super::event`].
+    /// Reported events; see [`super::event`].
     pub const ASYNC_EVENT_CONFIGURATION: u8 = 0x0b;
-    /// How long the host may be silent, in milliseconds.
+    /// Keep-alive timeout in milliseconds.
     pub const KEEP_ALIVE_TIMER: u8 = 0x0f;
-    /// Who the host is.
+    /// Identifier of the host.
     pub const HOST_IDENTIFIER: u8 = 0x81;
-    /// Which reservation events are not reported.
+    /// Reservation events that are not reported.
     pub const RESERVATION_NOTIFICATION_MASK: u8 = 0x82;
-    /// Whether reservations outlive a loss of power.
+    /// Whether reservations survive power loss.
     pub const RESERVATION_PERSISTENCE: u8 = 0x83;
 }
 
@@ -82,33 +83,33 @@ pub mod log_page {
     pub const FIRMWARE_SLOT: u8 = 0x03;
     /// Namespaces whose identify data changed: up to 1024 identifiers.
     pub const CHANGED_NAMESPACES: u8 = 0x04;
-    /// Commands there are, and what they do.
+    /// Supported commands and their effects.
     pub const COMMAND_EFFECTS: u8 = 0x05;
     /// States of namespace groups on this path.
     pub const ASYMMETRIC_ACCESS: u8 = 0x0c;
-    /// What a discovery controller knows.
+    /// Subsystems that a discovery controller knows.
     pub const DISCOVERY: u8 = 0x70;
     /// Reservation events.
     pub const RESERVATION_NOTIFICATION: u8 = 0x80;
 }
 
-/// Asynchronous events (Base 5.2): how they are asked for and what they say.
+/// Asynchronous events (Base 5.2): their configuration and their content.
 pub mod event {
-    /// Configuration: tell of changed namespaces.
+    /// Configuration: report changed namespaces.
     pub const CONFIG_NAMESPACE_ATTRIBUTES: u32 = 1 << 8;
-    /// Configuration: tell of changed access states.
+    /// Configuration: report changed access states.
     pub const CONFIG_ASYMMETRIC_ACCESS: u32 = 1 << 11;
-    /// Configuration: tell of a changed discovery log.
+    /// Configuration: report a changed discovery log.
     pub const CONFIG_DISCOVERY_LOG: u32 = 1 << 31;
 
-    /// An event, as dword 0 of the completion has it.
+    /// An event, encoded in dword 0 of the completion.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Event {
         /// Error 0, health 1, notice 2, I/O command set 6, vendor 7.
         pub kind: u8,
-        /// What happened, of this kind.
+        /// The event within this kind.
         pub info: u8,
-        /// The log page to read about it.
+        /// The log page with details.
         pub log_page: u8,
     }
 
@@ -119,7 +120,7 @@ pub mod event {
         /// A notice that access states changed.
         pub const ASYMMETRIC_ACCESS: Event =
             Event { kind: 2, info: 0x03, log_page: super::log_page::ASYMMETRIC_ACCESS };
-        /// Something has happened to a reservation.
+        /// A notice that a reservation log entry is available.
         pub const RESERVATION: Event =
             Event { kind: 6, info: 0x00, log_page: super::log_page::RESERVATION_NOTIFICATION };
         /// A notice that the discovery log changed.
@@ -137,7 +138,7 @@ pub mod event {
     }
 }
 
-/// What Identify is asked for: the controller or namespace structure (Base 5.17, figure "CNS values").
+/// The structure that Identify returns: CNS (Base 5.17, figure "CNS values").
 pub mod cns {
     /// Identify Namespace of the NVM command set.
     pub const NAMESPACE: u8 = 0x00;
@@ -153,7 +154,7 @@ pub mod cns {
     pub const COMMAND_SET_CONTROLLER: u8 = 0x06;
     /// Active namespaces of a command set.
     pub const COMMAND_SET_ACTIVE_NAMESPACES: u8 = 0x07;
-    /// Which command sets can be used together.
+    /// Combinations of command sets that can be used together.
     pub const COMMAND_SETS: u8 = 0x1c;
 }
 
@@ -165,15 +166,16 @@ const DEAC: u32 = 1 << 25;
 const AD: u32 = 1 << 2;
 /// Select all zones, in dword 13 of a zone management send.
 const SELECT_ALL: u32 = 1 << 8;
-/// Count what was transferred rather than what exists, in dword 13 of a zone management receive.
+/// Count the transferred descriptors, not the existing ones, in dword 13 of a zone management
+/// receive.
 const PARTIAL_REPORT: u32 = 1 << 16;
 
 /// One command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// What to do.
+    /// The opcode.
     pub opcode: u8,
-    /// Which namespace; 0 when none is concerned.
+    /// The namespace; 0 for none.
     pub nsid: u32,
     /// Command dwords 10 to 15.
     pub cdw: [u32; 6],
@@ -198,34 +200,34 @@ impl Command {
         Command { opcode, nsid, cdw: [0; 6] }
     }
 
-    /// Asks for an identify structure of command set `csi`.
+    /// Reads an identify structure of command set `csi`.
     pub const fn identify(nsid: u32, cns: u8, csi: u8) -> Command {
         let cdw = [cns as u32, (csi as u32) << 24, 0, 0, 0, 0];
         Command { opcode: admin::IDENTIFY, nsid, cdw }
     }
 
-    /// Asks for the current value of a feature, which comes in dword 0 of the completion.
+    /// Reads the current value of a feature; dword 0 of the completion has it.
     pub const fn get_features(fid: u8) -> Command {
         Command { opcode: admin::GET_FEATURES, nsid: 0, cdw: [fid as u32, 0, 0, 0, 0, 0] }
     }
 
-    /// Sets a feature to the value that fits dword 11, until the next reset; completion dword 0 has what was
-    /// granted.
+    /// Sets a feature to the value in dword 11, until the next reset. Dword 0 of the completion has
+    /// the granted value.
     pub const fn set_features(fid: u8, value: u32) -> Command {
         Command { opcode: admin::SET_FEATURES, nsid: 0, cdw: [fid as u32, value, 0, 0, 0, 0] }
     }
 
-    /// Says that the host is alive.
+    /// Restarts the keep-alive timer.
     pub const fn keep_alive() -> Command {
         Command::new(admin::KEEP_ALIVE, 0)
     }
 
-    /// Waits for something to happen.
+    /// Completes at the next asynchronous event.
     pub const fn async_event_request() -> Command {
         Command::new(admin::ASYNC_EVENT_REQUEST, 0)
     }
 
-    /// Asks for the first `bytes` (a multiple of 4) of a log page, of command set `csi`.
+    /// Reads the first `bytes` (a multiple of 4) of a log page, of command set `csi`.
     pub const fn get_log_page(nsid: u32, lid: u8, csi: u8, bytes: u32) -> Command {
         let dwords = bytes / 4 - 1;
         let cdw = [lid as u32 | dwords << 16, dwords >> 16, 0, 0, (csi as u32) << 24, 0];
@@ -256,7 +258,8 @@ impl Command {
         Command::on_blocks(opcode::WRITE, nsid, lba, blocks, if fua { FUA } else { 0 })
     }
 
-    /// Makes `blocks` from `lba` on read as zeroes; with `deallocate` the controller may give their space back.
+    /// Makes `blocks` from `lba` on read as zeroes. With `deallocate` the controller may free their
+    /// space.
     ///
     /// # Panics
     /// As [`Command::read`].
@@ -265,7 +268,7 @@ impl Command {
         Command::on_blocks(opcode::WRITE_ZEROES, nsid, lba, blocks, flags)
     }
 
-    /// Makes every completed write durable.
+    /// Makes all completed writes durable.
     pub const fn flush(nsid: u32) -> Command {
         Command::new(opcode::FLUSH, nsid)
     }
@@ -285,14 +288,14 @@ impl Command {
         Command { opcode: opcode::ZONE_MANAGEMENT_SEND, nsid, cdw }
     }
 
-    /// Changes the state of all zones for which `action` makes sense.
+    /// Changes the state of all zones in which `action` is allowed.
     pub const fn manage_all_zones(nsid: u32, action: ZoneSendAction) -> Command {
         let cdw = [0, 0, 0, action as u32 | SELECT_ALL, 0, 0];
         Command { opcode: opcode::ZONE_MANAGEMENT_SEND, nsid, cdw }
     }
 
-    /// Describes zones from the one that holds `lba` on, as many as fit into `bytes` (a multiple of 4, at
-    /// least [`crate::zns::REPORT_HEADER_BYTES`]).
+    /// Reports zones from the one that contains `lba` on, as many as fit into `bytes` (a multiple
+    /// of 4, at least [`crate::zns::REPORT_HEADER_BYTES`]).
     pub const fn report_zones(nsid: u32, lba: u64, bytes: u32) -> Command {
         let cdw = [lba as u32, (lba >> 32) as u32, bytes / 4 - 1, PARTIAL_REPORT, 0, 0];
         Command { opcode: opcode::ZONE_MANAGEMENT_RECEIVE, nsid, cdw }
@@ -305,21 +308,21 @@ impl Command {
     }
 }
 
-/// What a read, write, compare, verify or write zeroes says in its dwords, as a target reads it.
+/// The dwords of a read, write, compare, verify or write zeroes, as a target parses them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockRange {
     /// First block.
     pub lba: u64,
-    /// How many; 1 to [`MAX_BLOCKS`].
+    /// Number of blocks, 1 to [`MAX_BLOCKS`].
     pub blocks: u32,
-    /// The blocks are durable when the command ends.
+    /// The blocks must be durable when the command ends.
     pub fua: bool,
-    /// A write zeroes may give their space back.
+    /// A write zeroes may free their space.
     pub deallocate: bool,
 }
 
 impl BlockRange {
-    /// Reads command dwords 10 to 12. Whether the range lies in the namespace is for whoever knows that.
+    /// Parses command dwords 10 to 12. The caller checks whether the range lies in the namespace.
     pub const fn parse(cdw: &[u32; 6]) -> BlockRange {
         BlockRange {
             lba: cdw[0] as u64 | (cdw[1] as u64) << 32,
@@ -330,13 +333,13 @@ impl BlockRange {
     }
 }
 
-/// What a dataset management command says in its dwords: how many ranges follow, and whether they are to be
-/// deallocated (otherwise its attributes are hints).
+/// Parses the dwords of a dataset management command: the number of ranges, and whether to
+/// deallocate them (otherwise its attributes are hints).
 pub const fn dataset_management(cdw: &[u32; 6]) -> (u32, bool) {
     ((cdw[0] & 0xff) + 1, cdw[1] & AD != 0)
 }
 
-/// Reads one range of a dataset management command: first block and how many, which may be 0.
+/// Parses one range of a dataset management command: first block and number, which may be 0.
 pub fn parse_deallocate_range(range: &[u8; 16]) -> (u64, u32) {
     (u64_at(range, 8), u32_at(range, 4))
 }
@@ -395,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_says_what_happened_and_where_to_read_on() {
+    fn an_event_has_its_kind_and_its_log_page() {
         use event::Event;
         assert_eq!(Event::NAMESPACE_ATTRIBUTES.encode(), 0x04_0002);
         assert_eq!(Event::parse(0x70_f002), Event::DISCOVERY_LOG);

@@ -1,5 +1,5 @@
-//! Submission and completion queue entries as bytes (Base 3.3.3), with the data descriptors that fabrics use
-//! (Base 4.1.2). Over fabrics the same 64 bytes travel in a command capsule and the same 16 in a response.
+//! Submission and completion queue entries as bytes (Base 3.3.3), with the data descriptors of
+//! fabrics (Base 4.1.2). A command capsule carries the same 64 bytes, a response the same 16.
 
 use crate::wire::{put, u16_at, u32_at, u64_at};
 use crate::{Command, Status};
@@ -8,28 +8,28 @@ use crate::{Command, Status};
 pub const SUBMISSION_BYTES: usize = 64;
 /// Bytes of a completion queue entry.
 pub const COMPLETION_BYTES: usize = 16;
-/// In a submission queue entry's flags: data is described by SGLs, which is what every command over fabrics says
+/// In a submission queue entry's flags: SGLs describe the data, as in all commands over fabrics
 /// (Base 3.3.3.1, PSDT = 01b).
 pub const FLAG_SGL: u8 = 1 << 6;
 
-/// Where a command's data is.
+/// The location of a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sgl {
-    /// Nothing is described: all sixteen bytes are zero.
+    /// No data: all sixteen bytes are zero.
     None,
-    /// In the capsule, behind the entry: data block descriptor with an offset (type 0h, subtype 1h).
+    /// In the capsule, after the entry: data block descriptor with an offset (type 0h, subtype 1h).
     InCapsule {
-        /// Bytes from the start of the capsule's data, which is where the controller's ICDOFF puts it.
+        /// Bytes from the start of the capsule's data, which the controller's ICDOFF determines.
         offset: u64,
         /// Bytes of data.
         len: u32,
     },
-    /// The transport moves it by its own means: transport data block (type 5h, subtype Ah).
+    /// The transport moves the data by its own means: transport data block (type 5h, subtype Ah).
     Transport {
         /// Bytes of data.
         len: u32,
     },
-    /// Something that NVMe/TCP does not have.
+    /// A descriptor that NVMe/TCP does not have.
     Other {
         /// The descriptor's type (high four bits) and subtype.
         kind: u8,
@@ -76,7 +76,7 @@ impl Sgl {
         bytes
     }
 
-    /// Bytes of data that the descriptor speaks of; 0 for one that is not understood.
+    /// Bytes of data; 0 for an unknown descriptor.
     pub const fn len(&self) -> u32 {
         match self {
             Sgl::InCapsule { len, .. } | Sgl::Transport { len } => *len,
@@ -84,42 +84,43 @@ impl Sgl {
         }
     }
 
-    /// Whether it speaks of no data.
+    /// Whether the descriptor has no data.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A submission queue entry. The metadata pointer and dwords 2 and 3 are not kept: nothing here uses them.
+/// A submission queue entry, without the metadata pointer and dwords 2 and 3, which are not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SubmissionEntry {
-    /// What to do.
+    /// The opcode.
     pub opcode: u8,
-    /// Fused operation and how data is described; [`FLAG_SGL`].
+    /// Fused operation and kind of data descriptor; [`FLAG_SGL`].
     pub flags: u8,
-    /// Which command this is, among those in flight on its queue.
+    /// Identifier among the commands in flight on its queue.
     pub command_id: u16,
-    /// Which namespace. In a fabrics command the lowest byte is the command's type.
+    /// The namespace. In a fabrics command the lowest byte is the command's type.
     pub nsid: u32,
-    /// Where its data is.
+    /// The location of the data.
     pub sgl: Sgl,
     /// Command dwords 10 to 15.
     pub cdw: [u32; 6],
 }
 
 impl SubmissionEntry {
-    /// The entry of `command`, which travels over fabrics as `command_id` with the data that `sgl` describes.
+    /// The entry of `command` over fabrics, with the identifier `command_id` and the data that
+    /// `sgl` describes.
     pub const fn new(command: &Command, command_id: u16, sgl: Sgl) -> SubmissionEntry {
         let Command { opcode, nsid, cdw } = *command;
         SubmissionEntry { opcode, flags: FLAG_SGL, command_id, nsid, sgl, cdw }
     }
 
-    /// The command, without what is the transport's.
+    /// The command, without the fields of the transport.
     pub const fn command(&self) -> Command {
         Command { opcode: self.opcode, nsid: self.nsid, cdw: self.cdw }
     }
 
-    /// Reads the entry. Every 64 bytes are one; what its fields mean is for whoever knows the opcode.
+    /// Parses the entry. Any 64 bytes are one; the meaning of the fields depends on the opcode.
     pub fn parse(bytes: &[u8; SUBMISSION_BYTES]) -> SubmissionEntry {
         SubmissionEntry {
             opcode: bytes[0],
@@ -149,15 +150,15 @@ impl SubmissionEntry {
 /// A completion queue entry. Fabrics have no phase bit, so none is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompletionEntry {
-    /// Dwords 0 and 1: what the command returns.
+    /// Dwords 0 and 1: the result of the command.
     pub result: u64,
-    /// How far the controller has read the submission queue.
+    /// The controller's position in the submission queue.
     pub sq_head: u16,
-    /// The submission queue, which fabrics leave out (0).
+    /// The submission queue; 0 over fabrics.
     pub sq_id: u16,
-    /// Which command ended.
+    /// Identifier of the command that ended.
     pub command_id: u16,
-    /// How.
+    /// Its status.
     pub status: Status,
     /// The same command would fail again.
     pub do_not_retry: bool,
@@ -166,7 +167,8 @@ pub struct CompletionEntry {
 impl CompletionEntry {
     const DO_NOT_RETRY: u16 = 1 << 15;
 
-    /// The end of `command_id` with `status` and nothing else to say; an error is one that stays.
+    /// The completion of `command_id` with `status` and without a result. An error has "do not
+    /// retry".
     pub fn new(command_id: u16, status: Status) -> CompletionEntry {
         let do_not_retry = status != Status::SUCCESS && !status.is_worth_retrying();
         CompletionEntry { result: 0, sq_head: 0, sq_id: 0, command_id, status, do_not_retry }
@@ -204,7 +206,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_write_is_laid_out_as_the_specification_has_it() {
+    fn a_write_has_the_layout_of_the_specification() {
         let command = Command::write(0x1122_3344, 0x0102_0304_0506_0708, 8, true);
         let bytes =
             SubmissionEntry::new(&command, 0xabcd, Sgl::InCapsule { offset: 0, len: 0x1000 }).encode();
@@ -247,7 +249,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_written_is_read(
+        fn an_encoded_submission_entry_is_read_the_same(
             (opcode, flags, command_id, nsid) in any::<(u8, u8, u16, u32)>(), sgl in any_sgl(), cdw in any::<[u32; 6]>(),
         ) {
             let entry = SubmissionEntry { opcode, flags, command_id, nsid, sgl, cdw };

@@ -1,8 +1,8 @@
-//! Commands over fabrics (Base 6): how a host connects queues to a controller and reads and writes its registers.
+//! Fabrics commands (Base 6): a host connects queues to a controller and accesses its registers.
 //!
-//! All of them have [`OPCODE`] and a type ([`FabricsType`]) in the lowest byte of the namespace identifier's dword.
-//! [`auth`] has the messages by which host and controller prove who they are, [`property`] the registers,
-//! [`discovery`] the log page that says what there is to connect to.
+//! All of them have [`OPCODE`], and a type ([`FabricsType`]) in the lowest byte of the namespace
+//! identifier's dword. [`auth`] has the messages of authentication, [`property`] the registers,
+//! [`discovery`] the log page of a discovery controller.
 
 pub mod auth;
 pub mod discovery;
@@ -20,7 +20,7 @@ pub const OPCODE: u8 = 0x7f;
 pub const CONNECT_DATA_BYTES: usize = 1024;
 /// A controller that the subsystem chooses (dynamic model).
 pub const ANY_CONTROLLER: u16 = 0xffff;
-/// Fewest entries of an admin queue (Base 6.3: SQSIZE is at least 31).
+/// Smallest number of entries of an admin queue (Base 6.3: SQSIZE is at least 31).
 pub const MIN_ADMIN_ENTRIES: u16 = 32;
 
 /// Bytes of the fields for names in connect data.
@@ -28,19 +28,19 @@ const NQN_BYTES: usize = 256;
 const SUBSYSTEM_AT: usize = 256;
 const HOST_AT: usize = 512;
 
-/// Which fabrics command (Base 6, FCTYPE).
+/// The type of a fabrics command (Base 6, FCTYPE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FabricsType {
     /// Sets a register.
     PropertySet = 0x00,
-    /// Creates a queue, with the admin queue a controller.
+    /// Creates a queue; for the admin queue also a controller.
     Connect = 0x01,
     /// Reads a register.
     PropertyGet = 0x04,
-    /// Authentication, the host's messages.
+    /// Sends a message of the host's authentication.
     AuthenticationSend = 0x05,
-    /// Authentication, the controller's messages.
+    /// Receives a message of the controller's authentication.
     AuthenticationReceive = 0x06,
     /// Deletes an I/O queue.
     Disconnect = 0x08,
@@ -74,18 +74,18 @@ impl FabricsType {
 pub struct Connect {
     /// Format of the command and its data; 0 is the only one.
     pub record_format: u16,
-    /// Which queue: 0 is the admin queue, which creates a controller.
+    /// Number of the queue: 0 is the admin queue, which creates a controller.
     pub queue_id: u16,
     /// Entries of the submission queue; at least 2.
     pub entries: u32,
-    /// Connect attributes: bit 2 asks for no submission queue flow control, bits 1:0 are the priority.
+    /// Connect attributes: bit 2 disables submission queue flow control, bits 1:0 are the priority.
     pub attributes: u8,
     /// Keep-alive timeout in milliseconds, on the admin queue; 0 for none.
     pub keep_alive_ms: u32,
 }
 
 impl Connect {
-    /// In [`Connect::attributes`]: the host does not look at the submission queue head.
+    /// In [`Connect::attributes`]: the host ignores the submission queue head.
     pub const NO_FLOW_CONTROL: u8 = 1 << 2;
 
     /// Reads the command's dwords.
@@ -99,7 +99,7 @@ impl Connect {
         }
     }
 
-    /// The entry, with 1024 bytes of data where `sgl` says.
+    /// The entry, with 1024 bytes of data that `sgl` describes.
     ///
     /// # Panics
     /// With no entries or more than 65536.
@@ -111,12 +111,12 @@ impl Connect {
     }
 }
 
-/// A parameter that a controller does not take (Base 6.3, "Connect Invalid Parameters").
+/// A parameter that a controller refuses (Base 6.3, "Connect Invalid Parameters").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidParameter {
-    /// Where it starts, in bytes (IPO).
+    /// Its first byte (IPO).
     pub offset: u16,
-    /// In the data rather than in the entry (IATTR).
+    /// The parameter is in the data, not in the entry (IATTR).
     pub in_data: bool,
 }
 
@@ -165,12 +165,12 @@ impl std::fmt::Display for InvalidParameter {
     }
 }
 
-/// What the completion of a Connect that succeeded says.
+/// The completion of a Connect that succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectResponse {
     /// The controller.
     pub controller_id: u16,
-    /// The host must authenticate before it goes on (AUTHREQ is not 0).
+    /// The host must authenticate before other commands (AUTHREQ is not 0).
     pub needs_authentication: bool,
 }
 
@@ -181,13 +181,14 @@ impl ConnectResponse {
         ConnectResponse { controller_id: dword as u16, needs_authentication: dword >> 16 != 0 }
     }
 
-    /// Writes dword 0 of the completion; asks for NVMe in-band authentication when it is needed.
+    /// Encodes dword 0 of the completion. If authentication is needed, it is NVMe in-band
+    /// authentication.
     pub const fn result(self) -> u64 {
         self.controller_id as u64 | if self.needs_authentication { 1 << 17 } else { 0 }
     }
 }
 
-/// The data of a Connect: who wants what.
+/// The data of a Connect: the names of host and subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectData {
     /// The host's identifier: a UUID, usually.
@@ -204,7 +205,7 @@ impl ConnectData {
     /// Reads the data.
     ///
     /// # Errors
-    /// When a name is none, for the completion.
+    /// If a name is invalid: the parameter for the completion.
     pub fn parse(data: &[u8; CONNECT_DATA_BYTES]) -> Result<ConnectData, InvalidParameter> {
         let field = |at: usize| &data[at..at + NQN_BYTES];
         Ok(ConnectData {
@@ -226,7 +227,7 @@ impl ConnectData {
     }
 }
 
-/// Disconnect (Base 6.4): the entry that deletes the I/O queue it is sent on.
+/// Disconnect (Base 6.4): deletes the I/O queue on which it is sent.
 pub const fn disconnect(command_id: u16) -> SubmissionEntry {
     FabricsType::Disconnect.entry(command_id, Sgl::None, [0; 6])
 }
@@ -241,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connect_is_laid_out_as_the_specification_has_it() {
+    fn a_connect_has_the_layout_of_the_specification() {
         let connect = Connect {
             record_format: 0,
             queue_id: 3,

@@ -1,5 +1,6 @@
-//! What controllers and namespaces say about themselves (Base 5.17, NVM 4.1.5): here in the short form that a host
-//! needs; [`ControllerData`], [`NamespaceData`] and [`lists`] have every field that a target fills in, both ways.
+//! The properties of controllers and namespaces (Base 5.17, NVM 4.1.5), in the short form that a
+//! host needs. [`ControllerData`], [`NamespaceData`] and [`lists`] parse and encode all fields that
+//! a target fills in.
 
 pub mod controller_data;
 pub mod lists;
@@ -11,23 +12,23 @@ pub use namespace_data::NamespaceData;
 use crate::wire::{u16_at, u32_at, u64_at};
 use crate::{IdentifyData, MAX_BLOCKS, MAX_RANGES, MIN_PAGE_BYTES, Malformed};
 
-/// How a namespace is read and written (Base 1.5.25, "I/O Command Set").
+/// The I/O command set of a namespace (Base 1.5.25).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum CommandSet {
-    /// Blocks at any place in any order.
+    /// Blocks are written in any order.
     Nvm = 0,
     /// As `Nvm`, but zones are written from their start to their end.
     Zoned = 2,
 }
 
 impl CommandSet {
-    /// The command set of the namespace whose identification descriptors are `list` (Base 5.17.2.3): descriptors
-    /// of type, length, two reserved bytes, identifier; the first of length 0 ends the list. A list that does not
-    /// say means NVM, which is all there was before NVMe 2.0.
+    /// The command set of the namespace with the identification descriptors `list` (Base 5.17.2.3).
+    /// A descriptor has type, length, two reserved bytes and identifier; the first of length 0 ends
+    /// the list. A list without a command set means NVM, the only one before NVMe 2.0.
     ///
     /// # Errors
-    /// For a command set that is neither of these.
+    /// For any other command set.
     pub fn of_descriptors(list: &IdentifyData) -> Result<CommandSet, Malformed> {
         const TYPE_CSI: u8 = 4;
         let mut rest = list.as_slice();
@@ -57,16 +58,17 @@ impl CommandSet {
     }
 }
 
-/// What Identify Controller says (Base 5.17.2.1).
+/// Properties of a controller, from Identify Controller (Base 5.17.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Controller {
-    /// Longest transfer of one command in bytes, if pages are of the smallest size; `None` for any length.
+    /// Longest transfer of one command in bytes, computed with pages of the smallest size; `None`:
+    /// unlimited.
     pub max_transfer: Option<u32>,
-    /// The Dataset Management command without limits of its own.
+    /// The controller supports Dataset Management without limits of its own.
     pub has_dataset_management: bool,
-    /// The Write Zeroes command without limits of its own.
+    /// The controller supports Write Zeroes without limits of its own.
     pub has_write_zeroes: bool,
-    /// There is a volatile write cache; whether it is on is a feature.
+    /// The controller has a volatile write cache; a feature tells whether it is on.
     pub has_volatile_cache: bool,
 }
 
@@ -83,7 +85,8 @@ impl Controller {
     }
 }
 
-/// `2^exponent` of the smallest pages in bytes; 0 stands for no limit, and so does what no transfer reaches.
+/// `2^exponent` of the smallest pages in bytes. `None` (no limit) for 0, and for more than any
+/// transfer has.
 pub(crate) fn pages(exponent: u8) -> Option<u32> {
     match exponent {
         0 => None,
@@ -91,17 +94,17 @@ pub(crate) fn pages(exponent: u8) -> Option<u32> {
     }
 }
 
-/// Limits of the NVM command set that MDTS does not set: Identify Controller of that command set (NVM 4.1.5.2).
-/// Each is `None` without a limit; a limit says that the command exists even where ONCS does not.
+/// Limits of the NVM command set in addition to MDTS, from its Identify Controller (NVM 4.1.5.2).
+/// `None` means no limit. A limit implies that the command exists, even if ONCS does not report it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommandLimits {
-    /// Longest write zeroes in bytes, if pages are of the smallest size.
+    /// Longest write zeroes in bytes, computed with pages of the smallest size.
     pub write_zeroes_bytes: Option<u32>,
-    /// Most ranges of one dataset management command.
+    /// Limit of ranges of one dataset management command.
     pub ranges: Option<u32>,
-    /// Most blocks of each range.
+    /// Limit of blocks of each range.
     pub range_blocks: Option<u32>,
-    /// Most blocks of all ranges together.
+    /// Limit of blocks of all ranges together.
     pub total_blocks: Option<u64>,
 }
 
@@ -116,7 +119,8 @@ impl CommandLimits {
         }
     }
 
-    /// What one dataset management command of `controller` can deallocate; `None` when it has no such command.
+    /// Limits of one dataset management command of `controller`; `None` if the controller does not
+    /// support the command.
     pub fn deallocation(&self, controller: &Controller) -> Option<Deallocation> {
         if !controller.has_dataset_management && self.range_blocks.is_none() {
             return None;
@@ -129,8 +133,9 @@ impl CommandLimits {
         })
     }
 
-    /// Most blocks of one write zeroes command of `controller`; `None` when it has no such command. Without a
-    /// limit of its own it is kept to that of transfers: controllers are known that need it, and Linux does so.
+    /// Limit of blocks of one write zeroes command of `controller`; `None` if the controller does
+    /// not support the command. Without a limit of its own the command has that of transfers: some
+    /// controllers need this, and Linux does the same.
     pub fn zero_blocks(&self, controller: &Controller, block_shift: u32) -> Option<u32> {
         let bytes = match self.write_zeroes_bytes {
             None if !controller.has_write_zeroes => return None,
@@ -141,35 +146,35 @@ impl CommandLimits {
     }
 }
 
-/// What one dataset management command can deallocate.
+/// Limits of one dataset management command that deallocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deallocation {
-    /// Most ranges, 1 to 256.
+    /// Ranges, 1 to 256.
     pub ranges: u32,
-    /// Most blocks of each, at least 1.
+    /// Blocks of each range, at least 1.
     pub range_blocks: u32,
-    /// Most blocks of all together, at least 1.
+    /// Blocks of all ranges together, at least 1.
     pub total_blocks: u64,
 }
 
-/// What Identify Namespace says (NVM 4.1.5.1).
+/// Properties of a namespace, from Identify Namespace (NVM 4.1.5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Namespace {
     /// Size in blocks.
     pub blocks: u64,
     /// Block size as a power of two, 9 to 16.
     pub block_shift: u32,
-    /// Which of its formats it uses: what [`crate::zns::ZonedNamespace::parse`] asks for.
+    /// Index of the format in use, for [`crate::zns::ZonedNamespace::parse`].
     pub format: usize,
-    /// Writes are refused for now.
+    /// The namespace refuses writes at present.
     pub is_write_protected: bool,
     /// A write zeroes that may deallocate does so, and deallocated blocks read as zeroes.
     pub zeroes_by_deallocating: bool,
-    /// Writes of this many blocks, at its multiples, cost no read; 1 when it does not say.
+    /// Aligned writes of this many blocks cost no read; 1 if unknown.
     pub preferred_write_blocks: u32,
-    /// Deallocations of this many blocks, at its multiples, are effective; 1 when it does not say.
+    /// Aligned deallocations of this many blocks are effective; 1 if unknown.
     pub preferred_deallocate_blocks: u32,
-    /// The write size that works best, in blocks; 0 when it does not say.
+    /// The fastest write size in blocks; 0 if unknown.
     pub optimal_write_blocks: u32,
 }
 
@@ -177,14 +182,14 @@ impl Namespace {
     /// Reads the structure.
     ///
     /// # Errors
-    /// When the format cannot be served: blocks below 512 bytes or above 64 KiB, or with metadata.
+    /// If the format is not supported: blocks below 512 bytes or above 64 KiB, or with metadata.
     pub fn parse(data: &IdentifyData) -> Result<Namespace, Malformed> {
         let (format, block_shift) = format(data)?;
         let blocks = u64_at(data, 0);
         if blocks > u64::MAX >> 1 >> block_shift {
             return Err(Malformed::Size(blocks));
         }
-        // NSFEAT bit 4 says that the preferences below are there; they count from 0.
+        // NSFEAT bit 4: the fields of the preferences below are valid. They count from 0.
         let has_preferences = data[24] & 1 << 4 != 0;
         let preference = |at| if has_preferences { u32::from(u16_at(data, at)) + 1 } else { 1 };
         Ok(Namespace {
@@ -192,7 +197,8 @@ impl Namespace {
             block_shift,
             format,
             is_write_protected: data[99] & 1 != 0,
-            // DLFEAT: bit 3 the Deallocate bit of write zeroes, bits 2:0 what deallocated blocks read as.
+            // DLFEAT: bit 3 is support of Deallocate in write zeroes, bits 2:0 the content of
+            // deallocated blocks.
             zeroes_by_deallocating: data[33] & 0b1111 == 0b1001,
             preferred_write_blocks: preference(64),
             preferred_deallocate_blocks: preference(68),
@@ -205,7 +211,7 @@ impl Namespace {
 fn format(data: &IdentifyData) -> Result<(usize, u32), Malformed> {
     let count = usize::from(data[25]) + 1;
     let flbas = usize::from(data[26]);
-    // Bits 6:5 mean something only when bits 3:0 cannot name every format.
+    // Bits 6:5 are used only if bits 3:0 cannot name all formats.
     let index = if count > 16 { flbas & 0xf | (flbas & 0x60) >> 1 } else { flbas & 0xf };
     if index >= count {
         return Err(Malformed::NoSuchFormat { index, count });
@@ -284,7 +290,7 @@ mod tests {
         assert_eq!(Namespace::parse(&namespace(8, 8)), Err(Malformed::BlockSize { index: 0, shift: 8 }));
         assert_eq!(
             Namespace::parse(&namespace(8, 64)).unwrap_err().to_string(),
-            "LBA format 0 has blocks of 2^64 bytes; 2^9 to 2^16 can be served"
+            "LBA format 0 has blocks of 2^64 bytes; 2^9 to 2^16 are supported"
         );
         assert_eq!(Namespace::parse(&namespace(u64::MAX, 9)), Err(Malformed::Size(u64::MAX)));
     }
@@ -320,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_its_own_says_that_a_command_exists() {
+    fn a_limit_of_its_own_implies_that_a_command_exists() {
         let none = Controller {
             max_transfer: Some(1 << 20),
             has_dataset_management: false,

@@ -1,20 +1,21 @@
-//! NVMe as it goes over the wire: what a host asks and how a controller answers. No transport, no system call.
+//! The wire formats of NVMe: commands of a host and answers of a controller. No transport, no
+//! system call.
 //!
-//! | module | what it holds |
+//! | module | content |
 //! |---|---|
 //! | [`command`] | the commands that Freestone sends and serves, as command dwords |
 //! | [`entry`] | submission and completion queue entries, data descriptors |
-//! | [`identify`] | what controllers and namespaces say about themselves |
-//! | [`zns`] | the same for zoned namespaces, and zone reports |
-//! | [`reservation`] | who may use a namespace that several hosts share |
+//! | [`identify`] | properties of controllers and namespaces |
+//! | [`zns`] | properties of zoned namespaces, and zone reports |
+//! | [`reservation`] | reservations of a namespace that several hosts share |
 //! | [`status`] | status codes, and the [`block::IoError`] each stands for |
 //! | [`fabrics`] | Connect, properties, names, discovery |
 //! | [`tcp`] | the PDUs of NVMe/TCP, both sides |
 //!
-//! Everything that the other side says is foreign: it is checked here, once, and what makes no sense is an error.
+//! This crate checks all input of the other side, once; invalid input is an error.
 //!
-//! Truth: NVM Express Base Specification 2.0 ("Base"), NVM Command Set Specification 1.0 ("NVM"), Zoned Namespace
-//! Command Set Specification 1.1 ("ZNS"), TCP Transport Specification 1.0 ("TCP").
+//! Source: NVM Express Base Specification 2.0 ("Base"), NVM Command Set Specification 1.0 ("NVM"),
+//! Zoned Namespace Command Set Specification 1.1 ("ZNS"), TCP Transport Specification 1.0 ("TCP").
 
 #![forbid(unsafe_code)]
 
@@ -36,17 +37,17 @@ pub use status::Status;
 
 /// Bytes of every identify structure (Base 5.17).
 pub const IDENTIFY_BYTES: usize = 4096;
-/// What a controller returns to Identify.
+/// The data that a controller returns for Identify.
 pub type IdentifyData = [u8; IDENTIFY_BYTES];
-/// Smallest memory page that a controller can have (CAP.MPSMIN = 0, Base 3.1.3.1): the unit of its transfer
-/// limits where the real one cannot be learnt, and then on the safe side.
+/// Smallest memory page of a controller (CAP.MPSMIN = 0, Base 3.1.3.1). It is the unit of transfer
+/// limits where the real page size is not available; the limits are then too low at worst.
 pub const MIN_PAGE_BYTES: u32 = 4096;
-/// Most blocks of one read, write or write zeroes: the field has 16 bits and counts from 0.
+/// Limit of blocks of one read, write or write zeroes: the field has 16 bits and counts from 0.
 pub const MAX_BLOCKS: u32 = 1 << 16;
-/// Most ranges of one dataset management command: the field has 8 bits and counts from 0.
+/// Limit of ranges of one dataset management command: the field has 8 bits and counts from 0.
 pub const MAX_RANGES: u32 = 256;
 
-/// What a controller said makes no sense, or cannot be served.
+/// Data of a controller is invalid, or describes a namespace that is not supported.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The format in use is not one of those that the namespace has.
@@ -54,11 +55,11 @@ pub enum Malformed {
     NoSuchFormat {
         /// The format in use.
         index: usize,
-        /// Formats there are.
+        /// Number of formats.
         count: usize,
     },
-    /// The format's blocks have a size that nobody can serve.
-    #[error("LBA format {index} has blocks of 2^{shift} bytes; 2^9 to 2^16 can be served")]
+    /// The format's block size is not supported.
+    #[error("LBA format {index} has blocks of 2^{shift} bytes; 2^9 to 2^16 are supported")]
     BlockSize {
         /// The format in use.
         index: usize,
@@ -67,7 +68,7 @@ pub enum Malformed {
     },
     /// Blocks carry metadata.
     #[error(
-        "LBA format {index} has {bytes} bytes of metadata in each block; only formats without are served"
+        "LBA format {index} has {bytes} bytes of metadata in each block; only formats without are supported"
     )]
     Metadata {
         /// The format in use.
@@ -75,21 +76,21 @@ pub enum Malformed {
         /// Its `MS`.
         bytes: u16,
     },
-    /// More bytes than 64 bits count.
+    /// The namespace has more than 2^64 bytes.
     #[error("the namespace has {0} blocks, more than can be addressed")]
     Size(u64),
-    /// The namespace speaks another command set.
-    #[error("the namespace uses command set {0:#04x}; only NVM (0x00) and zoned (0x02) can be served")]
+    /// The namespace uses another command set.
+    #[error("the namespace uses command set {0:#04x}; only NVM (0x00) and zoned (0x02) are supported")]
     CommandSet(u8),
-    /// Zones without a length, or longer than can be addressed.
+    /// The zone size is 0, or longer than can be addressed.
     #[error("the namespace has zones of {0} blocks")]
     ZoneSize(u64),
-    /// A zone report that does not describe the zones that were asked for.
+    /// A zone report does not describe the requested zones.
     #[error("zone report: {what} is {value:#x}")]
     Report {
-        /// Which field.
+        /// The invalid field.
         what: &'static str,
-        /// What it holds.
+        /// Its value.
         value: u64,
     },
 }

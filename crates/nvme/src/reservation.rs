@@ -1,4 +1,4 @@
-//! Reservations on the wire: what hosts ask for, and what they are told (Base 7.2 to 7.5, 8.19).
+//! Wire formats of reservations: commands, reports and notifications (Base 7.2 to 7.5, 8.19).
 
 use crate::command::{Command, opcode};
 use crate::wire::{array_at, put, u16_at, u32_at, u64_at};
@@ -7,37 +7,38 @@ use crate::wire::{array_at, put, u16_at, u32_at, u64_at};
 pub const KEYS_BYTES: usize = 16;
 /// Bytes of the key that a release carries.
 pub const KEY_BYTES: usize = 8;
-/// Bytes of a report before its first entry, and of each entry, with identifiers of hosts of 128 bits.
+/// Bytes of a report before its first entry, and of each entry, with identifiers of hosts of 128
+/// bits.
 pub const REPORT_BYTES: usize = 64;
 /// Bytes of a notification: the log page.
 pub const NOTIFICATION_BYTES: usize = 64;
-/// The controller of a registrant that has none at the moment.
+/// The controller of a registrant that has none at present.
 pub const NO_CONTROLLER: u16 = 0xffff;
-/// RESCAP of a namespace: all six types, keys ignored as since revision 1.3; without persistence.
+/// RESCAP of a namespace: all six types, IEKEY as since revision 1.3; without persistence.
 pub const CAPABILITIES: u8 = 0xfe;
-/// RESCAP: reservations outlive a loss of power.
+/// RESCAP: reservations survive power loss.
 pub const CAPABILITY_PERSISTS: u8 = 1;
 
-/// IEKEY, in dword 10: the current key does not matter.
+/// IEKEY, in dword 10: the current key is ignored.
 const IGNORE_KEY: u32 = 1 << 3;
 /// EDS, in dword 11 of a report: identifiers of hosts have 128 bits.
 const EXTENDED: u32 = 1;
 
-/// What a reservation keeps from whoever does not hold it (Base 8.19, figure "Reservation Types").
+/// The access that a reservation denies to other hosts (Base 8.19, figure "Reservation Types").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ReservationType {
-    /// One host writes.
+    /// Only the holder writes.
     WriteExclusive = 1,
-    /// One host reads and writes.
+    /// Only the holder reads and writes.
     ExclusiveAccess = 2,
-    /// One host holds it, those that are registered write.
+    /// One host holds it; only registrants write.
     WriteExclusiveRegistrantsOnly = 3,
-    /// One host holds it, those that are registered read and write.
+    /// One host holds it; only registrants read and write.
     ExclusiveAccessRegistrantsOnly = 4,
-    /// All that are registered hold it, and write.
+    /// All registrants hold it; only they write.
     WriteExclusiveAllRegistrants = 5,
-    /// All that are registered hold it, and read and write.
+    /// All registrants hold it; only they read and write.
     ExclusiveAccessAllRegistrants = 6,
 }
 
@@ -57,42 +58,43 @@ impl ReservationType {
         ReservationType::ALL.into_iter().find(|kind| *kind as u8 == number)
     }
 
-    /// Whether others may not read either.
+    /// Whether it also denies reads.
     pub const fn excludes_readers(self) -> bool {
         (self as u8).is_multiple_of(2)
     }
 
-    /// Whether those that are registered may do what the holder may.
+    /// Whether registrants have the access of the holder.
     pub const fn admits_registrants(self) -> bool {
         self as u8 >= ReservationType::WriteExclusiveRegistrantsOnly as u8
     }
 
-    /// Whether all that are registered hold it.
+    /// Whether all registrants hold it.
     pub const fn is_held_by_all(self) -> bool {
         self as u8 >= ReservationType::WriteExclusiveAllRegistrants as u8
     }
 }
 
-/// What a register does: RREGA.
+/// The action of a register: RREGA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RegisterAction {
     /// The host becomes a registrant.
     Register = 0,
-    /// It is one no longer.
+    /// The host ceases to be a registrant.
     Unregister = 1,
-    /// It has another key.
+    /// The host replaces its key.
     Replace = 2,
 }
 
 /// Reservation Register (Base 7.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Register {
-    /// What to do.
+    /// The action.
     pub action: RegisterAction,
-    /// The current key does not matter.
+    /// The current key is ignored.
     pub ignores_key: bool,
-    /// Whether registrations and reservation outlive a loss of power from now on; none: as before (CPTPL).
+    /// Whether registrations and reservation survive power loss from now on; `None`: unchanged
+    /// (CPTPL).
     pub persists: Option<bool>,
     /// CRKEY.
     pub current: u64,
@@ -101,7 +103,7 @@ pub struct Register {
 }
 
 impl Register {
-    /// Reads the dwords and the data; `None` when they make no sense.
+    /// Parses the dwords and the data; `None` if they are invalid.
     pub fn parse(cdw: &[u32; 6], keys: &[u8; KEYS_BYTES]) -> Option<Register> {
         let action = match cdw[0] & 7 {
             0 => RegisterAction::Register,
@@ -127,33 +129,33 @@ impl Register {
     }
 }
 
-/// What an acquire does: RACQA.
+/// The action of an acquire: RACQA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum AcquireAction {
-    /// The host takes a reservation that nobody has.
+    /// The host takes a free reservation.
     Acquire = 0,
-    /// It takes that of another, whose registration goes.
+    /// The host takes the reservation of another host and removes its registration.
     Preempt = 1,
-    /// And what that one still has on its way is ended.
+    /// As `Preempt`, and aborts the other host's commands in flight.
     PreemptAndAbort = 2,
 }
 
 /// Reservation Acquire (Base 7.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acquire {
-    /// What to do.
+    /// The action.
     pub action: AcquireAction,
-    /// Of which type the reservation shall be.
+    /// The type of the reservation.
     pub kind: ReservationType,
     /// CRKEY.
     pub current: u64,
-    /// PRKEY: whose registrations go.
+    /// PRKEY: the key whose registrations are removed.
     pub preempted: u64,
 }
 
 impl Acquire {
-    /// Reads the dwords and the data; `None` when they make no sense, as IEKEY does not here.
+    /// Parses the dwords and the data; `None` if they are invalid. IEKEY is invalid here.
     pub fn parse(cdw: &[u32; 6], keys: &[u8; KEYS_BYTES]) -> Option<Acquire> {
         let action = match cdw[0] & 7 {
             0 => AcquireAction::Acquire,
@@ -173,26 +175,26 @@ impl Acquire {
     }
 }
 
-/// What a release does: RRELA.
+/// The action of a release: RRELA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseAction {
-    /// The host gives up a reservation of this type.
+    /// The host releases its reservation of this type.
     Release(ReservationType),
-    /// Reservation and registrations go.
+    /// Removes reservation and registrations.
     Clear,
 }
 
 /// Reservation Release (Base 7.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Release {
-    /// What to do.
+    /// The action.
     pub action: ReleaseAction,
     /// CRKEY.
     pub current: u64,
 }
 
 impl Release {
-    /// Reads the dwords and the data; `None` when they make no sense, as IEKEY does not here.
+    /// Parses the dwords and the data; `None` if they are invalid. IEKEY is invalid here.
     pub fn parse(cdw: &[u32; 6], key: &[u8; KEY_BYTES]) -> Option<Release> {
         let action = match cdw[0] & 7 {
             0 => ReleaseAction::Release(ReservationType::parse((cdw[0] >> 8) as u8)?),
@@ -228,7 +230,7 @@ fn keys(first: u64, second: u64) -> [u8; KEYS_BYTES] {
     bytes
 }
 
-/// A controller of a host that is registered, or such a host without one.
+/// A controller of a registered host, or a registered host without a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registrant {
     /// The controller, or [`NO_CONTROLLER`].
@@ -237,30 +239,30 @@ pub struct Registrant {
     pub is_holder: bool,
     /// Its key.
     pub key: u64,
-    /// Who it is.
+    /// Its identifier.
     pub host_id: [u8; 16],
 }
 
-/// What Reservation Report returns (Base 7.5), with identifiers of hosts of 128 bits.
+/// The data of Reservation Report (Base 7.5), with identifiers of hosts of 128 bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Counts what changed registrations.
+    /// Counts changes of registrations.
     pub generation: u32,
-    /// The reservation, if there is one.
+    /// The type of the reservation, if any.
     pub kind: Option<ReservationType>,
-    /// It outlives a loss of power.
+    /// The reservation survives power loss.
     pub persists: bool,
-    /// Who is registered.
+    /// The registrants.
     pub registrants: Vec<Registrant>,
 }
 
 impl Report {
-    /// Asks for `bytes` (a multiple of 4) of the report.
+    /// The command that reads `bytes` (a multiple of 4) of the report.
     pub const fn command(nsid: u32, bytes: u32) -> Command {
         Command { opcode: opcode::RESERVATION_REPORT, nsid, cdw: [bytes / 4 - 1, EXTENDED, 0, 0, 0, 0] }
     }
 
-    /// What such a command says: how many bytes it wants, and whether identifiers of hosts have 128 bits.
+    /// Parses such a command: the number of bytes, and whether identifiers of hosts have 128 bits.
     pub const fn parse_command(cdw: &[u32; 6]) -> (u64, bool) {
         ((cdw[0] as u64 + 1) * 4, cdw[1] & EXTENDED != 0)
     }
@@ -281,7 +283,7 @@ impl Report {
         data
     }
 
-    /// Reads the data; what there was no room for is left out. `None` when it makes no sense.
+    /// Parses the data, which may be truncated after any registrant. `None` if it is invalid.
     pub fn parse(data: &[u8]) -> Option<Report> {
         let (header, entries) = data.split_at_checked(REPORT_BYTES)?;
         let registrant = |entry: &[u8]| Registrant {
@@ -304,41 +306,41 @@ impl Report {
     }
 }
 
-/// What happened to a registration or a reservation.
+/// A change of a registration or a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Happening {
-    /// The host is registered no longer.
+    /// Another host has removed the host's registration.
     RegistrationPreempted = 1,
-    /// Those that are registered have no reservation now, or one of another type.
+    /// The reservation was released, or has another type.
     ReservationReleased = 2,
-    /// Registrations and reservation are gone.
+    /// Registrations and reservation were removed.
     ReservationPreempted = 3,
 }
 
 impl Happening {
-    /// Its bit in the mask of those that are not reported (Base 5.27.1.26).
+    /// Its bit in the mask of changes that are not reported (Base 5.27.1.26).
     pub const fn mask(self) -> u32 {
         1 << self as u8
     }
 
-    /// Every bit of that mask.
+    /// All bits of that mask.
     pub const MASKS: u32 = 0b1110;
 }
 
-/// What a host is told: an entry of the log (Base 5.16.1.18).
+/// A notification of a host: an entry of the log (Base 5.16.1.18).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notification {
-    /// Counts them, from 1 on; a gap: some were lost.
+    /// Number of the notification, from 1 on; a gap means that some were lost.
     pub count: u64,
-    /// What happened.
+    /// The change.
     pub what: Happening,
-    /// Where.
+    /// The namespace.
     pub nsid: u32,
 }
 
 impl Notification {
-    /// The log page, when `left` others wait behind this one.
+    /// The log page, if `left` further notifications wait.
     pub fn encode(&self, left: usize) -> [u8; NOTIFICATION_BYTES] {
         let mut page = [0; NOTIFICATION_BYTES];
         put(&mut page, 0, self.count.to_le_bytes());
@@ -379,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_not_read() {
+    fn invalid_commands_and_reports_are_refused() {
         let register = |dword| Register::parse(&[dword, 0, 0, 0, 0, 0], &[0; 16]);
         let acquire = |dword| Acquire::parse(&[dword, 0, 0, 0, 0, 0], &[0; 16]);
         let release = |dword| Release::parse(&[dword, 0, 0, 0, 0, 0], &[0; 8]);

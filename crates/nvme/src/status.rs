@@ -1,19 +1,20 @@
-//! How a command ended (Base 4.2.3, NVM 3.1.2, ZNS 3.2).
+//! Status of completed commands (Base 4.2.3, NVM 3.1.2, ZNS 3.2).
 
 use block::{IoError, IoResult};
 
-/// Status code type and status code: bits 10:8 and 7:0 of the completion's status field. What stands above them
-/// (more, do not retry, retry delay) is dropped.
+/// Status code type and status code: bits 10:8 and 7:0 of the completion's status field. The bits
+/// above them (more, do not retry, retry delay) are dropped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Status(u16);
 
 impl Status {
-    /// The status in a completion's status field without its phase bit, as Linux hands it to user programs.
+    /// The status in a completion's status field without its phase bit, as Linux returns it to user
+    /// programs.
     pub const fn new(field: u16) -> Status {
         Status(field & 0x7ff)
     }
 
-    /// The status field again, without what was dropped.
+    /// The status field, without the dropped bits.
     pub const fn field(self) -> u16 {
         self.0
     }
@@ -28,29 +29,32 @@ impl Status {
         self.0 as u8
     }
 
-    /// What it means for a request.
+    /// The result of a request whose command ended with this status.
     ///
     /// # Errors
-    /// For every status but success.
+    /// For every status except success.
     pub const fn result(self) -> IoResult {
         Err(match (self.code_type(), self.code()) {
             (0, 0x00) => return Ok(()),
             // Generic command status (Base 4.2.3.1).
             (0, 0x01) => IoError::Unsupported, // Invalid Command Opcode
-            // Invalid Field, Command ID Conflict, fused commands, Command Sequence Error, malformed SGLs and
-            // identifiers: what was sent is wrong.
+            // Invalid Field, Command ID Conflict, fused commands, Command Sequence Error, malformed
+            // SGLs and identifiers: the command is wrong.
             (0, 0x02 | 0x03 | 0x09 | 0x0a | 0x0c | 0x0d..=0x12 | 0x14 | 0x16 | 0x18 | 0x1a | 0x1f) => {
                 IoError::Invalid
             }
             (0, 0x13 | 0x1e) => IoError::Misaligned, // PRP Offset Invalid, SGL Data Block Granularity Invalid
-            (0, 0x07) => IoError::TimedOut, // Command Abort Requested: hosts abort what takes too long
-            // Power loss, deleted queue, namespace detached, Keep Alive Expired, transport, not ready, format.
+            (0, 0x07) => IoError::TimedOut,          // Command Abort Requested: hosts abort slow commands
+            // Power loss, deleted queue, namespace detached, Keep Alive Expired, transport, not
+            // ready, format.
             (0, 0x05 | 0x08 | 0x0b | 0x19 | 0x22 | 0x24 | 0x82 | 0x84) => IoError::DeviceGone,
-            // Operation Denied, Namespace is Write Protected, lockdown, reservation of somebody else.
+            // Operation Denied, Namespace is Write Protected, lockdown, reservation of another
+            // host.
             (0, 0x15 | 0x20 | 0x23 | 0x83) => IoError::ReadOnly,
             (0, 0x80) => IoError::OutOfRange,
             (0, 0x81) => IoError::NoSpace, // Capacity Exceeded
-            // Data transfer and internal errors, preempted, sanitize, interrupted, and what later versions add.
+            // Data transfer and internal errors, preempted, sanitize, interrupted, and codes of
+            // later versions.
             (0, _) => IoError::Medium,
             // Command specific: NVM and zoned command sets.
             (1, 0x80 | 0x81 | 0x83) => IoError::Invalid, // conflicting attributes, protection, size limit
@@ -75,7 +79,7 @@ impl Status {
     }
 }
 
-/// A list of named statuses: what each is called, its type, its code, and what it is for.
+/// A list of named statuses: name, type, code and meaning.
 macro_rules! named {
     ($($(#[$doc:meta])* $name:ident = $kind:literal / $code:literal;)*) => {
         impl Status {
@@ -85,75 +89,76 @@ macro_rules! named {
 }
 
 named! {
-    /// The command did what it should.
+    /// The command succeeded.
     SUCCESS = 0 / 0x00;
-    /// Generic: there is no such command.
+    /// Generic: the command does not exist.
     INVALID_OPCODE = 0 / 0x01;
-    /// Generic: a field holds what it must not.
+    /// Generic: a field has an invalid value.
     INVALID_FIELD = 0 / 0x02;
     /// Generic: the command identifier is in use.
     COMMAND_ID_CONFLICT = 0 / 0x03;
-    /// Generic: data could not be moved.
+    /// Generic: the data transfer failed.
     DATA_TRANSFER_ERROR = 0 / 0x04;
     /// Generic: the controller failed.
     INTERNAL_ERROR = 0 / 0x06;
-    /// Generic: somebody asked for the command to be aborted.
+    /// Generic: the host has aborted the command.
     ABORT_REQUESTED = 0 / 0x07;
-    /// Generic: the queue of the command is gone.
+    /// Generic: the queue of the command was deleted.
     ABORTED_SQ_DELETION = 0 / 0x08;
-    /// Generic: no such namespace, or not in this format.
+    /// Generic: the namespace or its format is invalid.
     INVALID_NAMESPACE = 0 / 0x0b;
-    /// Generic: commands came in an order that makes no sense (I/O before Connect).
+    /// Generic: the order of commands is invalid (I/O before Connect).
     COMMAND_SEQUENCE_ERROR = 0 / 0x0c;
     /// Generic: the SGL has the wrong number of descriptors.
     INVALID_SGL_COUNT = 0 / 0x0e;
     /// Generic: the SGL's data is shorter or longer than the command's.
     INVALID_SGL_LENGTH = 0 / 0x0f;
-    /// Generic: an SGL descriptor of a type that is not known here.
+    /// Generic: an SGL descriptor has an unknown type.
     INVALID_SGL_TYPE = 0 / 0x11;
-    /// Generic: data in the capsule starts where it cannot.
+    /// Generic: data in the capsule starts at an invalid offset.
     INVALID_SGL_OFFSET = 0 / 0x16;
     /// Generic: the host identifier is in another format.
     INCONSISTENT_HOST_ID = 0 / 0x18;
-    /// Generic: the host was silent for too long.
+    /// Generic: the host sent nothing for the keep-alive timeout.
     KEEP_ALIVE_EXPIRED = 0 / 0x19;
-    /// Generic: the keep-alive timeout cannot be served.
+    /// Generic: the keep-alive timeout is not supported.
     INVALID_KEEP_ALIVE = 0 / 0x1a;
     /// Generic: writes are refused.
     WRITE_PROTECTED = 0 / 0x20;
-    /// Generic: the transport failed for a while.
+    /// Generic: the transport failed temporarily.
     TRANSIENT_TRANSPORT_ERROR = 0 / 0x22;
-    /// Generic: the command set does not go with this.
+    /// Generic: the command does not support this command set.
     INVALID_COMMAND_SET = 0 / 0x2c;
     /// Generic: blocks beyond the end of the namespace.
     LBA_OUT_OF_RANGE = 0 / 0x80;
-    /// Generic: the medium has no room.
+    /// Generic: the medium is full.
     CAPACITY_EXCEEDED = 0 / 0x81;
-    /// Generic: not yet.
+    /// Generic: the namespace is not ready yet.
     NAMESPACE_NOT_READY = 0 / 0x82;
-    /// Generic: somebody else has reserved the namespace.
+    /// Generic: another host has reserved the namespace.
     RESERVATION_CONFLICT = 0 / 0x83;
 
-    /// Command specific: the queue identifier is taken or too large.
+    /// Command specific: the queue identifier is in use or too large.
     INVALID_QUEUE_ID = 1 / 0x01;
     /// Command specific: more asynchronous event requests than AERL allows.
     TOO_MANY_EVENT_REQUESTS = 1 / 0x05;
-    /// Command specific: no such log page.
+    /// Command specific: the log page does not exist.
     INVALID_LOG_PAGE = 1 / 0x09;
-    /// Command specific: the feature does not outlive a reset.
+    /// Command specific: the feature cannot be saved.
     FEATURE_NOT_SAVEABLE = 1 / 0x0d;
     /// Command specific: the feature's value is fixed.
     FEATURE_NOT_CHANGEABLE = 1 / 0x0e;
     /// Command specific: the feature belongs to the controller, not to a namespace.
     FEATURE_NOT_NAMESPACE_SPECIFIC = 1 / 0x0f;
 
-    /// Fabrics: the record format of a Connect is not known.
+    /// Fabrics: the record format of a Connect is unknown.
     CONNECT_INCOMPATIBLE_FORMAT = 1 / 0x80;
-    /// Fabrics: the controller has a host already.
+    /// Fabrics: the controller already has a host.
     CONNECT_CONTROLLER_BUSY = 1 / 0x81;
-    /// Fabrics: a parameter of Connect is wrong; the completion says which ([`crate::fabrics::InvalidParameter`]).
+    /// Fabrics: a parameter of Connect is invalid; the completion names it
+    /// ([`crate::fabrics::InvalidParameter`]).
     CONNECT_INVALID_PARAMETERS = 1 / 0x82;
-    /// Fabrics: ask the discovery controller again.
+    /// Fabrics: the host must read the discovery log again.
     CONNECT_RESTART_DISCOVERY = 1 / 0x83;
     /// Fabrics: this host may not connect.
     CONNECT_INVALID_HOST = 1 / 0x84;
@@ -173,38 +178,38 @@ named! {
 
     /// Zoned: the blocks cross the end of a zone.
     ZONE_BOUNDARY = 1 / 0xb8;
-    /// Zoned: one more active zone than there can be.
+    /// Zoned: the limit of active zones is reached.
     TOO_MANY_ACTIVE_ZONES = 1 / 0xbd;
-    /// Zoned: one more open zone than there can be.
+    /// Zoned: the limit of open zones is reached.
     TOO_MANY_OPEN_ZONES = 1 / 0xbe;
 
     /// Media: the blocks cannot be written.
     WRITE_FAULT = 2 / 0x80;
     /// Media: the blocks cannot be read.
     UNRECOVERED_READ_ERROR = 2 / 0x81;
-    /// Media: the data is not what was protected.
+    /// Media: the data does not match its guard.
     GUARD_CHECK_ERROR = 2 / 0x82;
-    /// Media: the data is not what it was compared with.
+    /// Media: the data does not match that of the compare command.
     COMPARE_FAILURE = 2 / 0x85;
     /// Media: access is denied.
     ACCESS_DENIED = 2 / 0x86;
-    /// Media: the blocks hold nothing.
+    /// Media: the blocks are deallocated or unwritten.
     UNWRITTEN_BLOCK = 2 / 0x87;
 
-    /// Path: the controller failed, and another might not.
+    /// Path: the controller failed; another one may succeed.
     INTERNAL_PATH_ERROR = 3 / 0x00;
-    /// Path: nothing can be reached this way, for good.
+    /// Path: the namespace is permanently unreachable on this path.
     ANA_PERSISTENT_LOSS = 3 / 0x01;
-    /// Path: nothing can be reached this way.
+    /// Path: the namespace is unreachable on this path.
     ANA_INACCESSIBLE = 3 / 0x02;
-    /// Path: it is about to change.
+    /// Path: the state of the path is changing.
     ANA_TRANSITION = 3 / 0x03;
-    /// Path: the host did not let the command end.
+    /// Path: the host has aborted the command.
     ABORTED_BY_HOST = 3 / 0x71;
 }
 
 impl Status {
-    /// What a target says when a device fails with `error`, whatever the command was.
+    /// The status of any command whose device fails with `error`.
     pub const fn of(error: IoError) -> Status {
         match error {
             IoError::OutOfRange => Status::LBA_OUT_OF_RANGE,
@@ -212,7 +217,7 @@ impl Status {
             IoError::ReadOnly => Status::WRITE_PROTECTED,
             IoError::Unsupported => Status::INVALID_OPCODE,
             IoError::NoSpace => Status::CAPACITY_EXCEEDED,
-            // Linux turns every media error of a read or write into EIO, which is what it is.
+            // Linux turns every media error of a read or write into EIO.
             IoError::Medium => Status::UNRECOVERED_READ_ERROR,
             IoError::Corrupt => Status::GUARD_CHECK_ERROR,
             IoError::TimedOut => Status::ABORT_REQUESTED,
@@ -223,7 +228,8 @@ impl Status {
         }
     }
 
-    /// The same command may succeed later, or on another path: what is said without "do not retry".
+    /// Whether the same command may succeed later, or on another path. Such a status is sent
+    /// without "do not retry".
     pub const fn is_worth_retrying(self) -> bool {
         matches!(
             (self.code_type(), self.code()),
@@ -275,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_says_arrives_at_the_host_as_it_was() {
+    fn an_error_of_the_device_arrives_at_the_host_unchanged() {
         for error in [
             IoError::OutOfRange,
             IoError::Invalid,

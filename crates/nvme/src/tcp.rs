@@ -5,11 +5,12 @@
 //!   0               8              hlen               pdo            plen
 //! ```
 //!
-//! [`Framing`] holds what one direction of a connection agreed on. [`Framing::accept`] judges the first eight bytes of
-//! whatever comes and says where everything of that PDU lies ([`Frame`]); once a header is there, each PDU type parses
-//! its own fields. To send, a type's `encode` writes everything before the data. Nothing here allocates.
+//! [`Framing`] holds the options of one direction of a connection. [`Framing::accept`] checks the
+//! first eight bytes of a PDU and returns the places of its parts ([`Frame`]). After that, each PDU
+//! type parses its header, once complete. To send, a type's `encode` writes all bytes before the
+//! data. This module does not allocate.
 //!
-//! Truth: NVM Express TCP Transport Specification 1.0, section 3 ("TCP").
+//! Source: NVM Express TCP Transport Specification 1.0, section 3 ("TCP").
 
 use crate::wire::{array_at, put, u16_at, u32_at};
 
@@ -23,14 +24,14 @@ pub const COMMAND_BYTES: usize = 72;
 pub const HEADER_BYTES: usize = 24;
 /// Bytes of a digest.
 pub const DIGEST_BYTES: usize = 4;
-/// Most bytes before the data that an `encode` writes: a command's header and its digest under an alignment of 72.
-/// A peer may send up to [`MAX_PEER_FRONT`].
+/// Limit of bytes before the data that an `encode` writes: a command's header and its digest with
+/// an alignment of 72. A peer may send up to [`MAX_PEER_FRONT`].
 pub const MAX_FRONT: usize = 144;
-/// Most bytes before the data that PDO, a field of eight bits, can tell.
+/// Limit of bytes before the data: PDO is a field of eight bits.
 pub const MAX_PEER_FRONT: usize = 255;
-/// Most bytes of a rejected header that a termination request carries.
+/// Limit of bytes of a rejected header that a termination request carries.
 pub const MAX_TERMINATION_DATA: usize = 128;
-/// Bytes that MAXH2CDATA is at least.
+/// Smallest MAXH2CDATA in bytes.
 pub const MIN_MAX_H2C_DATA: u32 = 4096;
 /// The port of subsystems, and that of discovery controllers.
 pub const DEFAULT_PORT: u16 = 4420;
@@ -53,7 +54,7 @@ const DIGEST_DATA: u8 = 1 << 1;
 /// Largest HPDA or CPDA: 32 dwords.
 const MAX_ALIGN: u8 = 31;
 
-/// Who sends.
+/// The sender of a PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The initiator.
@@ -66,15 +67,15 @@ pub enum Side {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PduType {
-    /// Host asks to initialize the connection.
+    /// The host initializes the connection.
     IcReq = 0x00,
-    /// Controller agrees.
+    /// The controller accepts the connection.
     IcResp = 0x01,
-    /// Host ends the connection because of an error.
+    /// The host ends the connection because of an error.
     H2cTermReq = 0x02,
-    /// Controller ends the connection because of an error.
+    /// The controller ends the connection because of an error.
     C2hTermReq = 0x03,
-    /// A command, perhaps with data.
+    /// A command, optionally with data.
     CapsuleCmd = 0x04,
     /// A completion.
     CapsuleResp = 0x05,
@@ -102,7 +103,7 @@ impl PduType {
         })
     }
 
-    /// Who sends it.
+    /// The side that sends it.
     pub const fn sender(self) -> Side {
         match self {
             PduType::IcReq | PduType::H2cTermReq | PduType::CapsuleCmd | PduType::H2cData => Side::Host,
@@ -123,7 +124,7 @@ impl PduType {
         }
     }
 
-    /// Whether digests are in it when they were agreed on.
+    /// Whether it has the negotiated digests.
     const fn has_digests(self) -> bool {
         !matches!(self, PduType::IcReq | PduType::IcResp | PduType::H2cTermReq | PduType::C2hTermReq)
     }
@@ -133,21 +134,21 @@ impl PduType {
     }
 }
 
-/// Fatal error status (TCP 3.6.2.3): why a connection ends.
+/// Fatal error status (TCP 3.6.2.3), the reason for the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FatalStatus {
-    /// A header field is wrong; FEI is its offset.
+    /// A header field is invalid; FEI is its offset.
     InvalidHeader = 1,
-    /// A PDU at a time when it cannot come.
+    /// A PDU is not allowed in this state.
     Sequence = 2,
-    /// The header digest does not match; FEI is the one that came.
+    /// The header digest does not match; FEI is the received one.
     HeaderDigest = 3,
-    /// Data outside of what was asked for.
+    /// Data lies outside of the requested range.
     DataOutOfRange = 4,
-    /// More R2Ts (to a controller), or more data (to a host), than was agreed on.
+    /// More R2Ts (to a controller), or more data (to a host), than negotiated.
     LimitExceeded = 5,
-    /// A parameter that is not supported; FEI is its offset.
+    /// A parameter is not supported; FEI is its offset.
     UnsupportedParameter = 6,
 }
 
@@ -178,7 +179,7 @@ impl std::fmt::Display for FatalStatus {
     }
 }
 
-/// What a peer did wrong, as a termination request tells it.
+/// A protocol error of the peer, as a termination request reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{status}: {info:#x}")]
 pub struct Fatal {
@@ -189,18 +190,19 @@ pub struct Fatal {
 }
 
 impl Fatal {
-    /// With a FEI of 0.
+    /// An error with a FEI of 0.
     pub const fn new(status: FatalStatus) -> Fatal {
         Fatal { status, info: 0 }
     }
 
-    /// The field at `offset` of the header is wrong.
+    /// The error of an invalid field at `offset` of the header.
     pub const fn field(offset: u32) -> Fatal {
         Fatal { status: FatalStatus::InvalidHeader, info: offset }
     }
 }
 
-/// What one direction of a connection agreed on. The default is that of the beginning: no digests, no alignment.
+/// The negotiated options of one direction of a connection. The default, which applies before
+/// negotiation, has no digests and no alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Framing {
     /// Headers are followed by their digest.
@@ -217,7 +219,7 @@ impl Default for Framing {
     }
 }
 
-/// Where everything of a PDU lies; offsets count from its start.
+/// The places of a PDU's parts; offsets count from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// Its type.
@@ -228,9 +230,9 @@ pub struct Frame {
     pub header_bytes: usize,
     /// A header digest follows the header.
     pub has_header_digest: bool,
-    /// Where the data starts; [`Frame::len`] when there is none.
+    /// Start of the data; [`Frame::len`] without data.
     pub data_offset: usize,
-    /// Bytes of data; 0 when there is none.
+    /// Bytes of data; 0 without data.
     pub data_len: u32,
     /// A data digest follows the data.
     pub has_data_digest: bool,
@@ -239,7 +241,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Bytes of header, digest and padding: everything before the data.
+    /// Bytes of header, digest and padding: all before the data.
     pub const fn front_bytes(&self) -> usize {
         self.data_offset
     }
@@ -249,16 +251,16 @@ impl Frame {
         self.flags & FLAG_LAST_PDU != 0
     }
 
-    /// Whether this C2HData stands for the command's success too.
+    /// Whether this C2HData also reports the command's success.
     pub const fn is_success(&self) -> bool {
         self.flags & FLAG_SUCCESS != 0
     }
 
-    /// Holds the header against the digest that follows it. `front` is the PDU from its start on, at least
-    /// header and digest.
+    /// Compares the header with the digest that follows it. `front` is the PDU from its start on,
+    /// at least header and digest.
     ///
     /// # Errors
-    /// When they do not match.
+    /// If they do not match.
     pub fn check_header_digest(&self, front: &[u8]) -> Result<(), Fatal> {
         if !self.has_header_digest {
             return Ok(());
@@ -272,11 +274,11 @@ impl Frame {
 }
 
 impl Framing {
-    /// Judges the common header of a PDU that `from` sent. It is the only place where lengths are checked: after it
-    /// every offset of the [`Frame`] lies in the PDU.
+    /// Checks the common header of a PDU that `from` sent. Only this function checks lengths: all
+    /// offsets of the returned [`Frame`] lie in the PDU.
     ///
     /// # Errors
-    /// What to tell `from` before the connection ends.
+    /// The protocol error to report to `from` before the connection ends.
     pub fn accept(&self, common: &[u8; COMMON_BYTES], from: Side) -> Result<Frame, Fatal> {
         let (flags, hlen, pdo, len) =
             (common[1], usize::from(common[2]), usize::from(common[3]), u32_at(common, 4));
@@ -311,7 +313,8 @@ impl Framing {
         }
     }
 
-    /// The rest of [`Framing::accept`] for a PDU with data, which may not start before byte `least`.
+    /// The rest of [`Framing::accept`] for a PDU with data, which may not start before byte
+    /// `least`.
     fn accept_data(&self, frame: Frame, pdo: usize, least: usize) -> Result<Frame, Fatal> {
         if pdo < least || !pdo.is_multiple_of(usize::from(self.align_bytes.max(1))) {
             return Err(Fatal::field(3));
@@ -325,15 +328,16 @@ impl Framing {
         Ok(Frame { data_offset: pdo, data_len, has_data_digest: self.data_digest, ..frame })
     }
 
-    /// Bytes before the data of a PDU of `kind` with (or without) data: what its `encode` writes.
+    /// Bytes before the data of a PDU of `kind`, with or without data; its `encode` writes as many.
     pub fn front_bytes(&self, kind: PduType, has_data: bool) -> usize {
         let digest = if self.header_digest && kind.has_digests() { DIGEST_BYTES } else { 0 };
         let least = kind.header_bytes() + digest;
         if has_data { least.next_multiple_of(self.align_bytes.max(1).into()) } else { least }
     }
 
-    /// Writes the common header of a PDU with `data_len` bytes of data to the front of `to`, and zeroes from there
-    /// to the data; returns where that is. `seal` has the last word.
+    /// Writes the common header of a PDU with `data_len` bytes of data to the front of `to`, and
+    /// zeroes up to the data. Returns the start of the data. [`Framing::seal`] completes the
+    /// header.
     fn open(&self, kind: PduType, flags: u8, data_len: u32, to: &mut [u8]) -> usize {
         let front = self.front_bytes(kind, data_len > 0);
         let header_digest = self.header_digest && kind.has_digests();
@@ -350,7 +354,7 @@ impl Framing {
         front
     }
 
-    /// Puts the digest behind a header that is complete.
+    /// Writes the digest after a complete header.
     fn seal(&self, kind: PduType, to: &mut [u8]) {
         if self.header_digest && kind.has_digests() {
             let header = kind.header_bytes();
@@ -360,42 +364,43 @@ impl Framing {
     }
 }
 
-/// The digest of a header, which goes over the wire in little-endian order.
+/// The digest of a header, sent in little-endian order.
 pub fn header_digest(header: &[u8]) -> u32 {
     crc32c::crc32c(header)
 }
 
-/// The digest of data that comes or goes in pieces.
+/// The digest of data in several parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DataDigest(u32);
 
 impl DataDigest {
-    /// Of no data yet.
+    /// The digest of no data.
     pub const fn new() -> DataDigest {
         DataDigest(0)
     }
 
-    /// With the next piece.
+    /// Adds the next part.
     pub fn update(&mut self, piece: &[u8]) {
         self.0 = crc32c::crc32c_append(self.0, piece);
     }
 
-    /// Of everything so far, as it goes over the wire.
+    /// The digest of all parts, in wire order.
     pub const fn to_bytes(self) -> [u8; DIGEST_BYTES] {
         self.0.to_le_bytes()
     }
 }
 
-/// Initialize Connection Request (TCP 3.6.2.1): what the host wants.
+/// Initialize Connection Request (TCP 3.6.2.1): the options that the host requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcReq {
-    /// Data to the host starts at multiples of this many bytes of its PDU: 4 to 128, a multiple of 4.
+    /// Data to the host starts at multiples of this many bytes of its PDU: 4 to 128, a multiple of
+    /// 4.
     pub align_bytes: u8,
-    /// Headers shall have digests.
+    /// The host requests header digests.
     pub header_digest: bool,
-    /// Data shall have digests.
+    /// The host requests data digests.
     pub data_digest: bool,
-    /// Most R2Ts in flight for one command; at least 1.
+    /// Limit of R2Ts in flight for one command; at least 1.
     pub max_r2t: u32,
 }
 
@@ -403,7 +408,7 @@ impl IcReq {
     /// Reads the PDU.
     ///
     /// # Errors
-    /// What to tell a host that speaks another version or wants what no field can say.
+    /// The protocol error of a host with another version or invalid fields.
     pub fn parse(header: &[u8; IC_BYTES]) -> Result<IcReq, Fatal> {
         let (align_bytes, digests) = parse_ic(header)?;
         Ok(IcReq {
@@ -421,16 +426,17 @@ impl IcReq {
     }
 }
 
-/// Initialize Connection Response (TCP 3.6.2.2): what the controller grants.
+/// Initialize Connection Response (TCP 3.6.2.2): the options that the controller grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IcResp {
-    /// Data to the controller starts at multiples of this many bytes of its PDU: 4 to 128, a multiple of 4.
+    /// Data to the controller starts at multiples of this many bytes of its PDU: 4 to 128, a
+    /// multiple of 4.
     pub align_bytes: u8,
     /// Headers have digests.
     pub header_digest: bool,
     /// Data has digests.
     pub data_digest: bool,
-    /// Most bytes of data in one H2CData: at least [`MIN_MAX_H2C_DATA`], a multiple of 4.
+    /// Limit of bytes of data in one H2CData: at least [`MIN_MAX_H2C_DATA`], a multiple of 4.
     pub max_h2c_data: u32,
 }
 
@@ -438,7 +444,7 @@ impl IcResp {
     /// Reads the PDU.
     ///
     /// # Errors
-    /// What to tell a controller that speaks another version or grants what no field can say.
+    /// The protocol error of a controller with another version or invalid fields.
     pub fn parse(header: &[u8; IC_BYTES]) -> Result<IcResp, Fatal> {
         let (align_bytes, digests) = parse_ic(header)?;
         let max_h2c_data = u32_at(header, 12);
@@ -480,17 +486,17 @@ fn encode_ic(kind: PduType, align_bytes: u8, digests: u8, last: u32) -> [u8; IC_
     header
 }
 
-/// H2CTermReq and C2HTermReq (TCP 3.6.2.3, 3.6.2.4): one side ends the connection and says why. The header that it
-/// complains about follows as data.
+/// H2CTermReq and C2HTermReq (TCP 3.6.2.3, 3.6.2.4): one side ends the connection because of a
+/// protocol error. The rejected header follows as data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TermReq {
-    /// Why, or the number of a reason that is not known.
+    /// The reason, or the number of an unknown reason.
     pub status: Result<FatalStatus, u16>,
-    /// FEI: where in the header, or the digest that came.
+    /// FEI: offset in the header, or the received digest.
     pub info: u32,
 }
 
-/// Most bytes of a whole termination request.
+/// Limit of bytes of a whole termination request.
 pub const MAX_TERMINATION_BYTES: usize = HEADER_BYTES + MAX_TERMINATION_DATA;
 
 impl TermReq {
@@ -500,8 +506,8 @@ impl TermReq {
         TermReq { status: FatalStatus::of(number).ok_or(number), info: u32_at(header, 10) }
     }
 
-    /// Writes the whole PDU, which `from` sends because of a PDU that starts with `rejected` (cut off after
-    /// [`MAX_TERMINATION_DATA`] bytes); returns its length.
+    /// Writes the whole PDU, which `from` sends because of a PDU that starts with `rejected` (cut
+    /// off after [`MAX_TERMINATION_DATA`] bytes); returns its length.
     pub fn encode(fatal: Fatal, from: Side, rejected: &[u8], to: &mut [u8; MAX_TERMINATION_BYTES]) -> usize {
         let kind = match from {
             Side::Host => PduType::H2cTermReq,
@@ -525,7 +531,7 @@ impl std::fmt::Display for TermReq {
     }
 }
 
-/// A command capsule (TCP 3.6.2.5): a submission queue entry, perhaps with data behind it.
+/// A command capsule (TCP 3.6.2.5): a submission queue entry, optionally followed by data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapsuleCmd {
     /// The submission queue entry.
@@ -540,7 +546,8 @@ impl CapsuleCmd {
         CapsuleCmd { entry: array_at(header, 8), data_len: frame.data_len }
     }
 
-    /// Writes everything before the data to the front of `to` and returns its length, at most [`MAX_FRONT`].
+    /// Writes everything before the data to the front of `to` and returns its length, at most
+    /// [`MAX_FRONT`].
     ///
     /// # Panics
     /// When `to` is shorter.
@@ -577,18 +584,18 @@ impl CapsuleResp {
     }
 }
 
-/// Data to the controller (TCP 3.6.2.7), as an R2T asked for it.
+/// Data to the controller (TCP 3.6.2.7), requested by an R2T.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct H2cData {
-    /// Whose data it is: the identifier of the command.
+    /// Identifier of the command.
     pub command_id: u16,
-    /// The tag of the R2T.
+    /// Tag of the R2T.
     pub tag: u16,
-    /// Where it lies in the command's data, in bytes; a multiple of 4.
+    /// Offset in the command's data, in bytes; a multiple of 4.
     pub offset: u32,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// No more follow for this R2T.
+    /// The last PDU for this R2T.
     pub is_last: bool,
 }
 
@@ -596,7 +603,7 @@ impl H2cData {
     /// Reads the header of the PDU with this frame.
     ///
     /// # Errors
-    /// When there is no data, or its length is another.
+    /// If the PDU has no data, or the length field does not match it.
     pub fn parse(header: &[u8; HEADER_BYTES], frame: &Frame) -> Result<H2cData, Fatal> {
         let (offset, len) = data_place(header, frame)?;
         Ok(H2cData {
@@ -608,7 +615,8 @@ impl H2cData {
         })
     }
 
-    /// Writes everything before the data to the front of `to` and returns its length, at most [`MAX_FRONT`].
+    /// Writes everything before the data to the front of `to` and returns its length, at most
+    /// [`MAX_FRONT`].
     ///
     /// # Panics
     /// When `to` is shorter.
@@ -627,15 +635,15 @@ impl H2cData {
 /// Data to the host (TCP 3.6.2.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct C2hData {
-    /// Whose data it is: the identifier of the command.
+    /// Identifier of the command.
     pub command_id: u16,
-    /// Where it lies in the command's data, in bytes; a multiple of 4.
+    /// Offset in the command's data, in bytes; a multiple of 4.
     pub offset: u32,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u32,
-    /// No more follow for this command.
+    /// The last PDU for this command.
     pub is_last: bool,
-    /// The command succeeded; there will be no response capsule. Only with `is_last`.
+    /// The command succeeded, and no response capsule follows. Only with `is_last`.
     pub is_success: bool,
 }
 
@@ -643,7 +651,8 @@ impl C2hData {
     /// Reads the header of the PDU with this frame.
     ///
     /// # Errors
-    /// When there is no data, or its length is another, or it ends a command that goes on.
+    /// If the PDU has no data, the length field does not match it, or it reports success and is not
+    /// the last.
     pub fn parse(header: &[u8; HEADER_BYTES], frame: &Frame) -> Result<C2hData, Fatal> {
         let (offset, len) = data_place(header, frame)?;
         let (is_last, is_success) = (frame.is_last(), frame.is_success());
@@ -653,7 +662,8 @@ impl C2hData {
         Ok(C2hData { command_id: u16_at(header, 8), offset, len, is_last, is_success })
     }
 
-    /// Writes everything before the data to the front of `to` and returns its length, at most [`MAX_FRONT`].
+    /// Writes everything before the data to the front of `to` and returns its length, at most
+    /// [`MAX_FRONT`].
     ///
     /// # Panics
     /// When `to` is shorter.
@@ -669,7 +679,7 @@ impl C2hData {
     }
 }
 
-/// Offset and length of a data PDU's data within its command's.
+/// Offset and length of a data PDU's data within the command's data.
 fn data_place(header: &[u8; HEADER_BYTES], frame: &Frame) -> Result<(u32, u32), Fatal> {
     let (offset, len) = (u32_at(header, 12), u32_at(header, 16));
     if len == 0 || len != frame.data_len {
@@ -681,16 +691,16 @@ fn data_place(header: &[u8; HEADER_BYTES], frame: &Frame) -> Result<(u32, u32), 
     Ok((offset, len))
 }
 
-/// Ready to Transfer (TCP 3.6.2.9): the controller asks for a part of a command's data.
+/// Ready to Transfer (TCP 3.6.2.9): the controller requests a part of a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct R2t {
-    /// Whose data: the identifier of the command.
+    /// Identifier of the command.
     pub command_id: u16,
-    /// What the data shall be tagged with.
+    /// Tag that the data must carry.
     pub tag: u16,
-    /// Where the part starts in the command's data, in bytes.
+    /// Offset in the command's data, in bytes.
     pub offset: u32,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
@@ -698,7 +708,7 @@ impl R2t {
     /// Reads the header.
     ///
     /// # Errors
-    /// When it asks for nothing, or for more than 32 bits count.
+    /// If the length is 0, or the end exceeds 32 bits.
     pub fn parse(header: &[u8; HEADER_BYTES]) -> Result<R2t, Fatal> {
         let (offset, len) = (u32_at(header, 12), u32_at(header, 16));
         if len == 0 {

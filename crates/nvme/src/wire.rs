@@ -1,5 +1,5 @@
-//! Little-endian fields at fixed places of a structure (Base 1.5: all are little-endian). Whoever asks beyond the
-//! structure's end has a bug: lengths are checked before.
+//! Little-endian fields at fixed places of a structure (Base 1.5: all are little-endian). Callers
+//! check lengths before; an access beyond the structure's end is a bug and panics.
 
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
@@ -19,12 +19,12 @@ pub(crate) fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     array
 }
 
-/// Puts a field's bytes (`to_le_bytes`, or an array as it is) to where it belongs.
+/// Writes a field's bytes (`to_le_bytes`, or an array as it is) at byte `at`.
 pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, field: [u8; N]) {
     bytes[at..at + N].copy_from_slice(&field);
 }
 
-/// Text in a field of `len` bytes, filled up with `fill`; what does not fit is cut off.
+/// Writes text to a field of `len` bytes, padded with `fill` or cut off.
 pub(crate) fn put_text(bytes: &mut [u8], at: usize, len: usize, text: &str, fill: u8) {
     let field = &mut bytes[at..at + len];
     field.fill(fill);
@@ -32,8 +32,8 @@ pub(crate) fn put_text(bytes: &mut [u8], at: usize, len: usize, text: &str, fill
     field[..fits].copy_from_slice(&text.as_bytes()[..fits]);
 }
 
-/// The text of a field: what stands before the first zero byte, without spaces at its end. What is not UTF-8 is
-/// replaced.
+/// The text of a field up to the first zero byte, without trailing spaces. Bytes that are not UTF-8
+/// are replaced.
 pub(crate) fn text_at(bytes: &[u8], at: usize, len: usize) -> String {
     let field = &bytes[at..at + len];
     let end = field.iter().position(|byte| *byte == 0).unwrap_or(len);

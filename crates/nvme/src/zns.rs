@@ -1,4 +1,4 @@
-//! Zoned namespaces: what they say about themselves (ZNS 4.1.5) and reports of their zones (ZNS 3.4.2).
+//! Zoned namespaces: their properties (ZNS 4.1.5) and the reports of their zones (ZNS 3.4.2).
 
 use crate::identify::{Namespace, pages};
 use crate::wire::{u32_at, u64_at};
@@ -9,22 +9,22 @@ pub const REPORT_HEADER_BYTES: usize = 64;
 /// Bytes of each descriptor.
 pub const DESCRIPTOR_BYTES: usize = 64;
 
-/// What Identify Namespace of the zoned command set says (ZNS 4.1.5.1).
+/// Properties of a zoned namespace, from Identify Namespace of that command set (ZNS 4.1.5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ZonedNamespace {
-    /// From one zone to the next, in blocks.
+    /// Size of a zone in blocks.
     pub zone_blocks: u64,
-    /// Most zones that are open or closed at a time; 0 without a limit.
+    /// Limit of zones that are open or closed at a time; 0: unlimited.
     pub max_active: u32,
-    /// Most zones that are open at a time; 0 without a limit.
+    /// Limit of zones that are open at a time; 0: unlimited.
     pub max_open: u32,
 }
 
 impl ZonedNamespace {
-    /// Reads the structure of a namespace whose other half is `namespace`.
+    /// Parses the structure of the namespace with the properties `namespace`.
     ///
     /// # Errors
-    /// When zones have no length, or one that cannot be addressed.
+    /// If the zone size is 0, or longer than can be addressed.
     pub fn parse(data: &IdentifyData, namespace: &Namespace) -> Result<ZonedNamespace, Malformed> {
         // A namespace has at most 64 formats, so this ends at byte 3840.
         let zone_blocks = u64_at(data, 2816 + 16 * namespace.format);
@@ -33,15 +33,15 @@ impl ZonedNamespace {
         }
         Ok(ZonedNamespace {
             zone_blocks,
-            // Both count from 0, and all ones stand for no limit.
+            // Both count from 0; all ones mean no limit.
             max_active: u32_at(data, 4).wrapping_add(1),
             max_open: u32_at(data, 8).wrapping_add(1),
         })
     }
 }
 
-/// Longest zone append in bytes that the Identify Controller of the zoned command set (ZNS 4.1.5.2) allows, if
-/// pages are of the smallest size; `None` when it is that of every transfer.
+/// Longest zone append in bytes (ZASL of Identify Controller of the zoned command set, ZNS
+/// 4.1.5.2), computed with pages of the smallest size. `None`: the limit of transfers applies.
 pub fn append_limit(data: &IdentifyData) -> Option<u32> {
     pages(data[0])
 }
@@ -50,7 +50,7 @@ pub fn append_limit(data: &IdentifyData) -> Option<u32> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ZoneState {
-    /// Nothing is written.
+    /// No block is written.
     Empty = 0x1,
     /// Opened by a write.
     ImplicitlyOpened = 0x2,
@@ -74,7 +74,7 @@ impl ZoneState {
             .find(|state| *state as u8 == bits)
     }
 
-    /// Whether the zone has a next block to be written, so that its write pointer means something.
+    /// Whether the zone has a next block to write, so that its write pointer is valid.
     pub const fn is_writable(self) -> bool {
         use ZoneState::{Closed, Empty, ExplicitlyOpened, ImplicitlyOpened};
         matches!(self, Empty | ImplicitlyOpened | ExplicitlyOpened | Closed)
@@ -86,20 +86,20 @@ impl ZoneState {
 pub struct ZoneDescriptor {
     /// First block.
     pub start: u64,
-    /// How many blocks can hold data.
+    /// Number of blocks that can hold data.
     pub capacity: u64,
-    /// The next block to be written; the zone's end when none can be.
+    /// The next block to write; the zone's end if it cannot be written.
     pub write_pointer: u64,
     /// Its state.
     pub state: ZoneState,
-    /// The device asks for a reset.
+    /// The device recommends a reset.
     pub is_reset_recommended: bool,
 }
 
-/// How many descriptors the report says follow its header.
+/// Number of descriptors after the header of a report.
 ///
 /// # Errors
-/// When that is more than there is room for in `report`, or it is shorter than a header.
+/// If `report` is shorter than a header, or too short for that number.
 pub fn report_count(report: &[u8]) -> Result<usize, Malformed> {
     let room = report.len().saturating_sub(REPORT_HEADER_BYTES) / DESCRIPTOR_BYTES;
     let value = u64_of(report, 0).unwrap_or(0);
@@ -109,11 +109,11 @@ pub fn report_count(report: &[u8]) -> Result<usize, Malformed> {
     }
 }
 
-/// Descriptor `index` of a report, which must be that of the zone that starts at block `start`; zones are
-/// `zone_blocks` long.
+/// Parses descriptor `index` of a report, which must be that of the zone at block `start`. Zones
+/// are `zone_blocks` long.
 ///
 /// # Errors
-/// When it is not, or says what no zone of this kind can.
+/// If it describes another zone, or has invalid fields.
 pub fn report_zone(
     report: &[u8],
     index: usize,
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_of_other_zones_than_were_asked_for_is_refused() {
+    fn a_report_of_other_zones_than_requested_is_refused() {
         let what = |zone: [u64; 4], start| match report_zone(&report(&[zone]), 0, start, 64) {
             Err(Malformed::Report { what, .. }) => what,
             other => panic!("{other:?}"),

@@ -6,8 +6,8 @@
 //!   anything wrong ─► owes Failure1 ─► failed          Failure2 ─► failed
 //! ```
 //!
-//! `?` waits for a message of the host, *owes* until the host asks for ours. There is one attempt: who fails has to
-//! connect again.
+//! `?` waits for a message of the host; *owes* waits until the host receives a message. A
+//! connection has one attempt: a host that fails must connect again.
 
 use crate::group::Half;
 use crate::keys::HostKeys;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-/// What a target takes, what it prefers first.
+/// The hashes and groups that a target accepts, in order of preference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choices {
     /// Hashes.
@@ -28,8 +28,8 @@ pub struct Choices {
 }
 
 impl Default for Choices {
-    /// Everything; the strongest hash, and the group that costs least. No group only when the host has none: who
-    /// listens can try secrets at leisure then, though among 2²⁵⁶.
+    /// All of them. Prefers the strongest hash and the cheapest group. No group is used only if the
+    /// host supports none: an eavesdropper can then test guesses of the secret offline, among 2²⁵⁶.
     fn default() -> Choices {
         let [null, groups @ ..] = Group::ALL else { unreachable!("there are six") };
         Choices {
@@ -40,24 +40,24 @@ impl Default for Choices {
 }
 
 impl Choices {
-    /// Whether nobody can ever authenticate.
+    /// Whether no host can ever authenticate.
     pub fn is_empty(&self) -> bool {
         self.hashes.is_empty() || self.groups.is_empty()
     }
 }
 
-/// How it stands.
+/// The result of an authentication so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// There is more to say.
+    /// More messages must follow.
     Pending,
-    /// The host is who it says, and the controller has proven itself if it was asked to.
+    /// The host has proven its identity, and the controller too if the host required that.
     Authenticated,
-    /// It is not, or does not find that the controller is.
+    /// One side has not proven its identity.
     Failed(Failure),
 }
 
-/// A message of the host came, or was asked for, when that cannot be.
+/// The host sent a message that is not allowed in this state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfTurn;
 
@@ -71,7 +71,7 @@ pub struct Controller {
     stage: Stage,
 }
 
-/// Where it stands.
+/// The state of an authentication.
 enum Stage {
     Negotiate,
     Owes(Vec<u8>, Then),
@@ -80,14 +80,14 @@ enum Stage {
     Ended(Outcome),
 }
 
-/// What comes when the host has what is owed.
+/// The state after the host has received the owed message.
 enum Then {
     Reply(Asked),
     Success2,
     End(Outcome),
 }
 
-/// What was asked of the host.
+/// The challenge that was sent to the host.
 struct Asked {
     hash: Hash,
     half: Half,
@@ -96,12 +96,12 @@ struct Asked {
 }
 
 impl Controller {
-    /// Authenticates a host, with which `keys` are shared.
+    /// Authenticates a host that shares `keys`.
     pub fn new(parties: Parties, keys: Arc<HostKeys>, choices: Arc<Choices>) -> Controller {
         Controller { parties, keys, choices, transaction: 0, chosen: None, stage: Stage::Negotiate }
     }
 
-    /// How it stands.
+    /// The result so far.
     pub fn outcome(&self) -> Outcome {
         match self.stage {
             Stage::Ended(outcome) => outcome,
@@ -109,15 +109,17 @@ impl Controller {
         }
     }
 
-    /// What is used, once that is known.
+    /// The chosen hash and group, after the host's offer.
     pub fn chosen(&self) -> Option<(Hash, Group)> {
         self.chosen
     }
 
-    /// The host sends a message. What is wrong with it, it hears when it asks.
+    /// Handles a message of the host. If it is invalid, the host receives the reason as the next
+    /// owed message.
     ///
     /// # Errors
-    /// When nothing can come any more: the host has to ask, or it is over.
+    /// If the authentication has ended, or will end with the message that the host has not received
+    /// yet.
     pub fn take(&mut self, bytes: &[u8]) -> Result<(), OutOfTurn> {
         let stage = match std::mem::replace(&mut self.stage, Stage::Negotiate) {
             ended @ (Stage::Owes(_, Then::End(_)) | Stage::Ended(_)) => {
@@ -130,7 +132,7 @@ impl Controller {
         Ok(())
     }
 
-    /// What the host gets if it asks.
+    /// The message that the host receives next.
     pub fn owed(&self) -> Option<&[u8]> {
         match &self.stage {
             Stage::Owes(message, _) => Some(message),
@@ -138,7 +140,7 @@ impl Controller {
         }
     }
 
-    /// The host has got what was owed.
+    /// Called after the host has received the owed message.
     pub fn deliver(&mut self) {
         self.stage = match std::mem::replace(&mut self.stage, Stage::Negotiate) {
             Stage::Owes(_, Then::Reply(asked)) => Stage::Reply(asked),
@@ -212,7 +214,7 @@ impl Controller {
         let Some(key) = &self.keys.controller else {
             tracing::warn!(
                 host = self.parties.host.as_str(),
-                "a host asks for proof that this is its target, for which there is no secret"
+                "authentication failed: the host requires proof of the target, which has no secret for it"
             );
             return Err(Failure::Failed);
         };
@@ -250,15 +252,15 @@ mod tests {
         Choices { hashes: vec![hash], groups: vec![group] }
     }
 
-    /// What is owed, which the host has then.
+    /// Delivers the owed message to the host.
     fn ask(controller: &mut Controller) -> Vec<u8> {
         let message = controller.owed().unwrap().to_vec();
         controller.deliver();
         message
     }
 
-    /// The whole talk, as far as it goes: how the host sees it, and how the controller.
-    fn talk(controller: &mut Controller, mut host: Host<'_>) -> (Result<(), Refusal>, Outcome) {
+    /// Exchanges messages to the end; returns the results of the host and of the controller.
+    fn exchange(controller: &mut Controller, mut host: Host<'_>) -> (Result<(), Refusal>, Outcome) {
         controller.take(&host.negotiate()).unwrap();
         let reply = match host.reply(&ask(controller)) {
             Ok(reply) => reply,
@@ -277,13 +279,13 @@ mod tests {
     }
 
     #[test]
-    fn who_knows_the_secrets_is_authenticated_with_every_hash_and_group() {
+    fn a_host_with_the_secret_is_authenticated_with_every_hash_and_group() {
         let (secret, other) = (key(SECRET), key(OTHER));
         for (hash, group) in Hash::ALL.iter().flat_map(|hash| Group::ALL.iter().map(|group| (*hash, *group)))
         {
             for other in [None, Some(&other)] {
                 let mut controller = controller(only(hash, group));
-                let end = talk(&mut controller, Host::new(&parties(), &secret, other, 7));
+                let end = exchange(&mut controller, Host::new(&parties(), &secret, other, 7));
                 assert_eq!(end, (Ok(()), Outcome::Authenticated), "{hash} {group}");
                 assert!(controller.owed().is_none());
                 assert_eq!(controller.take(&[]), Err(OutOfTurn));
@@ -292,28 +294,28 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_know_them_is_not() {
+    fn a_side_without_the_secret_is_refused() {
         let (secret, other) = (key(SECRET), key(OTHER));
         for group in [Group::Null, Group::Ffdhe2048] {
             let choices = || only(Hash::Sha384, group);
-            let end = talk(&mut controller(choices()), Host::new(&parties(), &other, None, 1));
+            let end = exchange(&mut controller(choices()), Host::new(&parties(), &other, None, 1));
             assert_eq!(end, (Err(Refusal::Theirs(Failure::Failed)), Outcome::Failed(Failure::Failed)));
-            let end = talk(&mut controller(choices()), Host::new(&parties(), &secret, Some(&secret), 1));
+            let end = exchange(&mut controller(choices()), Host::new(&parties(), &secret, Some(&secret), 1));
             assert_eq!(end, (Err(Fault::WrongProof.into()), Outcome::Failed(Failure::Failed)));
-            // The secret of one host does not do for another.
+            // The secret of one host does not authenticate another.
             let stranger = Parties { host: Nqn::new("nqn.stranger").unwrap(), ..parties() };
-            let end = talk(&mut controller(choices()), Host::new(&stranger, &secret, None, 1));
+            let end = exchange(&mut controller(choices()), Host::new(&stranger, &secret, None, 1));
             assert_eq!(end.1, Outcome::Failed(Failure::Failed));
-            // A controller without a secret of its own cannot prove anything.
+            // A controller without a secret of its own cannot prove its identity.
             let mut plain = controller(choices());
             plain.keys = Arc::new(HostKeys { host: key(SECRET), controller: None });
-            let end = talk(&mut plain, Host::new(&parties(), &secret, Some(&other), 1));
+            let end = exchange(&mut plain, Host::new(&parties(), &secret, Some(&other), 1));
             assert_eq!(end, (Err(Refusal::Theirs(Failure::Failed)), Outcome::Failed(Failure::Failed)));
         }
     }
 
     #[test]
-    fn the_target_chooses_what_it_prefers_of_what_the_host_knows() {
+    fn the_target_chooses_by_its_preference_from_the_hosts_offer() {
         let chosen = |hashes: &[Hash], groups: &[Group]| {
             let mut controller = controller(Choices::default());
             let offer = Negotiate { secure_channel: 0, hashes: hashes.to_vec(), groups: groups.to_vec() };
@@ -344,7 +346,7 @@ mod tests {
             }
             change(&mut message);
             controller.take(&message).unwrap();
-            assert_eq!(controller.outcome(), Outcome::Pending, "the host has not heard of it");
+            assert_eq!(controller.outcome(), Outcome::Pending, "the host has not received the reason");
             assert_eq!(controller.take(&message), Err(OutOfTurn));
             let Body::Failure1(failure) = Message::parse(controller.owed().unwrap()).unwrap().0.body else {
                 panic!("no failure")
@@ -390,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_was_heard_once_is_worth_nothing_the_next_time() {
+    fn a_replayed_reply_is_refused() {
         let (secret, parties) = (key(SECRET), parties());
         let choices = only(Hash::Sha256, Group::Null);
         let mut first = controller(choices.clone());
@@ -409,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_not_taken_in_by_a_target_that_proves_nothing() {
+    fn a_host_refuses_a_target_without_proof() {
         let (secret, other, parties) = (key(SECRET), key(OTHER), parties());
         let mut controller = controller(only(Hash::Sha256, Group::Null));
         let mut host = Host::new(&parties, &secret, Some(&other), 5);
@@ -418,17 +420,17 @@ mod tests {
         let success = |hash_bytes, response| {
             Message { transaction: 5, body: Body::Success1(Success1 { hash_bytes, response }) }.encode()
         };
-        let nonsense = |failure| Err(Fault::Nonsense(failure).into());
-        assert_eq!(host.conclude(&success(32, None)), nonsense(Failure::Message), "not at the start");
+        let invalid = |failure| Err(Fault::InvalidMessage(failure).into());
+        assert_eq!(host.conclude(&success(32, None)), invalid(Failure::Message), "not at the start");
         host.reply(&challenge).unwrap();
         assert_eq!(host.conclude(&success(32, None)), Err(Fault::NoProof.into()));
         assert_eq!(host.conclude(&success(32, Some(&[0; 32]))), Err(Fault::WrongProof.into()));
-        assert_eq!(host.conclude(&success(48, Some(&[0; 48]))), nonsense(Failure::Hash));
-        assert_eq!(host.conclude(&challenge), nonsense(Failure::Message));
-        assert_eq!(host.conclude(&[]), nonsense(Failure::Payload));
+        assert_eq!(host.conclude(&success(48, Some(&[0; 48]))), invalid(Failure::Hash));
+        assert_eq!(host.conclude(&challenge), invalid(Failure::Message));
+        assert_eq!(host.conclude(&[]), invalid(Failure::Payload));
         let mut late = challenge.clone();
         late[4] = 6;
-        assert_eq!(host.reply(&late).unwrap_err(), Fault::Nonsense(Failure::Payload).into());
+        assert_eq!(host.reply(&late).unwrap_err(), Fault::InvalidMessage(Failure::Payload).into());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The host's side of one authentication: messages in, messages out.
 //!
-//! The host sends [`Host::negotiate`], answers the challenge by [`Host::reply`], and learns from [`Host::conclude`] how
-//! it ended.
+//! The host sends [`Host::negotiate`], answers the challenge with [`Host::reply`], and checks the
+//! result with [`Host::conclude`].
 
 use crate::group::Half;
 use crate::response::{Context, Parties, Prover};
@@ -14,59 +14,60 @@ use zeroize::Zeroizing;
 pub struct Host<'a> {
     parties: &'a Parties,
     key: &'a Key,
-    /// The target has to prove that it has this.
+    /// The secret that the target must prove to know.
     controller_key: Option<&'a Key>,
     transaction: u16,
     chosen: Option<(Hash, Group)>,
     expected: Option<Expected>,
 }
 
-/// What a message of the target has to hold.
+/// The content that the target's next message must have.
 struct Expected {
     hash: Hash,
     response: Option<Zeroizing<Vec<u8>>>,
 }
 
-/// Why it failed.
+/// Why an authentication failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The target says so; nothing is left to be said.
+    /// The target refuses the host and expects no further message.
     #[error("the target refuses the host: {0}")]
     Theirs(Failure),
-    /// We do. The target is to be told ([`Host::failure`]).
+    /// The host refuses the target, and must send it [`Host::failure`].
     #[error("{0}")]
     Ours(#[from] Fault),
 }
 
-/// What we do not like.
+/// Why the host refuses the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// What the target says makes no sense, or cannot come now.
-    #[error("the target says nonsense ({0})")]
-    Nonsense(Failure),
-    /// The system has let us down.
-    #[error("this machine gives no random numbers")]
+    /// A message of the target is invalid, or not allowed in this state.
+    #[error("the target sent an invalid authentication message: {0}")]
+    InvalidMessage(Failure),
+    /// The operating system returned no random numbers.
+    #[error("the operating system returned no random numbers")]
     NoRandom,
-    /// The target does not prove itself.
+    /// The target sent no proof.
     #[error("the target does not prove that it knows its secret")]
     NoProof,
-    /// The target does not know the secret.
+    /// The target's proof is wrong.
     #[error("the target does not know its secret")]
     WrongProof,
 }
 
 impl Fault {
-    /// What the target is told.
+    /// The reason that the target receives.
     fn failure(self) -> Failure {
         match self {
-            Fault::Nonsense(failure) => failure,
+            Fault::InvalidMessage(failure) => failure,
             Fault::NoRandom | Fault::NoProof | Fault::WrongProof => Failure::Failed,
         }
     }
 }
 
 impl<'a> Host<'a> {
-    /// The `transaction`th authentication of a host that has `key`, to a target that has to have `controller_key`.
+    /// The authentication number `transaction` of a host with `key`. The target must prove to know
+    /// `controller_key`, if any.
     pub fn new(
         parties: &'a Parties,
         key: &'a Key,
@@ -76,7 +77,7 @@ impl<'a> Host<'a> {
         Host { parties, key, controller_key, transaction, chosen: None, expected: None }
     }
 
-    /// What is used: the target's choice, once that is known.
+    /// The hash and group that the target has chosen, after its challenge.
     pub fn chosen(&self) -> Option<(Hash, Group)> {
         self.chosen
     }
@@ -85,29 +86,29 @@ impl<'a> Host<'a> {
         Message { transaction: self.transaction, body }.encode()
     }
 
-    /// What is sent first.
+    /// The first message.
     pub fn negotiate(&self) -> Vec<u8> {
         let (hashes, groups) = (Hash::ALL.to_vec(), Group::ALL.to_vec());
         self.encode(Body::Negotiate(Negotiate { secure_channel: 0, hashes, groups }))
     }
 
-    /// What is sent when the target turned out not to be trusted.
+    /// The message that ends the authentication after `fault`.
     pub fn failure(&self, fault: Fault) -> Vec<u8> {
         self.encode(Body::Failure2(fault.failure()))
     }
 
-    /// The answer to the challenge that came.
+    /// The answer to a challenge.
     ///
     /// # Errors
-    /// When it is none, or the target does not go on.
+    /// If `bytes` are not a valid challenge, or the target refuses the host.
     pub fn reply(&mut self, bytes: &[u8]) -> Result<Vec<u8>, Refusal> {
         let Body::Challenge(challenge) = self.parse(bytes)? else {
-            return Err(Fault::Nonsense(Failure::Message).into());
+            return Err(Fault::InvalidMessage(Failure::Message).into());
         };
         let Challenge { hash, group, sequence, challenge, public } = challenge;
         let half = Half::generate(group).map_err(|_| Fault::NoRandom)?;
         let own_public = half.public().to_vec();
-        let shared = half.agree(public).map_err(Fault::Nonsense)?;
+        let shared = half.agree(public).map_err(Fault::InvalidMessage)?;
         let shared = shared.as_ref().map(|shared| &shared[..]);
         let context = Context { parties: self.parties, hash, transaction: self.transaction, shared };
         let response = context.respond(Prover::Host, self.key, sequence, challenge);
@@ -125,19 +126,19 @@ impl<'a> Host<'a> {
         Ok(self.encode(Body::Reply(reply)))
     }
 
-    /// How it ends, by the message that came; `Some` message is still to be sent then.
+    /// Checks the target's last message. Returns the message that the host must still send, if any.
     ///
     /// # Errors
-    /// When the target does not want the host, or the host the target.
+    /// If the target refuses the host, or the host the target.
     pub fn conclude(&self, bytes: &[u8]) -> Result<Option<Vec<u8>>, Refusal> {
-        let nonsense = |failure| Refusal::from(Fault::Nonsense(failure));
+        let invalid = |failure| Refusal::from(Fault::InvalidMessage(failure));
         let Body::Success1(Success1 { hash_bytes, response }) = self.parse(bytes)? else {
-            return Err(nonsense(Failure::Message));
+            return Err(invalid(Failure::Message));
         };
         let Expected { hash, response: expected } =
-            self.expected.as_ref().ok_or(nonsense(Failure::Message))?;
+            self.expected.as_ref().ok_or(invalid(Failure::Message))?;
         if usize::from(hash_bytes) != hash.bytes() {
-            return Err(nonsense(Failure::Hash));
+            return Err(invalid(Failure::Hash));
         }
         let Some(expected) = expected else { return Ok(None) };
         let response = response.ok_or(Fault::NoProof)?;
@@ -147,12 +148,14 @@ impl<'a> Host<'a> {
         Ok(Some(self.encode(Body::Success2)))
     }
 
-    /// What may stand behind the message is not looked at: targets fill up the room that there is.
+    /// Parses a message. Ignores bytes after its end, because targets fill the whole buffer.
     fn parse<'m>(&self, bytes: &'m [u8]) -> Result<Body<'m>, Refusal> {
-        let (message, _) = Message::parse(bytes).map_err(Fault::Nonsense)?;
+        let (message, _) = Message::parse(bytes).map_err(Fault::InvalidMessage)?;
         match message.body {
             Body::Failure1(failure) => Err(Refusal::Theirs(failure)),
-            _ if message.transaction != self.transaction => Err(Fault::Nonsense(Failure::Payload).into()),
+            _ if message.transaction != self.transaction => {
+                Err(Fault::InvalidMessage(Failure::Payload).into())
+            }
             body => Ok(body),
         }
     }
@@ -167,9 +170,10 @@ mod tests {
     use std::sync::Arc;
 
     proptest! {
-        /// True messages with bytes that are not, and of any length: each is answered, or refused with a reason.
+        /// Valid messages with changed bytes, and of any length. Each is answered, or refused with
+        /// a reason.
         #[test]
-        fn whatever_either_side_says_is_answered_or_refused(
+        fn every_message_of_either_side_is_answered_or_refused(
             changes in proptest::collection::vec((any::<u16>(), any::<u8>()), 0..3),
             len in 0usize..200,
             is_cut in any::<bool>(),
@@ -195,7 +199,8 @@ mod tests {
             let choices = Arc::new(Choices { hashes: Hash::ALL.to_vec(), groups: vec![group] });
             let controller = || Controller::new(parties.clone(), keys.clone(), choices.clone());
             let mut host = Host::new(&parties, &keys.host, keys.controller.as_ref(), 3);
-            // The controller hears nonsense at the start, and then at its second step, and so does the host.
+            // The controller receives an invalid message as the first, and then as the second. So
+            // does the host.
             let mut spoiled = controller();
             spoiled.take(&spoil(&host.negotiate())).unwrap();
             prop_assert!(spoiled.owed().is_some());
@@ -208,7 +213,7 @@ mod tests {
             let spoiled_reply = spoil(&reply);
             controller.take(&spoiled_reply).unwrap();
             let end = controller.owed().unwrap().to_vec();
-            // Only reserved bytes may have been another.
+            // Only changes of reserved bytes are accepted.
             let is_same = Message::parse(&spoiled_reply) == Message::parse(&reply);
             prop_assert_eq!(host.conclude(&end).is_ok(), is_same && spoiled_reply.len() == reply.len());
             let _ = host.conclude(&spoil(&end));

@@ -1,11 +1,12 @@
-//! A secret, in the form in which it is handed around: `DHHC-1:01:base64 of secret and CRC-32:`.
+//! A secret in its text form: `DHHC-1:01:base64 of secret and CRC-32:`.
 //!
-//! `nvme gen-dhchap-key` makes them. The two digits say by which hash the secret is bound to the name of whoever has
-//! it, so that a controller that learns the bound secret of one host cannot play another.
+//! `nvme gen-dhchap-key` makes such texts. The two digits name the hash that binds the secret to
+//! the name of its owner. A controller that learns the bound secret of one host cannot impersonate
+//! another.
 //!
 //! Source: Base Specification 2.0, 8.13.5.7 (transformation) and 8.13.5.8 (representation).
 
-use crate::response::mac;
+use crate::mac::mac;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use nvme::fabrics::Nqn;
@@ -14,37 +15,37 @@ use std::path::{Path, PathBuf};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-/// What a secret's text starts with.
+/// The prefix of a secret's text.
 const PREFIX: &str = "DHHC-1:";
-/// Bytes of the checksum behind the secret.
+/// Bytes of the checksum after the secret.
 const CRC_BYTES: usize = 4;
-/// Most bytes of a file with one secret: its text has 107.
+/// Limit of bytes of a file with one secret, whose text has 107.
 const MAX_FILE_BYTES: u64 = 4096;
 
 /// A secret.
 #[derive(Clone)]
 pub struct Key {
-    /// By which hash it is bound to a name; none: not at all.
+    /// The hash that binds it to a name; `None`: not bound.
     hash: Option<Hash>,
     secret: Zeroizing<Vec<u8>>,
 }
 
-/// Why something is no secret. The text itself is not repeated: it may be nearly right.
+/// Why a text is not a secret. Messages do not repeat the text: it may be nearly a valid secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
-    /// It does not have the form.
+    /// The text does not have the form of a secret.
     #[error("a secret looks like DHHC-1:00:…: (nvme gen-dhchap-key makes one)")]
     Form,
-    /// Its hash is none.
-    #[error("the secret's hash is 00, 01, 02 or 03")]
+    /// The hash is unknown.
+    #[error("the secret's hash must be 00, 01, 02 or 03")]
     Hash,
-    /// It is not base64.
+    /// The secret is not base64.
     #[error("the secret is not base64")]
     Base64,
-    /// It has another length than secrets can have.
+    /// The secret has an invalid length.
     #[error("the secret has {0} bytes: want 32, or 48 or 64 for DH-HMAC-CHAP")]
     Length(usize),
-    /// Its checksum is wrong.
+    /// The checksum is wrong.
     #[error("the secret's checksum is wrong: a character was lost or changed")]
     Checksum,
 }
@@ -52,24 +53,24 @@ pub enum KeyError {
 /// Why a file with secrets cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It cannot be read, or other users have access to it.
+    /// The file cannot be read, or other users have access to it.
     #[error(transparent)]
     File(#[from] secrets::Error),
-    /// What it holds is no secret.
+    /// The content is not a secret.
     #[error("{path}: {source}", path = .path.display())]
     Key {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The reason.
         source: KeyError,
     },
 }
 
 impl Key {
-    /// Reads a secret's text.
+    /// Parses a secret's text.
     ///
     /// # Errors
-    /// When it is none.
+    /// If the text is not a secret.
     pub fn parse(text: &str) -> Result<Key, KeyError> {
         let rest = text.strip_prefix(PREFIX).ok_or(KeyError::Form)?;
         let (hash, rest) = rest.split_once(':').ok_or(KeyError::Form)?;
@@ -84,16 +85,16 @@ impl Key {
         Ok(Key { hash, secret: decode(base64, &[32, 48, 64])? })
     }
 
-    /// Reads the file that holds one secret, and nothing else but white space.
+    /// Reads a file that contains one secret and otherwise only white space.
     ///
     /// # Errors
-    /// When there is no such file, or no secret in it.
+    /// If the file cannot be read or does not contain a secret.
     pub fn read(path: &Path) -> Result<Key, FileError> {
         let text = secrets::read_text(path, MAX_FILE_BYTES)?;
         Key::parse(text.trim()).map_err(|source| FileError::Key { path: path.to_owned(), source })
     }
 
-    /// The secret as `name` has it.
+    /// The secret bound to `name`.
     pub(crate) fn bound_to(&self, name: &Nqn) -> Zeroizing<Vec<u8>> {
         match self.hash {
             Some(hash) => mac(hash, &self.secret, &[name.as_str().as_bytes(), b"NVMe-over-Fabrics"]),
@@ -102,7 +103,7 @@ impl Key {
     }
 }
 
-/// What is written as base64 with a checksum behind it, and has one of these lengths.
+/// Decodes base64 with a checksum at its end. The content must have one of these lengths in bytes.
 pub(crate) fn decode(base64: &str, lengths: &[usize]) -> Result<Zeroizing<Vec<u8>>, KeyError> {
     let mut secret = Zeroizing::new(STANDARD.decode(base64).map_err(|_| KeyError::Base64)?);
     let len = secret.len().saturating_sub(CRC_BYTES);
@@ -138,7 +139,7 @@ mod tests {
     const PLAIN: &str = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
 
     #[test]
-    fn a_secret_is_what_its_text_says() {
+    fn a_text_is_parsed_to_hash_and_secret() {
         let key = Key::parse(PLAIN).unwrap();
         assert_eq!((key.hash, &key.secret[..]), (None, &(0..32).collect::<Vec<u8>>()[..]));
         let bound = Key::parse(&PLAIN.replace(":00:", ":01:")).unwrap();
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_secret_is_refused_without_being_repeated() {
+    fn an_invalid_text_is_refused_with_the_reason() {
         let cases = [
             ("", KeyError::Form),
             ("DHHC-1", KeyError::Form),
@@ -182,7 +183,7 @@ mod tests {
             Key::read(&path)
                 .unwrap_err()
                 .to_string()
-                .ends_with("/key: the secret's hash is 00, 01, 02 or 03")
+                .ends_with("/key: the secret's hash must be 00, 01, 02 or 03")
         );
         secrets::write(&path, vec![b' '; 5000]).unwrap();
         assert!(Key::read(&path).unwrap_err().to_string().contains("longer than 4096 bytes"));

@@ -1,7 +1,7 @@
 //! The secrets of the hosts that a target knows, in a file:
 //!
 //! ```text
-//! # host                        its secret          the target's secret, if it shall prove itself, too
+//! # host                        its secret          the target's secret (optional)
 //! nqn.2014-08.org.example:one   DHHC-1:00:…:
 //! nqn.2014-08.org.example:two   DHHC-1:01:…:        DHHC-1:01:…:
 //! ```
@@ -12,15 +12,15 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Most bytes of the file: some three thousand hosts.
+/// Limit of bytes of the file, enough for about three thousand hosts.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The secrets between the target and one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostKeys {
-    /// By which the host proves itself.
+    /// Proves the identity of the host.
     pub host: Key,
-    /// By which the controller does, to a host that asks for it.
+    /// Proves the identity of the controller, to a host that requires that.
     pub controller: Option<Key>,
 }
 
@@ -28,48 +28,48 @@ pub struct HostKeys {
 #[derive(Clone, Debug, Default)]
 pub struct Keys(BTreeMap<Nqn, Arc<HostKeys>>);
 
-/// Why a file is no list of secrets, one line for each host; `F`: what can be wrong with a line.
+/// Why a file is not a list of secrets, one line for each host. `F` is the error of a line.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError<F = Fault> {
-    /// It cannot be read, or other users have access to it.
+    /// The file cannot be read, or other users have access to it.
     #[error(transparent)]
     File(#[from] secrets::Error),
-    /// A line is wrong.
+    /// A line is invalid.
     #[error("{path}, line {line}: {fault}", path = .path.display())]
     Line {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Which line, from 1 on.
+        /// The number of the line, from 1 on.
         line: usize,
-        /// What is wrong.
+        /// The reason.
         fault: F,
     },
-    /// It names nobody.
-    #[error("{path}: no host is in it", path = .0.display())]
+    /// The file contains no host.
+    #[error("{path}: the file contains no host", path = .0.display())]
     Empty(PathBuf),
 }
 
-/// What is wrong with a line.
+/// Why a line is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// Not two words, and not three.
-    #[error("want the host's NQN, its secret, and perhaps the controller's secret, with spaces between")]
+    /// The line does not have two or three words.
+    #[error("want the host's NQN, its secret, and optionally the controller's secret, with spaces between")]
     Words,
-    /// The first is no name. It is not repeated: it may be a secret.
+    /// The first word is not a name. The message does not repeat it: it may be a secret.
     #[error("the host's name: {0}")]
     Name(NqnError),
-    /// The host has a line already. It is not repeated.
+    /// An earlier line has the same host.
     #[error("an earlier line has the same host")]
     Twice,
-    /// A secret is none.
+    /// A secret is invalid.
     #[error("the {0}'s secret: {1}")]
     Key(&'static str, KeyError),
-    /// Who has the one secret could play the other side.
+    /// Both secrets are equal, so one side could impersonate the other.
     #[error("host and controller have the same secret")]
     Same,
 }
 
-/// Reads a file, each line of which `insert` takes: empty ones and those that begin with `#` say nothing.
+/// Calls `insert` for each line of a file, except for empty lines and those that begin with `#`.
 pub(crate) fn read_lines<F>(
     path: &Path,
     mut insert: impl FnMut(&str) -> Result<(), F>,
@@ -87,10 +87,10 @@ pub(crate) fn read_lines<F>(
 }
 
 impl Keys {
-    /// Reads a file.
+    /// Reads a file of secrets; the module shows its format.
     ///
     /// # Errors
-    /// When it cannot be read, or a line of it is wrong.
+    /// If the file cannot be read, contains no host, or a line is invalid.
     pub fn read(path: &Path) -> Result<Keys, KeysError> {
         let mut keys = Keys::default();
         read_lines(path, |line| keys.insert(line))?;
@@ -123,12 +123,12 @@ impl Keys {
         Keys(hosts.into_iter().map(|(host, keys)| (host, Arc::new(keys))).collect())
     }
 
-    /// The secrets between the target and a host, if it is known.
+    /// The secrets between the target and a host, if the file names it.
     pub fn of(&self, host: &Nqn) -> Option<&Arc<HostKeys>> {
         self.0.get(host)
     }
 
-    /// Who is known.
+    /// The hosts.
     pub fn hosts(&self) -> impl Iterator<Item = &Nqn> {
         self.0.keys()
     }
@@ -171,7 +171,7 @@ mod tests {
             ("nqn.a DHHC-1:00:AAAA:".into(), "keys, line 1: the host's secret: the secret has 0 bytes"),
             (format!("nqn.a {ONE} x"), "keys, line 1: the controller's secret: a secret looks like"),
             (format!("nqn.a {ONE} {ONE}"), "keys, line 1: host and controller have the same secret"),
-            ("# nobody\n".into(), "keys: no host is in it"),
+            ("# no host\n".into(), "keys: the file contains no host"),
         ];
         for (text, why) in cases {
             let error = read(&text).unwrap_err();

@@ -1,21 +1,24 @@
-//! NVMe in-band authentication by DH-HMAC-CHAP: keys, calculations, and who says what when, for both sides; and the keys
-//! of TLS.
+//! NVMe in-band authentication with DH-HMAC-CHAP: keys, calculations and the protocol of both
+//! sides; and the keys of TLS.
 //!
-//! A host and a controller prove to each other that they know a secret, without saying it: the one sends random bytes,
-//! the other a keyed hash of them. With a Diffie-Hellman group beside it, who listens cannot even try secrets at leisure.
+//! A host and a controller prove to each other that they know a secret, without sending it: one
+//! side sends random bytes, the other a keyed hash of them. A Diffie-Hellman group also prevents an
+//! eavesdropper from testing guesses of the secret offline.
 //!
-//! | module | what it does |
+//! | module | purpose |
 //! |---|---|
-//! | [`key`] | a secret as people hand it around (`DHHC-1:…`) |
+//! | [`key`] | a secret in its text form (`DHHC-1:…`) |
 //! | [`keys`] | the secrets of many hosts, in a file |
-//! | [`tls_key`] | likewise keys for TLS |
+//! | [`tls_key`] | keys for TLS, as text and in a file |
 //! | [`group`], `primes` | Diffie-Hellman |
-//! | [`response`] | what is sent as a proof |
+//! | `mac` | the hashes, plain and with a key |
+//! | [`response`] | the keyed hashes that prove knowledge of a secret |
 //! | [`controller`], [`host`] | the two sides, as state machines without side effects |
 //!
-//! Secrets are wiped when they are dropped, compared in constant time, and not printed: their `Debug` says nothing.
-//! Exponents are taken by `crypto-bigint`, in constant time and without `unsafe` or a library of the system's, which
-//! libblkio.so would bring into every program. The layout of messages is in [`nvme::fabrics::auth`].
+//! Secrets are wiped when dropped and compared in constant time, and their `Debug` hides them.
+//! `crypto-bigint` computes powers in constant time, without `unsafe`. It also needs no system
+//! library, which libblkio.so would load into every program. [`nvme::fabrics::auth`] has the layout
+//! of messages.
 //!
 //! Source: Base Specification 2.0, 8.13; RFC 7919 (the groups).
 
@@ -26,6 +29,7 @@ pub mod group;
 pub mod host;
 pub mod key;
 pub mod keys;
+mod mac;
 mod primes;
 pub mod response;
 pub mod tls_key;
@@ -39,22 +43,22 @@ pub use tls_key::{TlsKey, TlsKeys};
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Fills `bytes` with what nobody can guess. The system has always some, except where it is forbidden to ask for it:
-/// then nobody is authenticated.
+/// Fills `bytes` with random bytes for secrets. Fails only where the process may not call
+/// `getrandom(2)`; then no authentication succeeds.
 pub(crate) fn random(bytes: &mut [u8]) -> Result<(), Failure> {
     getrandom::fill(bytes).map_err(|error| {
-        tracing::error!(%error, "the system gives no random bytes: nobody can authenticate");
+        tracing::error!(%error, "authentication failed: no random bytes from the operating system");
         Failure::Failed
     })
 }
 
-/// The next sequence number: not 0, which says that there is none (Base 8.13.5.3).
+/// The next sequence number. Never 0, which means "none" (Base 8.13.5.3).
 pub(crate) fn next_sequence() -> Result<u32, Failure> {
     static LAST: AtomicU32 = AtomicU32::new(0);
     if LAST.load(Ordering::Relaxed) == 0 {
         let mut start = [0; 4];
         random(&mut start)?;
-        // Whoever comes second keeps what the first has set.
+        // Of two threads the second keeps the number that the first has set.
         let _ = LAST.compare_exchange(0, u32::from_le_bytes(start), Ordering::Relaxed, Ordering::Relaxed);
     }
     let next = |last: u32| Some(if last == u32::MAX { 1 } else { last + 1 });

@@ -1,10 +1,11 @@
-//! The primes of RFC 7919, appendix A, as bytes, the highest first.
+//! The primes of RFC 7919, appendix A, as bytes, most significant first.
 //!
-//! Each is `2^b - 2^(b-64) + ([2^(b-130) e] + X) 2^64 - 1` for its own small X; a test computes them again.
+//! Each is `2^b - 2^(b-64) + ([2^(b-130) e] + X) 2^64 - 1` for its own small X; a test computes
+//! them.
 
 use nvme::fabrics::auth::Group;
 
-/// The prime of a group; nothing for [`Group::Null`].
+/// The prime of a group; empty for [`Group::Null`].
 pub(crate) fn prime(group: Group) -> &'static [u8] {
     match group {
         Group::Null => &[],
@@ -191,7 +192,7 @@ mod tests {
 
     /// `2^bits e`, rounded down, the lowest limb first: the sum of `2^bits / k!`.
     fn scaled_e(bits: usize) -> Vec<u32> {
-        // Two limbs more than asked for swallow what rounding loses.
+        // Two additional limbs absorb the rounding errors.
         let limbs = bits.div_ceil(32) + 3;
         let mut term = vec![0u32; limbs];
         term[(bits + 64) / 32] = 1 << ((bits + 64) % 32);
@@ -222,14 +223,14 @@ mod tests {
         for (group, x) in Group::ALL[1..].iter().zip(x) {
             let bytes = group.bytes();
             let mut middle = scaled_e(8 * bytes - 130);
-            // What is taken away at the very end comes out of this, and leaves ones behind it.
+            // The final -1 borrows from the middle: X - 1 is added here, and 64 ones stand below.
             let mut carry = x - 1;
             for limb in &mut middle {
                 carry += u64::from(*limb);
                 *limb = carry as u32;
                 carry >>= 32;
             }
-            // Around the middle stand 64 ones each: the middle has no more than what is left of the bits.
+            // 64 ones stand above and below the middle, which has the rest of the bits.
             middle.resize(bytes / 4 - 4, 0);
             let mut limbs = vec![u32::MAX; 2];
             limbs.extend(middle);

@@ -1,41 +1,40 @@
-//! What is sent as a proof: keyed hashes of challenges and of who speaks with whom.
+//! Responses to challenges: keyed hashes of the challenge and of the names of both sides.
 //!
 //! Source: Base Specification 2.0, 8.13.5.3 to 8.13.5.5.
 
 use crate::Key;
-use hmac::{Hmac, KeyInit, Mac};
+use crate::mac::{digest, mac};
 use nvme::fabrics::Nqn;
 use nvme::fabrics::auth::Hash;
-use sha2::{Digest, Sha256, Sha384, Sha512};
 use zeroize::Zeroizing;
 
-/// Who proves something.
+/// The side that responds to a challenge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Prover {
     Host,
     Controller,
 }
 
-/// Who speaks with whom.
+/// The names of both sides.
 #[derive(Clone, Debug)]
 pub struct Parties {
     /// The host.
     pub host: Nqn,
-    /// The subsystem, whose name is that of its controllers here.
+    /// The subsystem, whose name its controllers use.
     pub subsystem: Nqn,
 }
 
-/// What both sides know of a transaction before anybody proves anything.
+/// The data of a transaction that both sides know before the first response.
 pub(crate) struct Context<'a> {
     pub(crate) parties: &'a Parties,
     pub(crate) hash: Hash,
     pub(crate) transaction: u16,
-    /// What Diffie-Hellman has made, if there is a group.
+    /// The secret of Diffie-Hellman; `None` without a group.
     pub(crate) shared: Option<&'a [u8]>,
 }
 
 impl Context<'_> {
-    /// The response of `prover`, who has `key`, to a challenge.
+    /// The response of `prover`, which has `key`, to a challenge.
     pub(crate) fn respond(
         &self,
         prover: Prover,
@@ -53,7 +52,7 @@ impl Context<'_> {
             augmented.as_deref().map_or(challenge, |augmented| augmented),
             &sequence.to_le_bytes(),
             &self.transaction.to_le_bytes(),
-            &[0], // SC_C: no secure channel is made of this
+            &[0], // SC_C: no secure channel follows
             role,
             prover.as_str().as_bytes(),
             &[0],
@@ -61,28 +60,6 @@ impl Context<'_> {
         ];
         mac(self.hash, &key.bound_to(prover), &parts)
     }
-}
-
-/// The keyed hash of parts that are one.
-pub(crate) fn mac(hash: Hash, key: &[u8], parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
-    fn of<M: Mac + KeyInit>(key: &[u8], parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
-        let mut mac = <M as KeyInit>::new_from_slice(key).expect("keys may have any length");
-        parts.iter().for_each(|part| mac.update(part));
-        Zeroizing::new(mac.finalize().into_bytes().to_vec())
-    }
-    match hash {
-        Hash::Sha256 => of::<Hmac<Sha256>>(key, parts),
-        Hash::Sha384 => of::<Hmac<Sha384>>(key, parts),
-        Hash::Sha512 => of::<Hmac<Sha512>>(key, parts),
-    }
-}
-
-fn digest(hash: Hash, bytes: &[u8]) -> Zeroizing<Vec<u8>> {
-    Zeroizing::new(match hash {
-        Hash::Sha256 => Sha256::digest(bytes).to_vec(),
-        Hash::Sha384 => Sha384::digest(bytes).to_vec(),
-        Hash::Sha512 => Sha512::digest(bytes).to_vec(),
-    })
 }
 
 #[cfg(test)]
@@ -106,7 +83,7 @@ mod tests {
         Key::parse(text).unwrap()
     }
 
-    /// `nvme gen-dhchap-key -m 1 -n nqn.2014-08.org.example:host -s 00…1f` says what the bound secret is.
+    /// `nvme gen-dhchap-key -m 1 -n nqn.2014-08.org.example:host -s 00…1f` prints the bound secret.
     #[test]
     fn a_secret_is_bound_to_a_name_as_nvme_cli_does_it() {
         let secret = key("DHHC-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:");
@@ -115,13 +92,15 @@ mod tests {
         assert!(secret.bound_to(&parties().host) != secret.bound_to(&parties().subsystem));
     }
 
-    /// The expected values are those of Python's `hmac` and `hashlib`, by the formulas of the specification:
+    /// The expected values are those of Python's `hmac` and `hashlib`, by the formulas of the
+    /// specification:
     ///
     /// ```python
     /// C = bytes(range(h)); S, T = 0x04030201, 0x0605
     /// bound = hmac.digest(bytes(range(32)), (me + "NVMe-over-Fabrics").encode(), key_hash)
     /// if shared: C = hmac.digest(hashlib.new(hash, shared).digest(), C, hash)
-    /// hmac.digest(bound, C + S.to_bytes(4, "little") + T.to_bytes(2, "little") + b"\0" + role + me + b"\0" + other, hash)
+    /// head = C + S.to_bytes(4, "little") + T.to_bytes(2, "little")
+    /// hmac.digest(bound, head + b"\0" + role + me + b"\0" + other, hash)
     /// ```
     #[test]
     fn responses_are_those_of_another_implementation() {

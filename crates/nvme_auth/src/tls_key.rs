@@ -1,26 +1,29 @@
-//! Keys of TLS for NVMe/TCP, which a host and a target have beforehand: as they are handed around
-//! (`NVMeTLSkey-1:01:base64 of key and CRC-32:`), in a file, and as TLS wants them.
+//! Pre-shared keys of TLS for NVMe/TCP, in three forms: as text
+//! (`NVMeTLSkey-1:01:base64 of key and CRC-32:`), in a file, and derived for TLS.
 //!
-//! `nvme gen-tls-key` makes them. The two digits say by which hash the key is bound to the name of the host that has it.
-//! What TLS calls the key's identity names host and subsystem, so that a session says who is there.
+//! `nvme gen-tls-key` makes such texts. The two digits name the hash that binds the key to the name
+//! of its host. The key's identity in TLS contains the names of host and subsystem, so a session
+//! identifies both.
 //!
-//! Hosts derive in three ways from what was handed around, and a target has to know each:
+//! Hosts derive the key for TLS from the text in three ways. A target must support all of them:
 //!
-//! | identity | who | labels of HKDF |
+//! | identity | used by | labels of HKDF |
 //! |---|---|---|
-//! | `NVMe1R01 host subsystem digest` | as specified | with the lengths of RFC 8446 |
+//! | `NVMe1R01 host subsystem digest` | the specification | with the lengths of RFC 8446 |
 //! | the same with another digest | libnvme 1.13 and others of its time | without |
-//! | `NVMe0R01 host subsystem` | the same, asked for the older identity | without |
+//! | `NVMe0R01 host subsystem` | the same, with the older identity | without |
 //!
-//! Only keys for SHA-256 can be used: what the `openssl` crate has binds every key to that hash (RFC 8446, 4.2.11).
+//! Only keys for SHA-256 are supported: the interface of the `openssl` crate binds every key to
+//! that hash (RFC 8446, 4.2.11).
 //!
-//! Source: NVMe/TCP Transport Specification 1.0, 3.6.1.3 to 3.6.1.5; RFC 5869, RFC 8446 section 7.1; the older labels were
-//! found by looking at what nvme-cli 2.13 put into the kernel's keyring.
+//! Source: NVMe/TCP Transport Specification 1.0, 3.6.1.3 to 3.6.1.5; RFC 5869; RFC 8446 section
+//! 7.1. The older labels were derived from the keys that nvme-cli 2.13 put into the kernel's
+//! keyring.
 
 use crate::KeyError;
 use crate::key::decode;
 use crate::keys::{KeysError, read_lines};
-use crate::response::mac;
+use crate::mac::mac;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use nvme::fabrics::auth::Hash;
@@ -29,34 +32,34 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use zeroize::Zeroizing;
 
-/// What a key's text starts with.
+/// The prefix of a key's text.
 const PREFIX: &str = "NVMeTLSkey-1:";
-/// Bytes of a key for SHA-256, however it was derived.
+/// Bytes of a key for SHA-256, before and after derivation.
 const KEY_BYTES: usize = 32;
 
 /// A key between a target and one host.
 #[derive(Clone)]
 pub struct TlsKey {
-    /// It is bound to the host's name by SHA-256, rather than not at all.
+    /// SHA-256 binds the key to the host's name; otherwise it is not bound.
     is_bound: bool,
     key: Zeroizing<Vec<u8>>,
 }
 
-/// Why something is no key, or none that can be used. The text itself is not repeated.
+/// Why a text is not a supported key. Messages do not repeat the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TlsKeyError {
-    /// It does not have the form.
+    /// The text does not have the form of a key.
     #[error("a key looks like NVMeTLSkey-1:01:…: (nvme gen-tls-key makes one)")]
     Form,
-    /// It is for another hash.
-    #[error("the key is for SHA-384 or something unknown: only 00 and 01 (SHA-256) can be used")]
+    /// The key is for another hash.
+    #[error("the key is for SHA-384 or an unknown hash: only 00 and 01 (SHA-256) are supported")]
     Hash,
     /// Base64, length or checksum is wrong.
     #[error("{0}")]
     Content(KeyError),
 }
 
-/// What TLS wants: who is meant, and the key.
+/// A key derived for TLS, with its identity.
 pub struct TlsSecret {
     /// The identity.
     pub identity: String,
@@ -64,12 +67,12 @@ pub struct TlsSecret {
     pub key: Zeroizing<Vec<u8>>,
 }
 
-/// How HKDF-Expand-Label writes its label down.
+/// How HKDF-Expand-Label encodes its label.
 #[derive(Clone, Copy)]
 enum Labels {
-    /// As RFC 8446 has it.
+    /// As in RFC 8446.
     Specified,
-    /// As libnvme had it before it was found out: the length in the machine's order, and no others.
+    /// As in older libnvme: the output length in the machine's byte order, and no other lengths.
     Older,
 }
 
@@ -77,7 +80,7 @@ impl Labels {
     fn expand(self, key: &[u8], label: &str, context: &[u8]) -> Zeroizing<Vec<u8>> {
         let extracted = mac(Hash::Sha256, &[0; KEY_BYTES], &[key]);
         let length = KEY_BYTES as u16;
-        // One block of the hash is all there is to be had.
+        // The output is one block of the hash.
         match self {
             Labels::Specified => {
                 let label = format!("tls13 {label}");
@@ -95,10 +98,10 @@ impl Labels {
 }
 
 impl TlsKey {
-    /// Reads a key's text.
+    /// Parses a key's text.
     ///
     /// # Errors
-    /// When it is none, or cannot be used.
+    /// If the text is not a supported key.
     pub fn parse(text: &str) -> Result<TlsKey, TlsKeyError> {
         let rest = text.strip_prefix(PREFIX).ok_or(TlsKeyError::Form)?;
         let (hash, rest) = rest.split_once(':').ok_or(TlsKeyError::Form)?;
@@ -112,7 +115,7 @@ impl TlsKey {
         Ok(TlsKey { is_bound, key })
     }
 
-    /// What TLS wants, for each way in which a host may have derived it.
+    /// The keys for TLS, one for each way in which a host may derive it.
     pub fn secrets(&self, host: &Nqn, subsystem: &Nqn) -> Vec<TlsSecret> {
         let names = format!("{host} {subsystem}");
         let derive = |labels: Labels| {
@@ -131,7 +134,7 @@ impl TlsKey {
         let identity = format!("NVMe0R01 {names}");
         let key = Labels::Older.expand(&retained, "nvme-tls-psk", identity.as_bytes());
         let mut secrets = vec![specified, TlsSecret { identity, key }];
-        // Of a key that is bound to nobody the digests are the same, and the specification counts.
+        // For a key that is not bound the digests are equal; the specified key has precedence.
         if older.identity != secrets[0].identity {
             secrets.push(older);
         }
@@ -156,28 +159,28 @@ pub fn named_by(identity: &str) -> Option<(Nqn, Nqn)> {
 #[derive(Clone, Debug, Default)]
 pub struct TlsKeys(BTreeMap<Nqn, TlsKey>);
 
-/// What is wrong with a line.
+/// Why a line is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TlsFault {
-    /// Not two words.
+    /// The line does not have two words.
     #[error("want the host's NQN and its key, with a space between")]
     Words,
-    /// The first is no name. It is not repeated: it may be a key.
+    /// The first word is not a name. The message does not repeat it: it may be a key.
     #[error("the host's name: {0}")]
     Name(NqnError),
-    /// The host has a line already. It is not repeated.
+    /// An earlier line has the same host.
     #[error("an earlier line has the same host")]
     Twice,
-    /// The second is no key.
+    /// The second word is not a supported key.
     #[error(transparent)]
     Key(TlsKeyError),
 }
 
 impl TlsKeys {
-    /// Reads a file: lines `HOSTNQN KEY`; empty ones and those that begin with `#` say nothing.
+    /// Reads a file of lines `HOSTNQN KEY`; empty lines and those that begin with `#` are ignored.
     ///
     /// # Errors
-    /// When it cannot be read, or a line of it is wrong.
+    /// If the file cannot be read, contains no host, or a line is invalid.
     pub fn read(path: &Path) -> Result<TlsKeys, KeysError<TlsFault>> {
         let mut keys = TlsKeys::default();
         read_lines(path, |line| keys.insert(line))?;
@@ -212,7 +215,7 @@ impl TlsKeys {
         self.0.keys()
     }
 
-    /// What TLS wants, for all hosts and any of these subsystems.
+    /// The keys for TLS, for all hosts and each of these subsystems.
     pub fn secrets(&self, subsystems: &[&Nqn]) -> Vec<TlsSecret> {
         let of_host = |(host, key): (&Nqn, &TlsKey)| {
             subsystems.iter().flat_map(|subsystem| key.secrets(host, subsystem)).collect::<Vec<_>>()
@@ -235,10 +238,10 @@ mod tests {
         Nqn::new(text).unwrap()
     }
 
-    /// The older ways: what nvme-cli 2.13 (libnvme 1.13) put into a kernel's keyring. The specified one: calculated
-    /// from the formulas by another program.
+    /// The older keys are those that nvme-cli 2.13 (libnvme 1.13) put into a kernel's keyring.
+    /// Another program computed the specified one from the formulas.
     #[test]
-    fn secrets_are_what_others_have_made_of_the_same_key() {
+    fn secrets_are_those_of_other_implementations() {
         let derived = |text: &str| -> Vec<(String, String)> {
             let secrets = TlsKey::parse(text).unwrap().secrets(&nqn("nqn.host"), &nqn("nqn.sub"));
             secrets.iter().map(|secret| (secret.identity.clone(), hex(&secret.key))).collect()
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused_and_not_quoted() {
+    fn an_invalid_key_is_refused_and_not_quoted() {
         for (text, why) in [
             ("", TlsKeyError::Form),
             ("NVMeTLSkey-1:01:AAEC", TlsKeyError::Form),
@@ -312,7 +315,7 @@ mod tests {
         let keys = read(&format!("# ours\n\n nqn.a  {BOUND}\nnqn.b {BOUND}\n")).unwrap();
         assert!(keys.have(&nqn("nqn.a")) && keys.have(&nqn("nqn.b")));
         for (text, fault) in [
-            (String::new(), ": no host is in it"),
+            (String::new(), ": the file contains no host"),
             ("nqn.a".into(), ", line 1: want the host's NQN and its key"),
             (format!("nqn.a {BOUND} x"), ", line 1: want the host's NQN"),
             (format!("{BOUND} nqn.a"), ", line 1: the host's name"),

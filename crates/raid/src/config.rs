@@ -1,98 +1,30 @@
-//! What an array is: its level, its shape, how it stays consistent. Fixed at creation, changed by growth only.
+//! The configuration of an array: level, geometry, consistency. It is fixed at creation; only
+//! growth and a reshape change it.
 
-use crate::metadata::Layout;
-use crate::{Code, Geometry, Matrix};
+use crate::log::size;
+use crate::{Code, Geometry, Matrix, Uuid};
 use serde::{Deserialize, Serialize};
 
-/// Most members of a group (data and parity together): a strip set is a 64-bit mask.
+/// Most members of a group (data and parity together): a set of strips is a 64-bit mask.
 pub const MAX_GROUP_MEMBERS: usize = 64;
-/// Most members of an array: what a superblock has room for.
+/// Most members of an array, limited by the room in a superblock.
 pub const MAX_MEMBERS: usize = 256;
 /// Most parity strips of a stripe.
 pub const MAX_PARITY: usize = 16;
-/// The smallest strip, and what parity works in.
+/// The smallest strip, and the unit of parity.
 pub const ROW_BYTES: u32 = 4096;
 /// The largest strip: one buffer.
 pub const MAX_STRIP_BYTES: u32 = 1 << 20;
 /// Longest name of an array in bytes.
 pub const MAX_NAME_BYTES: usize = 32;
 
-/// 128 bits that no two arrays or members share.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub struct Uuid(pub [u8; 16]);
-
-impl Uuid {
-    /// A new one (version 4).
-    ///
-    /// # Panics
-    /// When the system has no randomness.
-    pub fn random() -> Uuid {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).expect("the system's randomness");
-        Uuid::from_random(bytes)
-    }
-
-    /// A version 4 UUID of these random bits.
-    pub fn from_random(mut bytes: [u8; 16]) -> Uuid {
-        bytes[6] = bytes[6] & 0x0f | 0x40;
-        bytes[8] = bytes[8] & 0x3f | 0x80;
-        Uuid(bytes)
-    }
-
-    /// The one that `text` spells, with or without hyphens.
-    pub fn parse(text: &str) -> Option<Uuid> {
-        let digits: Vec<u8> = text.bytes().filter(|b| *b != b'-').collect();
-        let mut bytes = [0; 16];
-        if digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return None;
-        }
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
-            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-        }
-        Some(Uuid(bytes))
-    }
-}
-
-impl std::fmt::Display for Uuid {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for (i, byte) in self.0.iter().enumerate() {
-            if [4, 6, 8, 10].contains(&i) {
-                f.write_str("-")?;
-            }
-            write!(f, "{byte:02x}")?;
-        }
-        Ok(())
-    }
-}
-
-impl std::fmt::Debug for Uuid {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{self}")
-    }
-}
-
-impl From<Uuid> for String {
-    fn from(uuid: Uuid) -> String {
-        uuid.to_string()
-    }
-}
-
-impl TryFrom<String> for Uuid {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Uuid, String> {
-        Uuid::parse(&text).ok_or_else(|| format!("{text}: no UUID"))
-    }
-}
-
-/// The RAID levels, by the names that users know.
+/// The RAID levels, by their usual names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Level {
     /// Stripes without redundancy.
     #[serde(rename = "0")]
     Raid0,
-    /// Every member holds everything.
+    /// Every member holds a copy of all data.
     #[serde(rename = "1")]
     Raid1,
     /// Stripes over mirrors.
@@ -152,22 +84,22 @@ impl Level {
         }
     }
 
-    /// The level of that name.
+    /// The level with this name.
     pub fn from_name(name: &str) -> Option<Level> {
         Level::ALL.into_iter().find(|level| level.name() == name)
     }
 }
 
-/// How an array stays consistent when power fails in the middle of a write.
+/// The mechanism that keeps an array consistent if the power fails in the middle of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Consistency {
-    /// Nothing to keep consistent (level 0).
+    /// None, for level 0 without redundancy.
     None,
-    /// Regions being written are marked; after a crash they are made consistent again. A crash together with a
-    /// missing member may lose blocks.
+    /// Regions with writes in flight are marked; after a crash they are resynced. A crash together
+    /// with a missing member may lose blocks.
     Bitmap,
-    /// A partial-parity log: nothing is lost.
+    /// A partial parity log: no data is lost.
     Ppl,
 }
 
@@ -182,32 +114,32 @@ impl Consistency {
     }
 }
 
-/// What all members of an array agree on.
+/// The configuration that is the same on all members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArrayConfig {
-    /// Identity.
+    /// The array's UUID.
     pub uuid: Uuid,
-    /// For people; at most [`MAX_NAME_BYTES`] bytes.
+    /// The name for people; at most [`MAX_NAME_BYTES`] bytes.
     pub name: String,
-    /// The level as the user named it; the geometry says what it means.
+    /// The level as the user named it; the geometry has its parameters.
     pub level: Level,
     /// The shape.
     pub geometry: Geometry,
-    /// How parity is computed.
+    /// The matrix of the parity code.
     pub matrix: Matrix,
-    /// What happens when power fails.
+    /// The mechanism for consistency after a power loss.
     pub consistency: Consistency,
     /// Logical block size in bytes: the largest of the members'.
     pub block_size: u32,
-    /// Bytes of a member's data that one byte of the region map stands for; a multiple of the strip.
+    /// Bytes of a member's data per byte of the write-intent bitmap; a multiple of the strip.
     pub region_bytes: u64,
-    /// Lanes of the log. A stripe's lane never depends on how many cores there are.
+    /// Lanes of the log. A stripe's lane never depends on the number of cores.
     pub lanes: u16,
     /// Bytes of one lane on one member.
     pub lane_bytes: u32,
 }
 
-/// Why a configuration makes no sense.
+/// Why a configuration is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(pub String);
@@ -218,22 +150,15 @@ impl ArrayConfig {
         Code::new(self.matrix, self.geometry.data, self.geometry.parity).expect("a checked configuration")
     }
 
-    /// Lanes that the logs of members with these layouts have room for; as many as there are if there is no log.
-    pub fn lanes_in(&self, layouts: impl Iterator<Item = Layout>) -> u16 {
-        if self.lane_bytes == 0 {
-            return self.lanes;
-        }
-        let lanes = layouts.map(|layout| layout.log_bytes / u64::from(self.lane_bytes)).min();
-        u16::try_from(lanes.unwrap_or(0)).unwrap_or(u16::MAX).max(self.lanes)
-    }
-
     /// The log lane of a stripe.
     pub fn lane_of(&self, stripe: u64) -> u16 {
-        // Multiplicative hashing (Knuth): neighbours lie in different lanes, so a sequential run uses them all.
+        // Multiplicative hashing (Knuth): neighbours have different lanes, so a sequential run uses
+        // all of them.
         (((stripe.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) * u64::from(self.lanes)) >> 32) as u16
     }
 
-    /// Regions of the array: one byte each in the region map. A region is the same part of every member.
+    /// Regions of the array: one byte each in the write-intent bitmap. A region is the same part of
+    /// every member.
     pub fn regions(&self) -> u64 {
         let member_bytes = self.geometry.group_stripes * u64::from(self.geometry.strip_bytes);
         member_bytes.div_ceil(self.region_bytes)
@@ -249,17 +174,18 @@ impl ArrayConfig {
         position / self.region_bytes
     }
 
-    /// Checks everything that arithmetic elsewhere relies on: to be called for what comes from a disk or a user.
+    /// Checks the values that other arithmetic relies on. Must be called for a configuration from a
+    /// disk or a user.
     ///
     /// # Errors
-    /// Names what is wrong and its value.
+    /// Names the invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         let Geometry { groups, data, parity, strip_bytes, group_stripes, zones } = self.geometry;
         let fail = |text: String| Err(ConfigError(text));
         let (group_members, members) = (data + parity, groups * (data + parity));
         if groups == 0 || data == 0 || group_members > MAX_GROUP_MEMBERS || members > MAX_MEMBERS {
             return fail(format!(
-                "{groups} groups of {data}+{parity} members: at most 64 in a group, 256 in all"
+                "{groups} groups of {data}+{parity} members: at most 64 in a group, 256 in total"
             ));
         }
         if parity > MAX_PARITY {
@@ -272,12 +198,12 @@ impl ArrayConfig {
         }
         if group_stripes == 0 || group_stripes.checked_mul((strip_bytes as u64) * (members as u64)).is_none()
         {
-            return fail(format!("{group_stripes} stripes"));
+            return fail(format!("{group_stripes} stripes: 0, or too many for 64-bit offsets"));
         }
         if !zones.is_empty() && (zones.groups() != groups || zones.rows() > group_stripes) {
             let (known, rows) = (zones.groups(), zones.rows());
             return fail(format!(
-                "zones of {known} groups of {rows} stripes: there are {groups} of {group_stripes}"
+                "zones of {known} groups of {rows} stripes: the array has {groups} of {group_stripes}"
             ));
         }
         if !self.block_size.is_power_of_two() || !(512..=ROW_BYTES).contains(&self.block_size) {
@@ -299,33 +225,25 @@ impl ArrayConfig {
             ));
         }
         if (self.consistency == Consistency::None) != (parity == 0) {
-            return fail(format!("consistency {} with {parity} parities", self.consistency.name()));
+            return fail(format!(
+                "consistency {} with {parity} parities: invalid combination",
+                self.consistency.name()
+            ));
         }
         if self.consistency != Consistency::None
             && (self.lanes == 0 || !self.lane_bytes.is_multiple_of(ROW_BYTES) || self.lane_bytes == 0)
         {
             return fail(format!("{} log lanes of {} bytes", self.lanes, self.lane_bytes));
         }
-        if parity > 0 && data > 1 && crate::log::max_len(self, data) < self.block_size {
+        if parity > 0
+            && data > 1
+            && size::max_len(self.lane_bytes, strip_bytes, self.block_size, data) < self.block_size
+        {
             return fail(format!(
                 "log lanes of {} bytes: too small for a block of every strip",
                 self.lane_bytes
             ));
         }
         Code::new(self.matrix, data, parity).map(drop).map_err(|error| ConfigError(error.to_string()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_uuid_survives_its_text() {
-        let uuid = Uuid::random();
-        assert_eq!(Uuid::parse(&uuid.to_string()), Some(uuid));
-        assert_eq!(Uuid::parse(&uuid.to_string().replace('-', "")), Some(uuid));
-        assert_eq!(Uuid::parse(&"+1".repeat(16)), None);
-        assert_eq!(Uuid::parse("12"), None);
     }
 }

@@ -1,39 +1,42 @@
-//! Where the bytes of an array lie.
+//! The geometry of an array: maps bytes of the array to members.
 //!
 //! ```text
-//!   array     stripe 0        stripe 1        stripe 2        stripe 3 …      stripe s = group s % g, its stripe s / g
+//!   array     stripe 0        stripe 1        stripe 2        stripe 3 …
 //!             ├ group 0 ┤     ├ group 1 ┤     ├ group 0 ┤     ├ group 1 ┤
-//!   group     D0 D1 D2 P0     left-symmetric: parity moves one member down with each stripe of the group, data
-//!             D1 D2 P0 D0     follows behind it, so a sequential read uses all members
-//!             D2 P0 D0 D1
+//!             stripe s is stripe s / g of group s % g
+//!   group     D0 D1 D2 P0     left-symmetric: parity moves one member down with each stripe
+//!             D1 D2 P0 D0     of the group, and data follows it, so a sequential read uses
+//!             D2 P0 D0 D1     all members
 //! ```
 //!
-//! Groups that are added later have stripes of their own behind the others ([`Zones`]). Nothing but [`Geometry`] knows.
+//! Groups that are added later have their own stripes behind the others ([`Zones`]). Only
+//! [`Geometry`] knows that.
 //!
-//! The layout of RAID 5 and 6 is md's left-symmetric. Strips of a stripe are numbered: data `0..k`, parity `k..k+m`.
+//! The layout of RAID 5 and 6 is md's left-symmetric. The strips of a stripe are numbered: data
+//! `0..k`, parity `k..k+m`.
 
 mod zones;
 
 pub use zones::{MAX_ZONES, Zone, Zones};
 
-/// The shape of an array.
+/// The geometry of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Groups.
     pub groups: usize,
     /// Data strips in a stripe (k).
     pub data: usize,
-    /// Parity strips in a stripe (m); copies beside the first for a mirror.
+    /// Parity strips in a stripe (m); further copies in a mirror.
     pub parity: usize,
     /// Bytes of a strip.
     pub strip_bytes: u32,
     /// Stripes of a group.
     pub group_stripes: u64,
-    /// How stripes are numbered where groups have come later; [`Zones::NONE`] for most arrays.
+    /// The numbering of stripes if groups were added later; [`Zones::NONE`] otherwise.
     pub zones: Zones,
 }
 
-/// Where a byte of the array lies.
+/// The place of a byte of the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The stripe.
@@ -75,7 +78,7 @@ impl Geometry {
         self.stripes() * self.stripe_bytes()
     }
 
-    /// Where a byte of the array lies.
+    /// The place of a byte of the array.
     #[inline]
     pub fn locate(&self, offset: u64) -> Place {
         let strip_number = offset >> self.strip_bytes.trailing_zeros();
@@ -94,12 +97,13 @@ impl Geometry {
         let (group, group_stripe) = self.split(stripe);
         let first_parity = members - 1 - (group_stripe % members as u64) as usize;
         let turn = if strip < self.data { self.parity + strip } else { strip - self.data };
-        // Both are less than `members`; another division would cost more than all the rest.
+        // Both are less than `members`; another division would cost more than the rest of the
+        // function.
         let position = first_parity + turn;
         group * members + if position < members { position } else { position - members }
     }
 
-    /// The strip of a stripe that a member holds; `None` when the member is of another group.
+    /// The strip of a stripe on a member; `None` if the member belongs to another group.
     #[inline]
     pub fn strip_on(&self, stripe: u64, member: usize) -> Option<usize> {
         let members = self.group_members();
@@ -110,7 +114,7 @@ impl Geometry {
         Some(if turn < self.parity { self.data + turn } else { turn - self.parity })
     }
 
-    /// Where a stripe begins on its members, in bytes of their data.
+    /// Offset of a stripe in its members' data, in bytes.
     #[inline]
     pub fn member_offset(&self, stripe: u64) -> u64 {
         self.split(stripe).1 * u64::from(self.strip_bytes)
@@ -122,7 +126,8 @@ impl Geometry {
         self.split(stripe).0
     }
 
-    /// The stripe in a row of a group: the other way round from [`Geometry::group`] and [`Geometry::member_offset`].
+    /// The stripe in a row of a group: the inverse of [`Geometry::group`] and
+    /// [`Geometry::member_offset`].
     #[inline]
     pub fn stripe(&self, group: usize, row: u64) -> u64 {
         match self.zones.is_empty() {
@@ -131,8 +136,9 @@ impl Geometry {
         }
     }
 
-    /// The stripe that comes after `step` others on a walk over all of them row by row, each row over all groups: the
-    /// order in which members are filled and scrubbed, so that what is done is the first part of every member.
+    /// The stripe after `step` others on a walk over all stripes. The walk goes row by row, each
+    /// row over all groups. Rebuilds and scrubs use this order, so that the completed part is the
+    /// first part of every member.
     #[inline]
     pub fn stripe_at_step(&self, step: u64) -> u64 {
         match self.zones.is_empty() {
@@ -141,7 +147,7 @@ impl Geometry {
         }
     }
 
-    /// How many stripes come before one on the walk; see [`Geometry::stripe_at_step`].
+    /// Number of stripes before one on the walk; see [`Geometry::stripe_at_step`].
     #[inline]
     pub fn step_of(&self, stripe: u64) -> u64 {
         if self.zones.is_empty() {
@@ -151,14 +157,14 @@ impl Geometry {
         row * self.groups as u64 + group as u64
     }
 
-    /// Bytes of every member's data that lie before a step of the walk.
+    /// Bytes of every member's data before a step of the walk.
     #[inline]
     pub fn step_offset(&self, step: u64) -> u64 {
         step / self.groups as u64 * u64::from(self.strip_bytes)
     }
 
-    /// The shape with so many groups more, whose stripes come behind all that there are. `None` when there are too many
-    /// zones already.
+    /// The geometry with `added` more groups, whose stripes follow all existing ones. `None` if
+    /// there would be too many zones.
     pub fn with_groups_added(&self, added: usize) -> Option<Geometry> {
         let (old, new) = (u16::try_from(self.groups).ok()?, u16::try_from(added).ok()?);
         let mut list: Vec<Zone> = self.zones.list().collect();
@@ -193,7 +199,7 @@ mod tests {
 
     #[test]
     fn raid_5_is_laid_out_as_md_does() {
-        // md(4), left-symmetric: P on the last member first, data behind it.
+        // md(4), left-symmetric: P begins on the last member, data follows it.
         let table: Vec<Vec<usize>> =
             (0..4).map(|stripe| (0..4).map(|strip| RAID5.member(stripe, strip)).collect()).collect();
         assert_eq!(table, [[0, 1, 2, 3], [3, 0, 1, 2], [2, 3, 0, 1], [1, 2, 3, 0]]);
@@ -241,7 +247,8 @@ mod tests {
         assert_eq!(groups(&grown), [0, 1, 0, 1, 0, 1, 2, 2, 2, 0, 1, 2, 0, 1, 2]);
         let rows: Vec<u64> = (0..15).map(|stripe| grown.member_offset(stripe) / 4096).collect();
         assert_eq!(rows, [0, 0, 1, 1, 2, 2, 0, 1, 2, 3, 3, 3, 4, 4, 4]);
-        // Where a stripe lies that was added by size does not depend on how many there were when it was asked.
+        // The place of a stripe that was added by size does not depend on the number of stripes at
+        // the time.
         assert!((0..15).all(|stripe| added.member(stripe, 2) == grown.member(stripe, 2)));
         let walk: Vec<u64> = (0..9).map(|step| added.stripe_at_step(step)).collect();
         assert_eq!(walk, [0, 1, 6, 2, 3, 7, 4, 5, 8]);
@@ -269,7 +276,7 @@ mod tests {
         }
     }
 
-    /// How an array grew: groups that were added, or rows.
+    /// One growth of an array: added groups, or rows.
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Groups(usize),

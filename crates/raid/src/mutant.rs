@@ -1,27 +1,28 @@
 //! Broken variants of the engine that the simulator must catch.
 //!
-//! Each names a rule that looks as if it could be left out. The code that keeps the rule asks [`is`] whether it is to
-//! be broken; without the feature `mutants` that is a constant `false` and the question costs nothing.
+//! Each mutant breaks a rule that seems unnecessary. The code that keeps the rule asks [`is`]
+//! whether to break it. Without the feature `mutants` the answer is a constant `false` and costs
+//! nothing.
 //!
 //! ```ignore
 //! if sequence < tail && !mutant::is(Mutant::NoTailRule) { continue }
 //! ```
 
-/// A rule that is broken. At most one is, in the whole process.
+/// A rule to break. At most one is broken in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mutant {
-    /// Recovery replays entries below the lane's highest tail: stale ones resurface.
+    /// Recovery replays entries below the lane's highest tail, and stale ones overwrite newer data.
     NoTailRule = 1,
     /// Healthy full stripes are written without a header in the log.
     FullStripesUnlogged,
-    /// An entry is replayed when any of its parity members holds it, not all that are present.
+    /// Recovery replays an entry with a copy on any of its parity members, not on all present ones.
     ReplayOnAnyParity,
-    /// A parity array logs nothing and trusts the region map alone, but claims to be `ppl`.
+    /// A parity array logs nothing and relies on the write-intent bitmap, but claims to be `ppl`.
     BitmapOnly,
     /// Entries carry no new data, neither for several strips nor in a degraded group.
     NoRedo,
-    /// The nonce stays the same at every assembly: entries of an earlier one are taken for this one's.
+    /// The nonce is the same at every assembly: entries of an earlier assembly count.
     NoNonce,
     /// Parity is computed from the caller's memory, which may change while the write is in flight.
     NoSnapshot,
@@ -29,57 +30,64 @@ pub enum Mutant {
     NoRowLock,
     /// Data and parity are written without FUA.
     NoFua,
-    /// The region map is not durable before the write that it covers.
-    RegionMapNotAwaited,
+    /// A write does not wait until its mark in the write-intent bitmap is durable.
+    IntentBitmapNotAwaited,
     /// All copies of a member's superblock are written at once.
     SuperblocksAllAtOnce,
     /// A lane's space is used again before the write that its entry covers has ended.
     RetireEarly,
     /// A rebuild copies a stripe without locking its rows against writes.
     RebuildWithoutLock,
-    /// A write is acknowledged though a member that missed it is not known to be out.
+    /// A write is acknowledged before the failure of a member that missed it is durable.
     AckBeforeMemberOut,
-    /// A scrub makes parity fit the data though parity tells which strip is wrong.
+    /// A scrub recomputes parity from data although parity identifies the wrong strip.
     ScrubTrustsData,
-    /// A former member that comes back is taken as it is: what was written while it was out is not copied.
+    /// A re-added member counts as complete: writes that it missed are not copied.
     NoResync,
     /// A write that misses a member does not mark its region.
     StaleNotMarked,
-    /// An array that grows says so in the same superblock that says how large its members are.
+    /// One superblock commit contains the array's new size and the members' new sizes.
     GrowInOneStep,
-    /// What is added to an array that grows is taken for zeroes, whatever is there.
+    /// The added range of an array that grows counts as zeroes, whatever its content.
     GrowWithoutZeroes,
-    /// Groups are added by superblocks that members have before all new devices have theirs.
+    /// Groups are added by superblocks that members get before all new devices have theirs.
     GroupInOneStep,
-    /// Writes that were joined are acknowledged before the joint write has ended.
+    /// Joined writes are acknowledged before the joint write has ended.
     AckBeforeJointWrite,
-    /// The next window of a change of shape is moved before superblocks say that the last one was.
+    /// A reshape moves the next window before superblocks record the previous one.
     CursorNotAwaited,
-    /// Requests go to bytes that are being moved.
+    /// Requests access bytes that a reshape is moving.
     CrossFreely,
-    /// What a crash has left in the old shape's log is replayed where bytes have the new shape.
+    /// Recovery replays the old geometry's log onto bytes that have the new geometry.
     OldLogReplayed,
-    /// What the log's replay changes is not marked for members that are missing at the start.
+    /// Changes by recovery are not marked for members that are missing at the start.
     ReplayedNotStale,
-    /// Log space is used again once its entries are retired in memory, before an entry on the member says so.
+    /// Log space is used again once its entries are retired in memory, before an entry on the
+    /// member records that.
     SpaceFreedInMemory,
-    /// Marks of the region map are cleared though writes are in flight there.
+    /// Marks of the write-intent bitmap are cleared while writes are in flight there.
     MarksClearedInFlight,
-    /// A block is no longer noted as bad before the write that mends it is durable.
+    /// A block is removed from the bad-block list before the write that repairs it is durable.
     BadClearedEarly,
     /// Zeroes that miss a member do not mark their region.
     ZeroesNotStale,
-    /// A commit that takes a member out forgets the others that are failing.
+    /// A commit that marks a member as failed omits other failing members.
     CommitIgnoresOthers,
-    /// A member is taken out when it cannot read one block.
+    /// A member is marked as failed if it cannot read one block.
     OutForReadError,
-    /// A read-only start writes pages of the region map that a member lacks.
+    /// A read-only start writes pages of the write-intent bitmap that a member lacks.
     ReadOnlyRepairs,
+    /// Superblocks name the copy of a member before the copy has one.
+    CopyNotIntroduced,
+    /// A creation writes superblocks that can be assembled to one member after the other, at once.
+    CreatedInOneStep,
+    /// A creation leaves the write-intent bitmap, bad blocks and log of a former array.
+    OldAreasKept,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 32] = [
+    pub const ALL: [Mutant; 35] = [
         Mutant::NoTailRule,
         Mutant::FullStripesUnlogged,
         Mutant::ReplayOnAnyParity,
@@ -89,7 +97,7 @@ impl Mutant {
         Mutant::NoSnapshot,
         Mutant::NoRowLock,
         Mutant::NoFua,
-        Mutant::RegionMapNotAwaited,
+        Mutant::IntentBitmapNotAwaited,
         Mutant::SuperblocksAllAtOnce,
         Mutant::RetireEarly,
         Mutant::RebuildWithoutLock,
@@ -112,29 +120,42 @@ impl Mutant {
         Mutant::CommitIgnoresOthers,
         Mutant::OutForReadError,
         Mutant::ReadOnlyRepairs,
+        Mutant::CopyNotIntroduced,
+        Mutant::CreatedInOneStep,
+        Mutant::OldAreasKept,
     ];
 
-    /// Whether it can only show where arrays grow.
+    /// Whether only growing arrays can show the mutant.
     pub fn is_about_growth(self) -> bool {
         matches!(self, Mutant::GrowInOneStep | Mutant::GrowWithoutZeroes)
     }
 
-    /// Whether it can only show where arrays get groups of new members.
+    /// Whether only arrays that get groups of new members can show it.
     pub fn is_about_groups(self) -> bool {
         self == Mutant::GroupInOneStep
     }
 
-    /// Whether it can only show where arrays change their shape.
+    /// Whether only arrays during a reshape can show it.
     pub fn is_about_shapes(self) -> bool {
         matches!(self, Mutant::CursorNotAwaited | Mutant::CrossFreely | Mutant::OldLogReplayed)
     }
 
-    /// Whether it can only show where arrays are started read-only, with damaged metadata.
+    /// Whether only arrays that start read-only, with damaged metadata, can show it.
     pub fn is_about_looks(self) -> bool {
         self == Mutant::ReadOnlyRepairs
     }
 
-    /// Whether it can only show where writes come in streams.
+    /// Whether only replacements of live members can show the mutant.
+    pub fn is_about_operations(self) -> bool {
+        self == Mutant::CopyNotIntroduced
+    }
+
+    /// Whether only creations on disks that hold old data can show the mutant.
+    pub fn is_about_creation(self) -> bool {
+        matches!(self, Mutant::CreatedInOneStep | Mutant::OldAreasKept)
+    }
+
+    /// Whether only streams of writes can show the mutant.
     pub fn is_about_streams(self) -> bool {
         matches!(self, Mutant::AckBeforeJointWrite)
     }
@@ -143,13 +164,13 @@ impl Mutant {
 #[cfg(feature = "mutants")]
 static CHOSEN: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
 
-/// Chooses the rule that is broken from now on, in the whole process; `None` breaks none.
+/// Chooses the rule to break in the whole process; `None` breaks none.
 #[cfg(feature = "mutants")]
 pub fn choose(mutant: Option<Mutant>) {
     CHOSEN.store(mutant.map_or(0, |mutant| mutant as u8), std::sync::atomic::Ordering::Relaxed);
 }
 
-/// Nothing can be chosen without the feature `mutants`.
+/// Without the feature `mutants` this has no effect.
 #[cfg(not(feature = "mutants"))]
 pub fn choose(_: Option<Mutant>) {}
 

@@ -82,16 +82,21 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(findings.count > 0))
 }
 
-/// Checks an array by the newest table of its members.
+/// Checks an array by the newest table of its members. A table that is being created counts only
+/// when all of them are.
 fn check_array(members: Vec<Member>, findings: &mut Findings) {
-    let newest = members.iter().max_by_key(|member| member.block.generation()).expect("a member");
+    let order = |member: &&Member| (!member.block.is_creating(), member.block.generation());
+    let newest = members.iter().max_by_key(order).expect("a member");
     let (table, name) = (newest.block.clone(), table_name(&newest.block));
     let mut slots: Vec<Option<&Member>> = vec![None; table.members()];
     for member in &members {
         let slot = member.block.slot();
         let is_known = slot < slots.len() && table.member(slot) == &member.block.0[176..192];
         if !is_known {
-            println!("{}: no member of {name} any more", member.name);
+            match member.block.is_creating() {
+                true => println!("{}: no member of {name} yet", member.name),
+                false => println!("{}: no member of {name} any more", member.name),
+            }
             continue;
         }
         let generation = member.block.generation();

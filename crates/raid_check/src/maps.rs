@@ -1,4 +1,4 @@
-//! Chapters "The region map" and "Bad blocks" of the format document.
+//! Chapters "The write-intent bitmap" and "Bad blocks" of the format document.
 
 use crate::device::{Source, is_zero, u32_at, u64_at};
 use crate::math::crc32c_without;
@@ -90,7 +90,7 @@ pub fn regions(members: &[&Member], findings: &mut Findings) -> Vec<u8> {
             let number = u64::from(u32_at(bytes, 12));
             if number == page { Ok(4096) } else { Err(format!("page number {number}")) }
         };
-        let what = format!("region map page {page}");
+        let what = format!("write-intent bitmap page {page}");
         let pair = Pair { what: what.clone(), array: table.array(), decode: &decode };
         let place = |member: &Member| (u64_at(&member.block.0, 224) + page * 8192, 4096);
         let found = pair.check(members, place, findings);

@@ -74,7 +74,7 @@ impl Superblock {
         }
         let mut end = 32 << 10;
         let areas = [
-            ("region map", u64_at(b, 224), 2 * 4096 * u64::from(u32_at(b, 220))),
+            ("write-intent bitmap", u64_at(b, 224), 2 * 4096 * u64::from(u32_at(b, 220))),
             ("bad blocks", u64_at(b, 232), 2 * u64::from(u32_at(b, 240))),
             ("log", u64_at(b, 248), u64_at(b, 256)),
             ("reserve", u64_at(b, 264), u64_at(b, 272)),
@@ -145,6 +145,10 @@ impl Superblock {
     pub fn is_clean(&self) -> bool {
         u16_at(&self.0, 138) & 1 != 0
     }
+    /// Whether the table counts only where a later, complete one names the member.
+    pub fn is_creating(&self) -> bool {
+        u16_at(&self.0, 138) & 2 != 0
+    }
     pub fn members(&self) -> usize {
         u32_at(&self.0, 140) as usize
     }
@@ -181,7 +185,8 @@ impl Superblock {
         (0..5).map(|i| zone(432 + 16 * i)).take_while(|zone| zone.groups > 0).collect()
     }
 
-    /// Returns the fields that are equal on all members: without the checksum and per-member fields.
+    /// Returns the fields that are equal on all members: without the checksum and per-member
+    /// fields.
     pub fn common(&self) -> Vec<u8> {
         let mut bytes = self.0.clone();
         for own in [16..20, 106..108, 176..192, 208..244, 248..296] {

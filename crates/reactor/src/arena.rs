@@ -1,35 +1,23 @@
 //! Buffers in shared memory: one range for all cores, so that a device in another process reaches
-//! every buffer.
+//! all buffers.
 //!
-//! A buddy allocator gives out blocks of a power of two of bytes. A free block has no pages: its
-//! content is zero.
-//! Blocks are taken and returned only when a pool grows or shrinks, so one lock serves all cores.
+//! A buddy allocator hands out blocks whose size is a power of two. A free block has no pages, so
+//! its content is zero. Blocks are taken and returned only when a pool grows or shrinks, so one
+//! lock serves all cores.
 
-use crate::buffer::{POOL_BYTES, SHARED_STOCK};
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// The memory that holds the buffers of all cores, once there is one.
+/// The memory that holds the buffers of all cores, once [`hold_buffers`] has set it.
 static ARENA: OnceLock<Arena> = OnceLock::new();
 
-/// Addresses for each byte of buffers that there are at a time: each of the nine sizes may have had
-/// all of the bytes in its turn, and left blocks that do not grow together. A process whose
-/// addresses are used up ends as one without memory.
-const SPREAD: usize = 10;
-/// Pools of a core: its own, and that of network clients.
-const POOLS: usize = 2;
-
-/// Bytes of shared memory for the buffers of `cores` cores, whose network clients use at most
-/// `clients` bytes at a time.
-/// Pages exist only as long as buffers use them.
-pub fn shared_memory_for(cores: usize, clients: usize) -> usize {
-    let pools = cores.saturating_mul(POOL_BYTES + POOLS * SHARED_STOCK);
-    clients.saturating_add(pools).saturating_mul(SPREAD)
-}
-
-/// Takes all further buffers of this process from the `len` bytes at `base`. Returns `false`, and
-/// changes nothing, where such memory was named before.
+/// Bytes of addresses reserved for each byte of buffers. In the worst case each of the nine sizes
+/// has held all bytes in turn and left blocks that do not merge. A process that runs out of these
+/// addresses ends as if it were out of memory.
+pub(crate) const SPREAD: usize = 10;
+/// Takes all further buffers of this process from the `len` bytes at `base`. Returns `false` and
+/// changes nothing if an earlier call has set such memory.
 ///
 /// # Safety
 /// The memory is a shared mapping of zeroes that nothing else uses, and it stays mapped until the
@@ -38,12 +26,12 @@ pub unsafe fn hold_buffers(base: NonNull<u8>, len: usize) -> bool {
     ARENA.set(Arena::new(base, len)).is_ok()
 }
 
-/// The memory that holds the buffers of all cores, if there is one.
+/// The memory that holds the buffers of all cores, if [`hold_buffers`] has set it.
 pub(crate) fn arena() -> Option<&'static Arena> {
     ARENA.get()
 }
 
-/// Memory that is given out in blocks. See the module.
+/// Memory handed out in blocks. See the module.
 pub(crate) struct Arena {
     base: NonNull<u8>,
     len: usize,
@@ -60,17 +48,16 @@ impl Arena {
         Arena { base, len, blocks: Mutex::new(Blocks { len, ..Blocks::default() }) }
     }
 
-    /// A block of `size` bytes, a power of two up to `largest`, aligned to its size within the
-    /// memory; zeroed. `None`
-    /// where no block of that size is free.
+    /// A zeroed block of `size` bytes (a power of two up to `largest`), aligned to its size within
+    /// the memory. `None` if no block of that size is free.
     pub(crate) fn take(&self, size: usize, largest: usize) -> Option<NonNull<u8>> {
         let offset = self.blocks.lock().unwrap_or_else(PoisonError::into_inner).take(size, largest)?;
         // SAFETY: a block lies inside the memory.
         Some(unsafe { self.base.add(offset) })
     }
 
-    /// Takes back a block that [`Arena::take`] gave out, and its pages. Returns `false` where it
-    /// lies elsewhere.
+    /// Frees a block of [`Arena::take`] and its pages. Returns `false` if the block does not lie in
+    /// this memory.
     pub(crate) fn give_back(&self, block: NonNull<u8>, size: usize, largest: usize) -> bool {
         let offset = block.addr().get().wrapping_sub(self.base.addr().get());
         if offset >= self.len {
@@ -87,7 +74,7 @@ impl Arena {
     }
 }
 
-/// Which blocks are free: offset and size.
+/// The free blocks: size and offset.
 #[derive(Default)]
 struct Blocks {
     /// By size first, so that the lowest block of a size is found at once.

@@ -1,6 +1,6 @@
-//! Memory of a core for data in transit: bounce buffers, parity, copies.
+//! The buffers of a core for data in transit: bounce buffers, parity, copies.
 
-use crate::arena::arena;
+use crate::arena::{SPREAD, arena};
 use crate::permits::Permits;
 use block::{Data, Segment};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -11,20 +11,29 @@ use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
 use std::task::Context;
 
-/// Longest buffer; longer transfers go in parts.
+/// Longest buffer in bytes; longer transfers are split.
 pub const MAX_BUFFER: usize = 1 << 20;
-/// Shortest buffer and alignment of all: what direct I/O on any drive needs.
+/// Shortest buffer in bytes, and the alignment of all buffers: enough for direct I/O on any drive.
 const MIN_BUFFER: usize = 4096;
 const CLASSES: usize = (MAX_BUFFER / MIN_BUFFER).trailing_zeros() as usize + 1;
-/// Bytes in use at a time; who wants more waits. 64 parts of the longest kind keep any drive busy.
-pub(crate) const POOL_BYTES: usize = 64 * MAX_BUFFER;
+/// Limit of bytes in use; further requests wait. 64 parts of the longest size keep any drive busy.
+const POOL_BYTES: usize = 64 * MAX_BUFFER;
 /// Free bytes that an idle core keeps.
 const STOCK: usize = MAX_BUFFER;
-/// Free bytes of a busy core's pool in shared memory, whose addresses are bounded.
-pub(crate) const SHARED_STOCK: usize = 32 * MAX_BUFFER;
+/// Limit of free bytes of a busy core's pool in shared memory, whose addresses are limited.
+const SHARED_STOCK: usize = 32 * MAX_BUFFER;
+/// Pools of a core: one for its own requests, one for network clients.
+const POOLS: usize = 2;
 
-/// Buffers of one core: grown under load up to a limit, then requests wait; given back when the
-/// core idles.
+/// Bytes of shared memory for the buffers of `cores` cores, whose network clients use at most
+/// `clients` bytes at a time. Pages exist only while buffers use them.
+pub fn shared_memory_for(cores: usize, clients: usize) -> usize {
+    let pools = cores.saturating_mul(POOL_BYTES + POOLS * SHARED_STOCK);
+    clients.saturating_add(pools).saturating_mul(SPREAD)
+}
+
+/// The buffers of one core. The pool grows under load up to a limit, at which requests wait. It
+/// frees memory when the core is idle.
 #[derive(Clone)]
 pub struct BufferPool(Rc<Pool>);
 
@@ -42,7 +51,7 @@ impl Default for BufferPool {
 }
 
 impl BufferPool {
-    /// A pool of at most `bytes` in use, at least [`MAX_BUFFER`].
+    /// A pool with a limit of `bytes` in use, at least [`MAX_BUFFER`].
     pub fn new(bytes: usize) -> BufferPool {
         BufferPool(Rc::new(Pool {
             permits: Permits::new(bytes.max(MAX_BUFFER)),
@@ -51,21 +60,21 @@ impl BufferPool {
         }))
     }
 
-    /// A buffer of `len` bytes, aligned to 4 KiB, whose content is undefined; waits while the pool
-    /// is exhausted.
+    /// A buffer of `len` bytes, aligned to 4 KiB, with undefined content. Waits while the pool is
+    /// exhausted.
     ///
     /// # Panics
-    /// When `len` exceeds [`MAX_BUFFER`].
+    /// If `len` exceeds [`MAX_BUFFER`].
     pub async fn take(&self, len: usize) -> Buffer {
         let class = class_of(len);
         self.0.permits.acquire(size_of_class(class)).await;
         self.take_of(class, len)
     }
 
-    /// A buffer as [`BufferPool::take`] gives it, if the pool has that much left and nobody waits.
+    /// As [`BufferPool::take`], but returns `None` if the pool is exhausted or a task waits.
     ///
     /// # Panics
-    /// When `len` exceeds [`MAX_BUFFER`].
+    /// If `len` exceeds [`MAX_BUFFER`].
     pub fn try_take(&self, len: usize) -> Option<Buffer> {
         let class = class_of(len);
         self.0.permits.try_acquire(size_of_class(class)).then(|| self.take_of(class, len))
@@ -79,29 +88,29 @@ impl BufferPool {
         Buffer { memory: reused.unwrap_or_else(|| allocate(class)), len, class, pool: self.0.clone() }
     }
 
-    /// Gives free buffers back to the system; the core calls it before it sleeps. Keeps a small
-    /// stock, so that a slow trickle of requests does not allocate each time.
+    /// Returns free buffers to the system; the core calls it before it sleeps. Keeps a small stock,
+    /// so that rare requests do not allocate each time.
     pub(crate) fn trim(&self) {
         self.0.trim(STOCK);
     }
 
-    /// Gives free buffers back to the system but for `stock` bytes, also while the core is busy.
+    /// Returns free buffers beyond `stock` bytes to the system, also while the core is busy.
     pub fn shrink(&self, stock: usize) {
         self.0.trim(stock);
     }
 
-    /// A handle that does not keep the pool; see
+    /// A reference that does not keep the pool alive; see
     /// [`Core::trim_when_idle`](crate::Core::trim_when_idle).
     pub(crate) fn downgrade(&self) -> WeakPool {
         WeakPool(Rc::downgrade(&self.0))
     }
 }
 
-/// A pool that somebody else keeps.
+/// A reference to a pool that does not keep it alive.
 pub(crate) struct WeakPool(Weak<Pool>);
 
 impl WeakPool {
-    /// Gives free buffers back but for `stock` bytes; `false` when the pool is gone.
+    /// Frees buffers beyond `stock` bytes; returns `false` if the pool was dropped.
     pub fn trim(&self, stock: usize) -> bool {
         self.0.upgrade().inspect(|pool| pool.trim(stock)).is_some()
     }
@@ -131,7 +140,7 @@ impl Drop for Pool {
     }
 }
 
-/// A buffer that goes back to its pool when dropped.
+/// A buffer that returns to its pool when dropped.
 pub struct Buffer {
     memory: NonNull<u8>,
     len: usize,
@@ -145,20 +154,20 @@ impl Buffer {
         Segment { base: self.memory.as_ptr(), len: self.len }
     }
 
-    /// The bytes. Not while a request works on the buffer.
+    /// The bytes. Must not be called while a request uses the buffer.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: ours and initialised (`allocate` zeroes).
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.len) }
     }
 
-    /// The bytes, to write. Not while a request works on the buffer.
+    /// The bytes, writable. Must not be called while a request uses the buffer.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`, and borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.len) }
     }
 
-    /// Runs a request on `channel` with this buffer as its memory. The buffer comes back with the
-    /// result, so that it cannot be touched meanwhile.
+    /// Runs a request on `channel` with this buffer as its memory. The future owns the buffer and
+    /// returns it with the result, so that the caller cannot access it meanwhile.
     pub async fn transfer(
         self,
         channel: &dyn block::Channel,
@@ -175,9 +184,9 @@ impl Buffer {
         (self, result)
     }
 
-    /// [`Buffer::transfer`] for a caller that changes its memory meanwhile, as a guest may: for
-    /// tests of what a device does then. `change` is called with the memory, at the latest whenever
-    /// the request's task runs without the request having ended; it may arrange to be called again.
+    /// [`Buffer::transfer`] for a caller that changes its memory during the request, as a guest
+    /// may. Tests use it. `change` is called with the memory each time the request's task runs and
+    /// the request has not completed; it may wake the task.
     pub async fn transfer_changing(
         self,
         channel: &dyn block::Channel,
@@ -205,11 +214,10 @@ impl Buffer {
     }
 
     /// [`Buffer::transfer`] of the part that starts `skip` bytes into the buffer, in segments of
-    /// `lens` bytes:
-    /// for tests of what a device does with scattered and misaligned memory.
+    /// `lens` bytes. Tests use it for scattered and misaligned memory.
     ///
     /// # Panics
-    /// When the part does not lie inside the buffer.
+    /// If the part does not lie inside the buffer.
     pub async fn transfer_in_segments(
         self,
         channel: &dyn block::Channel,
@@ -259,7 +267,7 @@ fn layout(class: usize) -> Layout {
     Layout::from_size_align(size_of_class(class), MIN_BUFFER).expect("a power of two up to MAX_BUFFER")
 }
 
-/// Gives memory back to where it came from.
+/// Returns memory to the arena or the allocator.
 ///
 /// # Safety
 /// It came from [`allocate`] with this class, and nothing uses it.
@@ -297,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exhausted_pool_lets_the_next_wait_until_memory_comes_back() {
+    fn an_exhausted_pool_lets_the_next_wait_until_memory_is_freed() {
         let pool = BufferPool::new(MAX_BUFFER);
         let Poll::Ready(first) = poll(pin!(pool.take(MAX_BUFFER / 2 + 1))) else { panic!() };
         assert_eq!(first.segment().len, MAX_BUFFER / 2 + 1);

@@ -1,4 +1,4 @@
-//! Where time comes from.
+//! The clocks of a core.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -11,8 +11,8 @@ pub trait Clock {
     fn now_ns(&self) -> u64;
 }
 
-/// The machine's monotonic clock. All cores of a process agree on its zero, so that a device can
-/// space the requests of several.
+/// The machine's monotonic clock. Its zero is the same for all cores of a process, so that a device
+/// can space the requests of several cores.
 pub struct MonotonicClock(Instant);
 
 impl Default for MonotonicClock {
@@ -30,7 +30,7 @@ impl Clock for MonotonicClock {
     }
 }
 
-/// A clock that stands still until somebody moves it: the simulator's.
+/// The simulator's clock. It stands still until [`VirtualClock::advance`].
 #[derive(Clone, Default)]
 pub struct VirtualClock(Rc<Cell<u64>>);
 

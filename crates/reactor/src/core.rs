@@ -1,14 +1,14 @@
-//! One core: its turn, its sleep, what it owns.
+//! One core: its turn, its sleep, and its tasks, timers, sources and buffers.
 
 use crate::buffer::{BufferPool, WeakPool};
 use crate::clock::{Clock, MonotonicClock, VirtualClock};
 use crate::doorbell::Doorbell;
 use crate::park::{Park, UringPark, VirtualPark};
 use crate::remote::{CoreRef, Inbox};
-use crate::rng::Rng;
 use crate::source::{PollWindow, Registered, Source, SourceHandle};
 use crate::task::{Body, Task};
 use crate::timer::{Sleep, Timers};
+use base::Rng;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -18,18 +18,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// How a core runs.
+/// Configuration of a core.
 #[derive(Clone, Debug, Default)]
 pub struct CoreConfig {
-    /// The processor its thread is bound to; `None` leaves that to the scheduler.
+    /// Processor to which the thread is bound; `None`: the scheduler chooses.
     pub cpu: Option<usize>,
-    /// How long sources are polled without work.
+    /// How long the core polls a source without work.
     pub poll: PollWindow,
-    /// Seed of its randomness; 0 takes one from the clock.
+    /// Seed of the core's random numbers; 0 derives one from the process id and the core's index.
     pub seed: u64,
 }
 
-/// One thread's executor. A cheap handle that stays on its thread.
+/// The executor of one thread. A cheap handle that is not `Send`.
 #[derive(Clone)]
 pub struct Core(Rc<Inner>);
 
@@ -38,16 +38,16 @@ struct Inner {
     body: &'static Body,
     inbox: Arc<Inbox>,
     clock: Box<dyn Clock>,
-    rng: Rng,
+    rng: RefCell<Rng>,
     timers: Timers,
     buffers: BufferPool,
-    /// Other pools that are trimmed before the core sleeps, and what each keeps.
+    /// Other pools that are trimmed before the core sleeps, and the bytes that each keeps.
     trimmed: RefCell<Vec<(WeakPool, usize)>>,
     ready: RefCell<VecDeque<&'static Task>>,
     free_tasks: RefCell<Vec<&'static Task>>,
     /// Headers of the body that this core has not used yet.
     unused_tasks: RefCell<Vec<&'static Task>>,
-    /// Those that it has, in the order of their first use.
+    /// Headers that this core has used, in the order of their first use.
     used_tasks: RefCell<Vec<&'static Task>>,
     park: RefCell<Box<dyn Park>>,
     sources: RefCell<Vec<Option<Rc<Registered>>>>,
@@ -55,28 +55,28 @@ struct Inner {
     next_generation: Cell<u64>,
     poll: PollWindow,
     turns: Cell<u64>,
-    /// The last reading of the clock in this turn; `u64::MAX`: there is none.
+    /// The last reading of the clock in this turn; `u64::MAX` before the first.
     recent_ns: Cell<u64>,
     sleeps: Cell<u64>,
-    /// Since when turns have found nothing to do, as far as that is counted; `u64::MAX`: they have.
+    /// Time up to which turns without work are counted; `u64::MAX` after a turn with work.
     idle_since_ns: Cell<u64>,
     is_stopping: Cell<bool>,
 }
 
-/// When a request began ([`Core::stopwatch`]).
+/// The start of a request ([`Core::stopwatch`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch {
     start_ns: u64,
     turn: u64,
 }
 
-/// Turns between two looks at the clock while there is work: idle sources and timers wait that much
-/// longer.
+/// Turns between two readings of the clock while the core has work. Idle sources and timers wait
+/// that much longer.
 const TURNS_PER_TICK: u64 = 8;
 /// Messages run in one turn.
 const MESSAGES_PER_TURN: usize = 32;
-/// Bits of a park token that hold the source's place; the rest is a generation, so that a late
-/// event of a source that is gone is not taken for one of its successor's.
+/// Bits of a park token that hold the source's place. The rest is a generation, which distinguishes
+/// late events of a removed source from those of its successor.
 const PLACE_BITS: u32 = 24;
 
 thread_local! {
@@ -86,7 +86,7 @@ thread_local! {
 /// The core of the calling thread.
 ///
 /// # Panics
-/// Where no core runs on this thread.
+/// If no core runs on this thread.
 pub fn current() -> Core {
     let inner = CURRENT.get();
     assert!(!inner.is_null(), "no core runs on this thread");
@@ -98,7 +98,7 @@ pub fn current() -> Core {
     }
 }
 
-/// Queues `task` if its core is the calling thread's; whether it is.
+/// Queues `task` if the calling thread runs its core; returns whether it does.
 #[inline]
 pub(crate) fn wake_locally(task: &'static Task) -> bool {
     let inner = CURRENT.get();
@@ -111,7 +111,7 @@ pub(crate) fn wake_locally(task: &'static Task) -> bool {
     is_ours
 }
 
-/// Makes a core the current one of its thread for a while.
+/// Makes a core the current one of its thread until dropped.
 struct Entered<'a> {
     before: *const Inner,
     _core: &'a Core,
@@ -136,7 +136,7 @@ impl Core {
     /// A core of the calling thread with the machine's clock.
     ///
     /// # Errors
-    /// When the kernel refuses what sleeping needs.
+    /// If the kernel refuses an io_uring or an eventfd.
     pub fn start(index: usize, config: &CoreConfig) -> io::Result<Core> {
         let clock = MonotonicClock::default();
         let seed =
@@ -144,7 +144,7 @@ impl Core {
         Ok(Core::with(index, Box::new(clock), Box::new(UringPark::new()?), seed, config.poll))
     }
 
-    /// A core with everything injected: what the simulator builds.
+    /// A core with injected clock and park, as the simulator uses.
     pub fn with(
         index: usize,
         clock: Box<dyn Clock>,
@@ -158,7 +158,7 @@ impl Core {
             body,
             inbox: Inbox::new(body),
             clock,
-            rng: Rng::new(seed),
+            rng: RefCell::new(Rng::new(seed)),
             timers: Timers::default(),
             buffers: BufferPool::default(),
             trimmed: RefCell::default(),
@@ -203,9 +203,9 @@ impl Core {
         now_ns
     }
 
-    /// Starts to measure how long a request takes, for far less than two looks at the clock: what
-    /// begins or ends in one turn shares a look, so that a time may be too long or too short by
-    /// about a turn.
+    /// Starts to measure the duration of a request. Requests that begin or end in one turn share a
+    /// reading of the clock. This costs far less than two readings a request; a time may be wrong
+    /// by about a turn.
     #[inline]
     pub fn stopwatch(&self) -> Stopwatch {
         Stopwatch { start_ns: self.recent_ns(), turn: self.0.turns.get() }
@@ -214,7 +214,7 @@ impl Core {
     /// Nanoseconds since a stopwatch of this core was started.
     #[inline]
     pub fn elapsed_ns(&self, stopwatch: &Stopwatch) -> u64 {
-        // What ends in the turn in which it began has taken some of its time.
+        // A request that ends in the turn in which it began has taken time within that turn.
         let is_same = stopwatch.turn == self.0.turns.get();
         let now_ns = if is_same { self.now_ns() } else { self.recent_ns() };
         now_ns.saturating_sub(stopwatch.start_ns)
@@ -228,9 +228,9 @@ impl Core {
         }
     }
 
-    /// A random number from the core's injected source; not for secrets.
+    /// A random number from the core's seeded generator; not for secrets.
     pub fn random_u64(&self) -> u64 {
-        self.0.rng.next()
+        self.0.rng.borrow_mut().draw()
     }
 
     /// Waits for `ns` nanoseconds.
@@ -238,18 +238,18 @@ impl Core {
         Sleep::new(self.clone(), self.now_ns().saturating_add(ns))
     }
 
-    /// Buffers of this core.
+    /// The buffers of this core.
     pub fn buffers(&self) -> &BufferPool {
         &self.0.buffers
     }
 
-    /// Gives free buffers of a pool back to the system, but for `stock` bytes, whenever this core
-    /// goes to sleep.
+    /// Returns free buffers of `pool` beyond `stock` bytes to the system whenever this core goes to
+    /// sleep.
     pub fn trim_when_idle(&self, pool: &BufferPool, stock: usize) {
         self.0.trimmed.borrow_mut().push((pool.downgrade(), stock));
     }
 
-    /// How often the core has slept so far; the rest of its time it polled or worked.
+    /// Number of sleeps of the core so far; between them it polled or worked.
     pub fn sleeps(&self) -> u64 {
         self.0.sleeps.get()
     }
@@ -258,13 +258,13 @@ impl Core {
         &self.0.timers
     }
 
-    /// Adds a task. It is boxed here, once: tasks are made when queues start, not for each request.
+    /// Adds a task. The call boxes the future: tasks are made when queues start, not for each
+    /// request.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
         let free = self.0.free_tasks.borrow_mut().pop();
         let task = free.unwrap_or_else(|| self.new_task());
-        // SAFETY: the task was free, so its future is not running, and we are on its core's thread
-        // (`Core`
-        // is not `Send`).
+        // SAFETY: the task was free, so its future is not running. This is its core's thread, as
+        // `Core` is not `Send`.
         unsafe { task.set_future(Some(Box::pin(future))) };
         self.0.queue(task);
     }
@@ -277,7 +277,7 @@ impl Core {
         task
     }
 
-    /// Wakes one of the tasks that there are or were, as a stale waker may: `number` says which.
+    /// Wakes one of the tasks that exist or existed, as a stale waker may. `number` chooses it.
     pub(crate) fn wake_any(&self, number: u64) {
         let used = self.0.used_tasks.borrow();
         if !used.is_empty() {
@@ -285,8 +285,7 @@ impl Core {
         }
     }
 
-    /// Polls `source` from now on, until the handle is dropped. The core does not keep the source
-    /// alive.
+    /// Polls `source` until the handle is dropped. The core does not keep the source alive.
     pub fn register(&self, source: &Rc<dyn Source>) -> SourceHandle {
         let registered = Registered::new(source, self.0.poll);
         let mut sources = self.0.sources.borrow_mut();
@@ -302,7 +301,7 @@ impl Core {
         SourceHandle::new(self.clone(), registered)
     }
 
-    /// Puts a source back among those that are polled.
+    /// Adds a source to the active list.
     #[cold]
     pub(crate) fn activate(&self, registered: &Rc<Registered>) {
         if registered.is_gone.get() || registered.is_active.replace(true) {
@@ -332,7 +331,7 @@ impl Core {
         Entered { before: CURRENT.replace(Rc::as_ptr(&self.0)), _core: self }
     }
 
-    /// Runs until somebody asks the core to stop.
+    /// Runs until [`Core::request_stop`].
     pub(crate) fn run(&self) {
         let _entered = self.enter();
         while !self.0.is_stopping.get() {
@@ -340,46 +339,45 @@ impl Core {
         }
     }
 
-    /// Runs `work` with this core as the thread's [`current`] one, for whoever schedules turns
-    /// itself.
+    /// Runs `work` with this core as the thread's [`current`] one, for callers that schedule turns
+    /// themselves.
     pub fn with_current<R>(&self, work: impl FnOnce() -> R) -> R {
         let _entered = self.enter();
         work()
     }
 
-    /// One turn, for whoever schedules several cores itself; whether anything happened.
+    /// Runs one turn, for callers that schedule several cores themselves. Returns whether the turn
+    /// found work.
     pub fn turn(&self) -> bool {
         let _entered = self.enter();
         self.turn_entered()
     }
 
-    /// Drops every task, and with it what the tasks have: no message is taken any more. A task that
-    /// still has a request in flight ends the process here: stop what uses a core before the core.
+    /// Closes the inbox and drops all tasks. A task with a request in flight ends the process here:
+    /// the users of a core must stop before the core.
     pub(crate) fn drop_tasks(&self) {
         let _entered = self.enter();
         self.0.inbox.close();
         let tasks = self.0.body.tasks();
         for task in &tasks {
-            // SAFETY: no task runs now, and we are on the core's thread.
+            // SAFETY: no task runs now, and this is the core's thread.
             unsafe { task.set_future(None) };
         }
-        // Only now: a future that is dropped may wake tasks whose turn to be dropped was before it.
+        // Last, because dropping a future may wake tasks that were dropped before.
         self.0.ready.borrow_mut().clear();
         tasks.iter().for_each(|task| task.is_queued.set(false));
     }
 
-    /// Ends a simulated core before the others, as the end of its thread does. It has its turns,
-    /// and nothing to do in them.
-    /// No task of it may have a request in flight.
+    /// Ends a simulated core before the others, as the end of its thread does. It still takes
+    /// turns, without work. None of its tasks may have a request in flight.
     pub fn end_simulated(&self) {
         self.drop_tasks();
     }
 
-    /// Ends the core: nothing of it runs any more. The thread's free memory stays:
-    /// [`block::release_pool`].
+    /// Ends the core. The thread keeps its free memory until [`block::release_pool`].
     pub(crate) fn end(self) {
         self.drop_tasks();
-        // From here on a stray wake goes the remote way, to whoever runs the body next.
+        // From here on a stray wake takes the remote path, to the next core of the body.
         self.0.body.give_back();
     }
 
@@ -394,7 +392,7 @@ impl Core {
         }
     }
 
-    /// Counts the time since the last tick, if no turn since has found anything to do.
+    /// Counts the time since the last tick as polled, if no turn since then has found work.
     fn note_idle(&self) {
         let now_ns = self.now_ns();
         if let Some(ns) = now_ns.checked_sub(self.0.idle_since_ns.replace(now_ns)) {
@@ -436,14 +434,14 @@ impl Core {
         true
     }
 
-    /// Runs the tasks that are ready now; what they wake has its turn after the sources had theirs.
+    /// Runs the tasks that are ready now. Tasks that they wake run after the sources.
     #[inline]
     fn run_ready(&self) -> bool {
         let count = self.0.ready.borrow().len();
         for _ in 0..count {
             let Some(task) = self.0.ready.borrow_mut().pop_front() else { break };
             task.is_queued.set(false);
-            // SAFETY: we are on the core's thread, and tasks run from here only, one at a time.
+            // SAFETY: this is the core's thread, and tasks run from here only, one at a time.
             if unsafe { task.poll() } {
                 // SAFETY: the future has just returned.
                 unsafe { task.set_future(None) };
@@ -524,7 +522,7 @@ impl Core {
         inner.body.woke_up();
     }
 
-    /// Whether nothing can happen before time passes or somebody else acts.
+    /// Whether the core has no work until time passes or another thread acts.
     pub(crate) fn is_idle(&self) -> bool {
         let inner = &*self.0;
         let is_due = || inner.timers.next_deadline().is_some_and(|at| at <= self.now_ns());
@@ -559,16 +557,17 @@ fn place_of(token: u64) -> usize {
 /// Runs a core on the calling thread until `future` ends.
 ///
 /// # Panics
-/// When the kernel refuses what a core needs.
+/// If the kernel refuses an io_uring or an eventfd.
 pub fn run<R: 'static>(future: impl Future<Output = R> + 'static) -> R {
     let core = Core::start(0, &CoreConfig::default()).expect("an io_uring for the core");
     core.run_until_set(future)
 }
 
-/// Runs a core under virtual time until the future that `make` returns ends: same seed, same run.
+/// Runs a core under virtual time until the future that `make` returns ends. The same seed gives
+/// the same run.
 ///
 /// # Panics
-/// When the future waits for something that no timer will bring.
+/// If no task is ready and no timer runs before the future ends.
 pub fn run_simulated<R: 'static, F: Future<Output = R> + 'static>(
     seed: u64,
     make: impl FnOnce(VirtualClock) -> F,
@@ -586,7 +585,7 @@ mod tests {
     use std::task::{Poll, Waker};
 
     #[test]
-    fn virtual_time_passes_only_while_everybody_waits() {
+    fn virtual_time_passes_only_while_all_tasks_wait() {
         let trace = run_simulated(7, |_| async {
             let core = current();
             let trace = Rc::new(RefCell::new(Vec::new()));
@@ -621,7 +620,7 @@ mod tests {
         });
     }
 
-    /// Counts the eventfd's edges it is told about.
+    /// Counts the edges of an eventfd.
     struct Doorbell {
         fd: OwnedFd,
         handle: RefCell<Option<SourceHandle>>,
@@ -694,7 +693,7 @@ mod tests {
         assert!(sleeps >= 5, "slept {sleeps} times");
     }
 
-    /// A source that never has anything.
+    /// A source that never has work.
     struct Nothing;
 
     impl Source for Nothing {
@@ -712,7 +711,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopwatch_measures_what_takes_turns_and_what_takes_none() {
+    fn a_stopwatch_measures_requests_over_several_turns_and_within_one() {
         run_simulated(1, |_| async {
             let core = current();
             let stopwatch = core.stopwatch();
@@ -745,8 +744,8 @@ mod tests {
         core.block_on(|core| async move {
             let source: Rc<dyn Source> = Rc::new(Nothing);
             let handle = core.register(&source);
-            // Of each sleep all but a tick at either end counts: how much that is depends on who
-            // else runs here.
+            // Each sleep counts except for a tick at either end. How much that is depends on the
+            // load of this machine.
             while remote.polled_ns() < 30 * MS {
                 core.sleep(10 * MS).await;
             }
@@ -822,7 +821,7 @@ mod tests {
             for _ in 0..3 {
                 let waker = waker.clone();
                 core.spawn(async move {
-                    // Every task has a waker of the first, also those that are dropped after it.
+                    // Each task has a waker of the first, also those that are dropped after it.
                     let first = std::future::poll_fn(|cx| {
                         let first = waker.borrow_mut().get_or_insert_with(|| cx.waker().clone()).clone();
                         Poll::Ready(WakesWhenDropped(first))
@@ -851,7 +850,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_core_that_panics_is_told() {
+    fn a_core_that_panics_returns_an_error_to_threads_that_wait_for_it() {
         let cores = Cores::start(&[CoreConfig::default()]).unwrap();
         let core = cores.get(0);
         assert_eq!(core.block_on(|_| async { panic!("a task's bug") }), Err::<(), _>(crate::CoreStopped));

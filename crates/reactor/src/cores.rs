@@ -1,4 +1,4 @@
-//! Threads that run a core each.
+//! Threads, each of which runs one core.
 
 use crate::core::{Core, CoreConfig};
 use crate::remote::CoreRef;
@@ -7,7 +7,7 @@ use std::io;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-/// A set of running cores. Dropping it stops and joins them; whoever drops it has drained them.
+/// A set of running cores. Dropping it stops and joins them; the owner drains them before.
 pub struct Cores {
     cores: Vec<CoreRef>,
     threads: Vec<JoinHandle<()>>,
@@ -17,7 +17,8 @@ impl Cores {
     /// Starts a thread for each configuration.
     ///
     /// # Errors
-    /// When a thread, its io_uring or its processor is refused; those started already are stopped.
+    /// If the system refuses a thread, its io_uring or its processor. Cores already started are
+    /// stopped.
     pub fn start(configs: &[CoreConfig]) -> io::Result<Cores> {
         let mut cores = Cores { cores: Vec::new(), threads: Vec::new() };
         for (index, config) in configs.iter().enumerate() {
@@ -31,12 +32,12 @@ impl Cores {
         Ok(cores)
     }
 
-    /// How many cores there are.
+    /// Number of cores.
     pub fn len(&self) -> usize {
         self.cores.len()
     }
 
-    /// Whether there is none.
+    /// Whether the set has no core.
     pub fn is_empty(&self) -> bool {
         self.cores.is_empty()
     }
@@ -44,7 +45,7 @@ impl Cores {
     /// The core with this number.
     ///
     /// # Panics
-    /// When there is none.
+    /// If no core has that number.
     pub fn get(&self, index: usize) -> CoreRef {
         self.cores[index].clone()
     }
@@ -73,8 +74,7 @@ fn run_core(index: usize, config: &CoreConfig, ready: &mpsc::SyncSender<io::Resu
         Ok(core) => core,
         Err(error) => return drop(ready.send(Err(error))),
     };
-    // Ends the core when a task panics, too: whoever waits for an answer must learn that none will
-    // come.
+    // Ends the core also when a task panics, so that threads that wait for an answer get an error.
     let core = EndOnDrop(core);
     if ready.send(Ok(core.0.remote())).is_ok() {
         core.0.run();
@@ -90,10 +90,23 @@ impl Drop for EndOnDrop {
     }
 }
 
-/// Binds the calling thread to the configured processor, if there is one.
+/// Allows the calling thread to use every processor that the operating system grants the process.
+/// Threads that it starts inherit that. A library whose threads are started on a core calls it
+/// first: otherwise they would all use the core's processor.
+pub fn unbind_thread() {
+    // SAFETY: the set is a plain bit array. The kernel ignores processors that do not exist or that
+    // the process may not use.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        (0..libc::CPU_SETSIZE as usize).for_each(|cpu| libc::CPU_SET(cpu, &mut set));
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+    }
+}
+
+/// Binds the calling thread to the configured processor, if any.
 ///
 /// # Errors
-/// When there is no such processor or the process may not use it.
+/// If the processor does not exist or the process may not use it.
 pub fn bind_thread(config: &CoreConfig) -> io::Result<()> {
     let Some(cpu) = config.cpu else { return Ok(()) };
     if cpu >= libc::CPU_SETSIZE as usize {

@@ -1,4 +1,4 @@
-//! What ends a sleep: an eventfd, or in a model of loom what stands for one.
+//! The doorbell that ends a core's sleep: an eventfd, or a stand-in for it in models of loom.
 
 #[cfg(not(loom))]
 pub(crate) use self::eventfd::Doorbell;
@@ -7,12 +7,24 @@ pub(crate) use self::modelled::Doorbell;
 
 #[cfg(not(loom))]
 mod eventfd {
-    use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+    use std::io;
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
     /// An eventfd that a sleeping thread watches.
     pub(crate) struct Doorbell(OwnedFd);
 
     impl Doorbell {
+        /// A doorbell with its own eventfd, which does not block.
+        pub(crate) fn open() -> io::Result<Doorbell> {
+            // SAFETY: no pointer is passed.
+            let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // SAFETY: a new descriptor without another owner.
+            Ok(Doorbell(unsafe { OwnedFd::from_raw_fd(fd) }))
+        }
+
         pub(crate) fn new(event: OwnedFd) -> Doorbell {
             Doorbell(event)
         }
@@ -21,7 +33,8 @@ mod eventfd {
             self.0.as_raw_fd()
         }
 
-        /// Makes the event readable. That fails only when its counter is full, and then it is.
+        /// Makes the event readable. The write fails only if the counter is full, and then the
+        /// event is readable already.
         pub(crate) fn ring(&self) {
             let one = 1u64;
             // SAFETY: writes 8 bytes from a live variable.
@@ -33,15 +46,19 @@ mod eventfd {
 #[cfg(loom)]
 mod modelled {
     use loom::sync::Notify;
+    use std::io;
     use std::os::fd::{OwnedFd, RawFd};
     use std::sync::Arc;
 
-    /// Remembers that it was rung until somebody waits, as an eventfd does; orders nothing beyond
-    /// that.
+    /// Remembers a ring until a thread waits, as an eventfd does, and orders nothing beyond that.
     #[derive(Clone)]
     pub(crate) struct Doorbell(Arc<Notify>);
 
     impl Doorbell {
+        pub(crate) fn open() -> io::Result<Doorbell> {
+            Ok(Doorbell(Arc::new(Notify::new())))
+        }
+
         pub(crate) fn new(_: OwnedFd) -> Doorbell {
             Doorbell(Arc::new(Notify::new()))
         }

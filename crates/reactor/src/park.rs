@@ -6,19 +6,19 @@ use io_uring::{IoUring, opcode, squeue};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-/// How a core sleeps and learns which sources have an event. Tokens are small numbers chosen by the
-/// core.
+/// How a core sleeps and learns which sources have an event. The core chooses the tokens, which
+/// are small numbers.
 pub trait Park {
-    /// Watches `fd` for edges of readability until [`Park::unwatch`] or until an event says
-    /// otherwise.
+    /// Watches `fd` for edges of readability until [`Park::unwatch`] or until an event reports the
+    /// end of the watch.
     fn watch(&mut self, fd: RawFd, token: u64);
-    /// Stops watching what was watched under `token`.
+    /// Ends the watch with this token.
     fn unwatch(&mut self, token: u64);
-    /// Reports events without waiting: token, and whether the watch goes on.
+    /// Reports events without waiting: the token, and whether the watch continues.
     fn check(&mut self, event: &mut dyn FnMut(u64, bool));
     /// Sleeps until an event, a wake or `timeout_ns`; `None` sleeps without limit.
     fn wait(&mut self, timeout_ns: Option<u64>, event: &mut dyn FnMut(u64, bool));
-    /// What another thread writes 8 bytes to (an eventfd) to end a sleep; given once, before the
+    /// The eventfd to which another thread writes 8 bytes to end a sleep. Called once, before the
     /// first wait.
     fn take_wake_fd(&mut self) -> Option<OwnedFd>;
 }
@@ -33,16 +33,17 @@ pub struct UringPark {
 
 /// Token of the eventfd that other threads write to.
 const WAKE: u64 = u64::MAX;
-/// Token of removals, whose completions say nothing.
+/// Token of removals, whose completions are ignored.
 const REMOVAL: u64 = u64::MAX - 1;
-/// Watches are kept by the kernel, so this bounds only what one system call submits.
+/// Limit of entries that one system call submits. The kernel keeps the watches, so this does not
+/// limit them.
 const ENTRIES: u32 = 256;
 
 impl UringPark {
-    /// A park of the calling thread, which must be the one that uses it.
+    /// A park for the calling thread, which alone may use it.
     ///
     /// # Errors
-    /// When the kernel refuses an io_uring or an eventfd.
+    /// If the kernel refuses an io_uring or an eventfd.
     pub fn new() -> io::Result<UringPark> {
         let ring = IoUring::builder()
             .setup_single_issuer()
@@ -55,7 +56,7 @@ impl UringPark {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a fresh descriptor that nobody else owns.
+        // SAFETY: a new descriptor without another owner.
         let wake_fd = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) };
         let mut park = UringPark { ring, wake_fd: Some(wake_fd), backlog: Vec::new() };
         park.watch(fd, WAKE);
@@ -69,7 +70,7 @@ impl UringPark {
         }
     }
 
-    /// Submits the backlog but for what still fits into the ring; that goes with the next wait.
+    /// Submits the backlog until the rest fits into the ring; the next wait submits that rest.
     fn submit_backlog(&mut self) {
         while !self.backlog.is_empty() {
             let _ = self.ring.submit();
@@ -118,7 +119,7 @@ impl Park for UringPark {
         drop(submission);
         if must_enter {
             self.submit_backlog();
-            // Runs the work that waits, too.
+            // Also runs deferred work of the ring.
             let _ = self.ring.submit();
         }
         if !self.ring.completion().is_empty() {
@@ -134,7 +135,7 @@ impl Park for UringPark {
             time = Timespec::new().sec(ns / 1_000_000_000).nsec((ns % 1_000_000_000) as u32);
             args = args.timespec(&time);
         }
-        // An interrupted or timed-out wait is a spurious wake: the core looks around and sleeps
+        // An interrupted or timed-out wait is a spurious wake: the core finds no work and sleeps
         // again.
         let _ = self.ring.submitter().submit_with_args(1, &args);
         self.report(event);
@@ -146,7 +147,7 @@ impl Park for UringPark {
     }
 }
 
-/// Sleeps by moving a virtual clock: nothing but timers can end the sleep.
+/// Sleeps by moving a virtual clock: only timers can end the sleep.
 pub struct VirtualPark(pub VirtualClock);
 
 impl Park for VirtualPark {
@@ -155,7 +156,7 @@ impl Park for VirtualPark {
     fn check(&mut self, _: &mut dyn FnMut(u64, bool)) {}
 
     /// # Panics
-    /// When no timer runs: a simulated core would sleep for ever.
+    /// If no timer runs: the simulated core would sleep for ever.
     fn wait(&mut self, timeout_ns: Option<u64>, _: &mut dyn FnMut(u64, bool)) {
         self.0.advance(timeout_ns.expect("deadlock: no task is ready and no timer runs"));
     }

@@ -1,16 +1,17 @@
 //! Signals an eventfd that another process holds too, without ever waiting for that process.
 //!
-//! An eventfd that came from a peer, or went to one, shares its counter and its flags with the
-//! peer. The peer can fill the counter and clear `O_NONBLOCK` at any moment, and then `write(2)`
-//! blocks. `poll(2)` before the write leaves a window, `pwritev2(2)` has no `RWF_NOWAIT` for
-//! eventfds, and a write by io_uring blocks as well: it asks for `O_NONBLOCK` before it calls the
-//! eventfd's `write`, which looks at the flag again.
+//! An eventfd that was received from a peer, or sent to one, shares its counter and its flags with
+//! the peer. The peer can fill the counter and clear `O_NONBLOCK` at any moment; then `write(2)`
+//! blocks. The other ways to write do not help:
 //!
-//! The kernel itself signals eventfds in another way (`eventfd_signal`), which never waits: a
-//! counter that is full stays full, and watchers are woken all the same. io_uring does that with
-//! the eventfd registered with a ring whenever the ring posts a completion. So each [`PeerEvent`]
-//! has a ring of one entry whose only operation is a no-op: one system call a signal, as a write
-//! is. See `io_uring_register_eventfd(3)`.
+//! * `poll(2)` before the write leaves a window.
+//! * `pwritev2(2)` has no `RWF_NOWAIT` for eventfds.
+//! * io_uring reads `O_NONBLOCK` before it calls the eventfd's `write`, which reads the flag again.
+//!
+//! The kernel itself signals eventfds with `eventfd_signal`, which never waits: a full counter
+//! stays full, and watchers are woken. An io_uring calls it for its registered eventfd whenever it
+//! posts a completion. So each [`PeerEvent`] has a ring of one entry and submits only no-ops: one
+//! system call a signal, as for a write. See `io_uring_register_eventfd(3)`.
 
 use io_uring::{IoUring, opcode};
 use std::cell::RefCell;
@@ -18,21 +19,21 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Rings that a thread keeps for events to come. Making one takes the kernel as long as hundreds of
-/// signals.
+/// Limit of rings that a thread keeps for future events. Making one takes the kernel as long as
+/// hundreds of signals.
 const MAX_SPARE: usize = 16;
-/// Attempts of one signal. The kernel refuses a no-op only while it has no memory for it.
+/// Attempts for one signal. The kernel refuses a no-op only while it lacks memory.
 const MAX_ATTEMPTS: usize = 16;
 
 thread_local! {
     static SPARE: RefCell<Vec<IoUring>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An eventfd shared with a peer, to be signalled only.
+/// An eventfd shared with a peer, for signals only.
 ///
 /// Keeps the event alive, not the descriptor that it was made from.
 pub struct PeerEvent {
-    /// Here until the value is dropped.
+    /// Taken only by `drop`.
     ring: ManuallyDrop<IoUring>,
 }
 
@@ -40,7 +41,7 @@ impl PeerEvent {
     /// Prepares to signal `event`.
     ///
     /// # Errors
-    /// `InvalidInput` when `event` is not an eventfd, else when the kernel refuses an io_uring.
+    /// `InvalidInput` if `event` is not an eventfd; other kinds if the kernel refuses an io_uring.
     pub fn new(event: BorrowedFd<'_>) -> io::Result<PeerEvent> {
         let spare = SPARE.with_borrow_mut(Vec::pop);
         let ring = match spare {
@@ -51,13 +52,11 @@ impl PeerEvent {
         Ok(PeerEvent { ring: ManuallyDrop::new(ring) })
     }
 
-    /// Adds 1 to the event's counter, unless it is full, and wakes those who watch it. Never
-    /// blocks.
+    /// Adds 1 to the event's counter, unless it is full, and wakes its watchers. Never blocks.
     #[inline]
     pub fn signal(&mut self) {
         let nop = opcode::Nop::new().build();
-        // A full submission queue means that an earlier no-op is still in it; that one signals,
-        // too.
+        // A full submission queue still holds an earlier no-op, which signals too.
         // SAFETY: a no-op points to no memory.
         let _ = unsafe { self.ring.submission().push(&nop) };
         for _ in 0..MAX_ATTEMPTS {
@@ -71,10 +70,10 @@ impl PeerEvent {
 
 impl Drop for PeerEvent {
     fn drop(&mut self) {
-        // SAFETY: nothing uses it any more.
+        // SAFETY: nothing uses the ring after this.
         let mut ring = unsafe { ManuallyDrop::take(&mut self.ring) };
         let is_idle = ring.submission().is_empty() && ring.submitter().unregister_eventfd().is_ok();
-        // A thread that ends has no spares any more.
+        // A thread that ends has dropped its spare rings.
         let _ = SPARE.try_with(|spare| {
             let mut spare = spare.borrow_mut();
             if is_idle && spare.len() < MAX_SPARE {

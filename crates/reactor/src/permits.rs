@@ -1,5 +1,5 @@
-//! A counting semaphore for one core, first come first served: how requests wait for a slot or for
-//! memory.
+//! A counting semaphore for one core, first come first served. Requests wait on it for a slot or
+//! for memory.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -8,13 +8,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 struct Waiter {
-    /// 0 once the waiter has gone away.
+    /// 0 once the waiter's future was dropped.
     units: usize,
     waker: Waker,
 }
 
-/// A number of units that tasks of one core take and give back. Who asked first is served first,
-/// even when a later one asks for less.
+/// A number of units that tasks of one core take and return. Waiters are served in order, even if a
+/// later one requests less.
 pub struct Permits {
     free: Cell<usize>,
     /// Ticket of the first waiter in line; every earlier ticket has been served.
@@ -28,7 +28,7 @@ impl Permits {
         Permits { free: Cell::new(units), first: Cell::new(0), line: RefCell::default() }
     }
 
-    /// Takes `units` if they are free and nobody waits.
+    /// Takes `units` if they are free and no task waits.
     #[inline]
     pub fn try_acquire(&self, units: usize) -> bool {
         let is_possible = self.free.get() >= units && self.line.borrow().is_empty();
@@ -38,14 +38,13 @@ impl Permits {
         is_possible
     }
 
-    /// Waits for `units`. They are the caller's when the future ends, and come back by
-    /// [`Permits::release`].
-    /// Waits for ever when it asks for more units than exist.
+    /// Waits for `units`. The caller owns them when the future ends, and returns them with
+    /// [`Permits::release`]. A request for more units than exist waits for ever.
     pub fn acquire(&self, units: usize) -> Acquire<'_> {
         Acquire { permits: self, units, ticket: None }
     }
 
-    /// Gives `units` back and serves the line.
+    /// Returns `units` and serves the waiters.
     #[inline]
     pub fn release(&self, units: usize) {
         self.free.set(self.free.get() + units);
@@ -54,7 +53,7 @@ impl Permits {
         }
     }
 
-    /// How many wait.
+    /// Number of waiters.
     pub fn waiting(&self) -> usize {
         self.line.borrow().len()
     }
@@ -131,7 +130,7 @@ mod tests {
         assert!(permits.try_acquire(3));
         let (mut large, mut small) = (permits.acquire(4), permits.acquire(1));
         assert!(!poll(&mut large) && !poll(&mut small));
-        assert!(!permits.try_acquire(1), "somebody waits");
+        assert!(!permits.try_acquire(1), "a request waits");
         permits.release(3);
         assert!(poll(&mut large) && !poll(&mut small));
         permits.release(4);
@@ -139,14 +138,14 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_the_line_blocks_nobody_and_loses_no_unit() {
+    fn a_dropped_waiter_blocks_no_other_and_loses_no_unit() {
         let permits = Permits::new(1);
         assert!(permits.try_acquire(1));
         let (mut first, mut second, mut third) = (permits.acquire(1), permits.acquire(1), permits.acquire(1));
         assert!(!poll(&mut first) && !poll(&mut second) && !poll(&mut third));
         drop(first);
         permits.release(1);
-        drop(second); // was served, never looked
+        drop(second); // was served, but not polled since
         assert!(poll(&mut third));
         permits.release(1);
         assert!(permits.try_acquire(1) && permits.waiting() == 0);

@@ -1,7 +1,7 @@
-//! A leaf's rings as a [`Channel`]: op slots, wakers, the waiting line, bounce buffers.
+//! A leaf's rings as a [`Channel`]: op slots, wakers, the line of waiting requests, bounce buffers.
 //!
 //! ```text
-//!   submit ─► checks ─► slot (or the waiting line) ─► Queue::push      … flush ─► Queue::kick
+//!   submit ─► checks ─► slot (or wait for one) ─► Queue::push      … flush ─► Queue::kick
 //!   IoFuture ◄─ slot ◄─ Queue::reap ◄─ poll
 //! ```
 
@@ -27,7 +27,7 @@ pub struct QueueChannel<Q> {
 }
 
 impl<Q: Queue + 'static> QueueChannel<Q> {
-    /// Takes `queue` into service on the calling core.
+    /// Serves `queue` on the calling core.
     pub fn open(queue: Q, limits: Arc<SharedLimits>) -> Rc<Self> {
         let core = current();
         let slots = Slots::new(queue.depth());
@@ -43,21 +43,21 @@ impl<Q: Queue + 'static> QueueChannel<Q> {
         channel
     }
 
-    /// How many requests are in flight.
+    /// Number of requests in flight.
     pub fn in_flight(&self) -> usize {
         self.slots.in_flight()
     }
 
-    /// The queue itself, for a driver that has more to say to it than requests.
+    /// The queue itself, for a driver's own calls.
     pub fn queue(&self) -> &RefCell<Q> {
         &self.queue
     }
 
-    /// Pushes into a slot that is ours.
+    /// Pushes a request with a slot that the caller has taken.
     #[inline]
     fn push<'a>(&'a self, slot: u32, req: &Request<'a>, offset: u64) -> IoFuture<'a> {
-        // SAFETY: whoever made the request's data keeps it valid until the request has completed,
-        // and a request completes only after its slot was reaped.
+        // SAFETY: by the contract of `Data::new` the data stays valid until the request has
+        // completed, and a request completes only after its slot was reaped.
         let pushed = unsafe { self.queue.borrow_mut().push(slot, req, offset) };
         if let Err(error) = pushed {
             self.slots.give_back(slot);
@@ -92,7 +92,7 @@ impl<Q: Queue + 'static> QueueChannel<Q> {
                 || req.data.segment_count() > usize::from(limits.max_segments))
     }
 
-    /// Copies through aligned buffers: for memory that the device cannot take as it is.
+    /// Copies through aligned buffers, for memory that the device cannot use.
     async fn submit_bounced(&self, req: &Request<'_>, offset: u64) -> IoResult {
         let mut done = 0;
         while done < req.len {
@@ -114,7 +114,7 @@ impl<Q: Queue + 'static> QueueChannel<Q> {
     }
 }
 
-/// The channel without the look at the memory.
+/// The channel without the check of the memory's alignment and segments.
 struct AsItIs<'c, Q>(&'c QueueChannel<Q>);
 
 impl<Q: Queue + 'static> Channel for AsItIs<'_, Q> {
@@ -168,7 +168,7 @@ impl<Q: Queue + 'static> Source for QueueChannel<Q> {
     }
 }
 
-/// The op slots of a queue: what its futures point at.
+/// The op slots of a queue, the targets of its futures.
 struct Slots {
     slots: Box<[Slot]>,
     free: RefCell<Vec<u32>>,
@@ -212,7 +212,7 @@ impl Slots {
         self.slots.len() - self.free.borrow().len()
     }
 
-    /// A free slot, for whoever holds a permit.
+    /// Takes a free slot. The caller holds a permit.
     #[inline]
     fn take_permitted(&self) -> u32 {
         let slot = self.free.borrow_mut().pop().expect("a permit stands for a free slot");
@@ -277,7 +277,7 @@ impl Operation for Slot {
     }
 }
 
-/// Ends the process: a device is about to write into memory that somebody else will own.
+/// Ends the process, because a device may still write into memory that is about to be reused.
 #[cold]
 fn die(why: &str) -> ! {
     tracing::error!("{why}");
@@ -285,14 +285,13 @@ fn die(why: &str) -> ! {
     std::process::abort()
 }
 
-/// The error of a request whose slot number a queue made up; unused slots keep their state.
 #[cfg(test)]
 mod tests {
     use super::*;
     use block::{Data, Flags, IoError, Limits, Segment};
     use std::collections::VecDeque;
 
-    /// Completes in the order of pushing, one a reap; remembers what it saw.
+    /// Completes one request a reap, in the order of pushing, and records the requests.
     struct OneByOne {
         depth: u32,
         pushed: VecDeque<(u32, IoResult)>,

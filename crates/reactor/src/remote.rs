@@ -1,4 +1,4 @@
-//! How other threads talk to a core.
+//! Messages from other threads to a core.
 
 #[cfg(loom)]
 use self::modelled::ArrayQueue;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 
-/// Messages that wait at most; a sender finds the inbox full before memory does.
+/// Limit of waiting messages.
 const INBOX: usize = 1024;
 
 type Message = Box<dyn FnOnce(&Core) + Send>;
@@ -21,10 +21,10 @@ type Message = Box<dyn FnOnce(&Core) + Send>;
 pub(crate) struct Inbox {
     messages: ArrayQueue<Message>,
     body: &'static Body,
-    /// The core has ended: nothing will be read any more.
+    /// The core has ended and reads no more messages.
     is_closed: AtomicBool,
-    /// Not a message, but for other threads, too: nanoseconds that the core has polled for work and
-    /// found none.
+    /// Nanoseconds that the core has polled without finding work; kept here because other threads
+    /// read it.
     pub(crate) polled_ns: AtomicU64,
 }
 
@@ -48,8 +48,8 @@ impl Inbox {
         while self.messages.pop().is_some() {}
     }
 
-    /// After a push: the core may have emptied the inbox for the last time before it, and then the
-    /// sender does.
+    /// Called after a push. If the core emptied the inbox for the last time before that push, the
+    /// sender empties it.
     fn clear_if_closed(&self) {
         if !is_broken("a sender looks again whether the inbox is closed")
             && self.is_closed.load(Ordering::SeqCst)
@@ -73,13 +73,13 @@ impl std::error::Error for CoreStopped {}
 
 /// Why a message was not sent.
 pub enum NotSent {
-    /// The inbox is full; the message.
+    /// The inbox is full. Contains the message.
     Full(Box<dyn FnOnce(&Core) + Send>),
     /// The core has ended.
     Stopped,
 }
 
-/// A core as other threads see it. They send it work; it never answers with anything but a message.
+/// A handle of a core for other threads. They send it work; the core answers with messages only.
 #[derive(Clone)]
 pub struct CoreRef {
     pub(crate) inbox: Arc<Inbox>,
@@ -92,11 +92,11 @@ impl CoreRef {
         self.index
     }
 
-    /// Runs `work` on the core, some time soon. Waits while the core's inbox is full, so a core's
-    /// own thread must not call it for a core that may be waiting for it.
+    /// Sends `work` to the core, which runs it soon. Waits while the inbox is full, so a core must
+    /// not call it for another core that may be waiting for the caller.
     ///
     /// # Errors
-    /// When the core has ended; `work` does not run.
+    /// If the core has ended; `work` does not run.
     pub fn run(&self, work: impl FnOnce(&Core) + Send + 'static) -> Result<(), CoreStopped> {
         let mut message: Message = Box::new(work);
         loop {
@@ -114,11 +114,12 @@ impl CoreRef {
         Ok(())
     }
 
-    /// Runs `work` on the core, some time soon, unless its inbox is full: for cores that send each
-    /// other messages, of which neither may wait for the other.
+    /// As [`CoreRef::run`], but does not wait while the inbox is full. For cores that send each
+    /// other messages and may not wait for each other.
     ///
     /// # Errors
-    /// Gives `work` back when the inbox is full; [`NotSent::Stopped`] when the core has ended.
+    /// [`NotSent::Full`] with `work` if the inbox is full; [`NotSent::Stopped`] if the core has
+    /// ended.
     pub fn try_run(&self, work: Box<dyn FnOnce(&Core) + Send>) -> Result<(), NotSent> {
         if self.inbox.is_closed.load(Ordering::SeqCst) {
             return Err(NotSent::Stopped);
@@ -129,8 +130,8 @@ impl CoreRef {
         Ok(())
     }
 
-    /// Nanoseconds that the core has polled so far and found nothing to do. Stretches of a few
-    /// turns are not counted.
+    /// Nanoseconds that the core has polled so far without finding work. Periods of a few turns are
+    /// not counted.
     pub fn polled_ns(&self) -> u64 {
         self.inbox.polled_ns.load(Ordering::Relaxed)
     }
@@ -145,10 +146,10 @@ impl CoreRef {
         Arc::ptr_eq(&self.inbox, &other.inbox)
     }
 
-    /// Runs `work` on the core and waits for its result. Not to be called on a core.
+    /// Runs `work` on the core and waits for its result. Must not be called on a core.
     ///
     /// # Errors
-    /// When the core has ended before `work` could run.
+    /// If the core has ended before `work` could run.
     pub fn call<R: Send + 'static>(
         &self,
         work: impl FnOnce(&Core) -> R + Send + 'static,
@@ -158,11 +159,11 @@ impl CoreRef {
         receive(&receiver).map_err(|_| CoreStopped)
     }
 
-    /// Runs the future that `start` makes as a task of the core and waits for its end. Not to be
-    /// called on a core.
+    /// Runs the future that `start` returns as a task of the core and waits for its end. Must not
+    /// be called on a core.
     ///
     /// # Errors
-    /// When the core has ended before the future has.
+    /// If the core ends before the future.
     pub fn block_on<F, R>(&self, start: impl FnOnce(Core) -> F + Send + 'static) -> Result<R, CoreStopped>
     where
         F: Future<Output = R> + 'static,
@@ -176,15 +177,15 @@ impl CoreRef {
         receive(&receiver).map_err(|_| CoreStopped)
     }
 
-    /// Asks the core to end once the messages before this have run. Its tasks are dropped then:
-    /// whoever stops a core has drained it.
+    /// Ends the core after the messages sent before this one. The core then drops its tasks, so the
+    /// caller drains it first.
     pub fn stop(&self) {
         let _ = self.run(|core| core.request_stop());
     }
 }
 
-/// What stands for crossbeam's queue in a model of loom, and promises less: a look at whether it is
-/// empty orders nothing.
+/// The stand-in for crossbeam's queue in models of loom. It promises less: `is_empty` orders
+/// nothing.
 #[cfg(loom)]
 mod modelled {
     use crate::sync::{AtomicU64, Mutex};

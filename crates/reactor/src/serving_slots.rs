@@ -1,5 +1,5 @@
-//! Tasks that serve the requests of a queue, one at a time each: which of them waits, and which is
-//! on its way.
+//! Slots, the tasks that serve the requests of a queue, one request at a time each: which are idle,
+//! woken or busy.
 //!
 //! ```text
 //!            wake_for            may_look             (serves requests)
@@ -8,10 +8,9 @@
 //!    └─────────────────── wait ──────────────┘
 //! ```
 //!
-//! The queue's source says how many requests wait ([`ServingSlots::wake_for`]); slots that are on
-//! their way to look are counted, so that none is woken for nothing. A task may also be woken by
-//! somebody who still holds an old waker of it: an idle slot that finds that nobody meant it goes
-//! back to sleep.
+//! The queue's source reports how many requests wait ([`ServingSlots::wake_for`]). Slots already
+//! woken are counted, so that no slot is woken without need. A stale waker may also wake a slot's
+//! task; an idle slot then goes back to sleep.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -19,28 +18,28 @@ use std::task::{Poll, Waker};
 
 /// The slots of one queue, on its core.
 pub struct ServingSlots {
-    /// Of the slots that were made so far.
+    /// States of the slots started so far.
     states: RefCell<Vec<State>>,
     idle: RefCell<Vec<(u32, Waker)>>,
     woken: Cell<usize>,
     max: usize,
     ended: Cell<usize>,
-    /// Who waits for the last slot to end.
+    /// The task that waits for the last slot to end.
     drained: RefCell<Option<Waker>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Waits for work, and stands on the list of those that do.
+    /// Waits for work, and is on the idle list.
     Idle,
-    /// Is going to look for work.
+    /// Was woken and will look for work.
     Woken,
-    /// Looks for work or has some.
+    /// Looks for work or serves a request.
     Busy,
 }
 
 impl ServingSlots {
-    /// Slots for a queue with up to `max` requests in flight. None is made yet.
+    /// Slots for a queue with up to `max` requests in flight. None is started yet.
     pub fn new(max: usize) -> ServingSlots {
         ServingSlots {
             states: RefCell::default(),
@@ -52,9 +51,8 @@ impl ServingSlots {
         }
     }
 
-    /// Sees to it that as many slots look for work as `requests` wait, as far as there are slots.
-    /// `start`
-    /// starts the task of a new one, whose number it gets.
+    /// Wakes slots until as many look for work as `requests` wait, or all do. `start` starts the
+    /// task of a new slot; its argument is the slot's number.
     #[inline]
     pub fn wake_for(&self, requests: usize, mut start: impl FnMut(u32)) {
         for _ in self.woken.get()..requests {
@@ -76,9 +74,8 @@ impl ServingSlots {
         }
     }
 
-    /// Called by a slot's task whenever it runs and has no request: whether it is to look for one.
-    /// `false`
-    /// is for a wake that was not meant for it; it stays among those that wait.
+    /// Called by a slot's task each time it runs without a request; returns whether it may look for
+    /// one. `false` follows a stale wake: the slot stays idle.
     #[inline]
     pub fn may_look(&self, slot: u32) -> bool {
         match self.states.borrow()[slot as usize] {
@@ -91,7 +88,7 @@ impl ServingSlots {
         true
     }
 
-    /// The slot has found no request, and waits.
+    /// Makes the slot idle, after it has found no request.
     #[inline]
     pub fn wait(&self, slot: u32, waker: &Waker) {
         debug_assert_eq!(self.states.borrow()[slot as usize], State::Busy);
@@ -99,7 +96,7 @@ impl ServingSlots {
         self.idle.borrow_mut().push((slot, waker.clone()));
     }
 
-    /// The slot lets others run, and looks again after them.
+    /// Lets other tasks run before the slot looks again.
     #[inline]
     pub fn look_again(&self, slot: u32, waker: &Waker) {
         debug_assert_eq!(self.states.borrow()[slot as usize], State::Busy);
@@ -108,7 +105,7 @@ impl ServingSlots {
         waker.wake_by_ref();
     }
 
-    /// Lets every slot that waits look: at the end, to find that there will be nothing more.
+    /// Wakes all idle slots, so that they find that the queue ends.
     pub fn wake_all(&self) {
         let idle = self.idle.take();
         self.woken.set(self.woken.get() + idle.len());
@@ -118,7 +115,7 @@ impl ServingSlots {
         }
     }
 
-    /// A slot's task ends.
+    /// Called when a slot's task ends.
     pub fn end(&self) {
         self.ended.set(self.ended.get() + 1);
         if self.has_ended()
@@ -128,8 +125,8 @@ impl ServingSlots {
         }
     }
 
-    /// Waits until the tasks of all slots have ended. Whoever waits wakes them all and starts no
-    /// other.
+    /// Waits until the tasks of all slots have ended. The caller wakes them all before and starts
+    /// no other.
     pub async fn all_ended(&self) {
         poll_fn(|cx| {
             if self.has_ended() {
@@ -167,7 +164,7 @@ mod tests {
         }
     }
 
-    /// Two slots that have looked once and wait, and how often either was woken.
+    /// Two idle slots that have looked once, and a count of their wakes.
     fn waiting() -> (ServingSlots, Arc<Count>) {
         let slots = ServingSlots::new(2);
         let wakes = Arc::new(Count::default());
@@ -186,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wake_that_nobody_meant_costs_no_later_one() {
+    fn a_stale_wake_costs_no_later_one() {
         let (slots, wakes) = waiting();
         for _ in 0..3 {
             assert!(!slots.may_look(0) && !slots.may_look(1));
@@ -197,19 +194,19 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_on_its_way_counts_until_it_has_looked() {
+    fn a_woken_slot_counts_until_it_has_looked() {
         let (slots, wakes) = waiting();
         slots.wake_for(1, no_new_slot);
         slots.wake_for(1, no_new_slot);
         assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
         assert!(slots.may_look(1));
-        // It has looked; what waits now is for another.
+        // Slot 1 has looked; a request that waits now is for the other.
         slots.wake_for(1, no_new_slot);
         assert_eq!(wakes.0.load(Ordering::Relaxed), 2);
         let waker = wakes.clone().into();
         slots.look_again(1, &waker);
         slots.wake_for(2, no_new_slot);
-        assert_eq!(wakes.0.load(Ordering::Relaxed), 3); // that of its own
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 3); // its own wake
     }
 
     #[test]

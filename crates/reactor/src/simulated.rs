@@ -1,46 +1,45 @@
-//! Several cores in one thread under virtual time: which core has its turn next is drawn from the
-//! seed.
+//! Several cores in one thread under virtual time. The seed decides the order of their turns.
 
 use crate::clock::{Clock, VirtualClock};
 use crate::core::Core;
-use crate::rng::Rng;
+use base::Rng;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::mpsc;
 
-/// Turns without time passing after which the run counts as hung: somebody asks again and again for
-/// what only time can bring.
+/// Turns without progress of time after which the run counts as hung: a task polls for something
+/// that only time can bring.
 const MOST_TURNS_AT_A_TIME: u64 = 20_000_000;
 
-/// Wakes tasks that have nothing to do, as stale wakers may: once in so many turns, which the seed
-/// decides too.
+/// Wakes tasks without work, as stale wakers may. The seed decides how many turns lie between two
+/// such wakes.
 struct StrayWakes {
-    rng: Rng,
+    rng: RefCell<Rng>,
     one_in: u64,
 }
 
 impl StrayWakes {
     fn new(seed: u64) -> StrayWakes {
-        // Not the numbers that decide the order of turns.
-        let rng = Rng::new(!seed);
-        let one_in = [0, 0, 100, 7][(rng.next() % 4) as usize];
-        StrayWakes { rng, one_in }
+        // Independent of the numbers that decide the order of turns.
+        let mut rng = Rng::new(!seed);
+        let one_in = [0, 0, 100, 7][(rng.draw() % 4) as usize];
+        StrayWakes { rng: rng.into(), one_in }
     }
 
     fn before_turn_of(&self, core: &Core) {
-        if self.one_in > 0 && self.rng.next().is_multiple_of(self.one_in) {
-            core.wake_any(self.rng.next());
+        let mut rng = self.rng.borrow_mut();
+        if self.one_in > 0 && rng.draw().is_multiple_of(self.one_in) {
+            core.wake_any(rng.draw());
         }
     }
 }
 
-/// Simulated cores that have their turns while the thread that owns them waits for one of them.
+/// Simulated cores that take turns while the thread that owns them waits for one of them.
 ///
-/// Code that waits for a core, with [`CoreRef::call`](crate::CoreRef::call) or
-/// [`CoreRef::block_on`](crate::CoreRef::block_on), runs unchanged on that thread, outside of the
-/// cores: until the answer is there, every core has its turns and virtual time passes. One thread
-/// has one simulation at a time.
+/// Code outside the cores that calls [`CoreRef::call`](crate::CoreRef::call) or
+/// [`CoreRef::block_on`](crate::CoreRef::block_on) runs unchanged on that thread. Until it has its
+/// answer, all cores take turns and virtual time passes. A thread has one simulation at a time.
 pub struct Simulation(Rc<Turns>);
 
 thread_local! {
@@ -48,10 +47,10 @@ thread_local! {
     static OWNED: RefCell<Option<Rc<Turns>>> = const { RefCell::new(None) };
 }
 
-/// The cores, and who of them is next.
+/// The cores, and the order of their turns.
 struct Turns {
     clock: VirtualClock,
-    order: Rng,
+    order: RefCell<Rng>,
     stray_wakes: StrayWakes,
     cores: Vec<Core>,
     is_running: Cell<bool>,
@@ -61,9 +60,9 @@ impl Turns {
     fn new(seed: u64, count: usize) -> Turns {
         assert!(count > 0, "a run needs a core");
         let clock = VirtualClock::default();
-        let (order, stray_wakes) = (Rng::new(seed), StrayWakes::new(seed));
-        let cores = (0..count).map(|i| Core::simulated(i, &clock, order.next())).collect();
-        Turns { clock, order, stray_wakes, cores, is_running: Cell::new(false) }
+        let (mut order, stray_wakes) = (Rng::new(seed), StrayWakes::new(seed));
+        let cores = (0..count).map(|i| Core::simulated(i, &clock, order.draw())).collect();
+        Turns { clock, order: order.into(), stray_wakes, cores, is_running: Cell::new(false) }
     }
 
     fn run_until<R>(&self, mut result: impl FnMut() -> Option<R>) -> R {
@@ -71,7 +70,8 @@ impl Turns {
         assert!(!self.is_running.replace(true), "a task of a simulated core waits for a core");
         let mut turns = 0;
         loop {
-            let next = if cores.len() == 1 { 0 } else { (self.order.next() % cores.len() as u64) as usize };
+            let draw = || self.order.borrow_mut().draw();
+            let next = if cores.len() == 1 { 0 } else { (draw() % cores.len() as u64) as usize };
             self.stray_wakes.before_turn_of(&cores[next]);
             let is_busy = cores[next].turn();
             turns += 1;
@@ -90,8 +90,8 @@ impl Turns {
     }
 
     fn end(&self) {
-        // What a task drops may wake a task of a core before it, whose body must not be another
-        // run's by then.
+        // A dropped task may wake a task of an earlier core. So no body is given to another run
+        // before all tasks are dropped.
         self.cores.iter().for_each(Core::drop_tasks);
         self.cores.iter().for_each(|core| core.clone().end());
     }
@@ -101,7 +101,7 @@ impl Simulation {
     /// `count` cores under one virtual clock; the seed decides the order of their turns.
     ///
     /// # Panics
-    /// When the thread has a simulation already, or `count` is 0.
+    /// If the thread already has a simulation, or `count` is 0.
     pub fn start(seed: u64, count: usize) -> Simulation {
         let turns = Rc::new(Turns::new(seed, count));
         let before = OWNED.replace(Some(turns.clone()));
@@ -109,7 +109,7 @@ impl Simulation {
         Simulation(turns)
     }
 
-    /// The cores. A task of one is made with [`Core::with_current`] and [`Core::spawn`].
+    /// The cores. [`Core::with_current`] and [`Core::spawn`] add a task to one.
     pub fn cores(&self) -> &[Core] {
         &self.0.cores
     }
@@ -119,10 +119,10 @@ impl Simulation {
         self.0.clock.now_ns()
     }
 
-    /// Lets the cores have turns until `is_over`.
+    /// Runs turns of the cores until `is_over` returns true.
     ///
     /// # Panics
-    /// When no timer brings that about, or the cores never come to wait.
+    /// On a deadlock (no task is ready and no timer runs), or if the cores never wait.
     pub fn run_until(&self, mut is_over: impl FnMut() -> bool) {
         if !is_over() {
             self.0.run_until(|| is_over().then_some(()));
@@ -140,7 +140,8 @@ impl Drop for Simulation {
     }
 }
 
-/// Receives the answer of a core. A thread that owns a [`Simulation`] lets its cores work for it.
+/// Receives the answer of a core. On a thread that owns a [`Simulation`], runs the cores until
+/// then.
 pub(crate) fn receive<R>(receiver: &mpsc::Receiver<R>) -> Result<R, mpsc::RecvError> {
     match OWNED.with_borrow(Option::clone) {
         None => receiver.recv(),
@@ -153,17 +154,17 @@ pub(crate) fn receive<R>(receiver: &mpsc::Receiver<R>) -> Result<R, mpsc::RecvEr
 }
 
 /// Runs `count` cores in the calling thread under one virtual clock until the future that `make`
-/// returns ends. That future runs on core 0. Cores have their turns in an order that the seed
-/// decides; time passes while all of them wait: same seed, same run. With some seeds tasks are
-/// woken now and then that have nothing to do.
+/// returns ends. That future runs on core 0.
 ///
-/// What the thread's requests leave behind serves its next run: [`block::release_pool`] gives it
-/// back.
+/// The seed decides the order of turns, and time passes while all cores wait: the same seed gives
+/// the same run. With some seeds tasks without work are woken now and then.
 ///
-/// A task of another core is made with [`Core::with_current`] and [`Core::spawn`], or by a message.
+/// The thread keeps the memory of its requests for its next run; [`block::release_pool`] frees it.
+///
+/// [`Core::with_current`] and [`Core::spawn`], or a message, add a task to another core.
 ///
 /// # Panics
-/// When the future waits for something that no timer will bring, or the cores never come to wait.
+/// On a deadlock (no task is ready and no timer runs), or if the cores never wait.
 pub fn run_simulated_cores<R: 'static, F: Future<Output = R> + 'static>(
     seed: u64,
     count: usize,
@@ -185,7 +186,7 @@ mod tests {
     use super::*;
     use crate::current;
 
-    /// Two cores that send each other messages and sleep; what happened in which order.
+    /// Two cores that send each other messages and sleep; returns their steps in order.
     fn trace(seed: u64) -> Vec<(u64, usize, u64)> {
         run_simulated_cores(seed, 2, |_, cores| async move {
             let trace = Rc::new(RefCell::new(Vec::new()));
@@ -220,14 +221,14 @@ mod tests {
     }
 
     #[test]
-    fn two_cores_share_the_clock_and_the_seed_decides_who_is_first() {
+    fn two_cores_share_the_clock_and_the_seed_decides_their_order() {
         assert_eq!(trace(1), trace(1));
         assert!((2..20).any(|seed| trace(seed) != trace(1)), "some seed turns the cores in another order");
         let times: Vec<u64> = trace(1).iter().map(|(at, _, _)| *at).collect();
         assert!(times.is_sorted() && times.last() == Some(&135));
     }
 
-    /// How often a task that waits for time to pass is polled.
+    /// Number of polls of a task that waits for a timer.
     fn polls(seed: u64) -> u32 {
         run_simulated_cores(seed, 1, |_, cores| async move {
             let polls = Rc::new(Cell::new(0));
@@ -238,7 +239,7 @@ mod tests {
                 sleep.as_mut().poll(cx)
             });
             cores[0].spawn(waiting);
-            // A header that has served and is free may be woken, too.
+            // A free header may be woken, too.
             cores[0].spawn(async {});
             for _ in 0..1000 {
                 cores[0].sleep(1000).await;
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn with_some_seeds_tasks_are_woken_that_have_nothing_to_do() {
+    fn with_some_seeds_tasks_without_work_are_woken() {
         let all: Vec<u32> = (0..40).map(polls).collect();
         assert_eq!(all, (0..40).map(polls).collect::<Vec<_>>(), "the seed decides");
         assert!(all.contains(&2), "none: {all:?}");
@@ -263,7 +264,7 @@ mod tests {
         run_simulated_cores(1, 2, |_, _| std::future::pending::<()>());
     }
 
-    /// Waits for both cores from outside, while a task works on; what happened when.
+    /// Waits for both cores from outside, while a task works on; returns the times and the rounds.
     fn wait_outside(seed: u64) -> (u64, u64, u32) {
         let simulation = Simulation::start(seed, 2);
         let [first, second] = simulation.cores() else { unreachable!("there are two cores") };

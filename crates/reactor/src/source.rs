@@ -1,38 +1,38 @@
-//! What brings work to a core.
+//! Sources, which bring work to a core.
 
 use crate::core::Core;
 use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::rc::{Rc, Weak};
 
-/// Something a core polls while it is busy and whose event fd it watches while it is idle: a leaf's
-/// queue, an export's virtqueue. Called by the core's thread only, never from inside another call
-/// to it.
+/// A leaf's queue or an export's virtqueue. The core polls it while it is busy and watches its
+/// event fd while it is idle. Only the core's thread calls it, never from inside another call to
+/// it.
 pub trait Source {
-    /// Publishes everything that was pushed since the last call and rings the doorbell once.
+    /// Publishes all operations pushed since the last call and rings the doorbell once.
     fn flush(&self);
-    /// Looks for completions or new work and wakes the tasks concerned; returns how much there was.
+    /// Looks for completions or new work and wakes the tasks concerned; returns the number found.
     fn poll(&self) -> usize;
-    /// What becomes readable when there is work and [`Source::arm`] was called; `None` for a source
-    /// that can only be polled. The core never reads from it: it watches for edges (a multishot
-    /// poll). Must not change while the source is registered.
+    /// File descriptor that becomes readable when work arrives after [`Source::arm`]; `None` for a
+    /// source that can only be polled. The core never reads from it: it watches for edges (a
+    /// multishot poll). Must not change while the source is registered.
     fn event_fd(&self) -> Option<RawFd>;
-    /// Asks for an event at the next piece of work. `false`: there may be some now, poll again
-    /// first.
+    /// Requests an event at the next work. `false` means that some may be ready now: the core polls
+    /// again first.
     fn arm(&self) -> bool;
-    /// Takes the wish back: the core polls again.
+    /// Cancels [`Source::arm`]: the core polls again.
     fn disarm(&self);
 }
 
-/// How long a source is polled without work before the core arms it.
+/// How long a core polls a source without work before it arms it.
 ///
-/// The window grows while arming proves hasty (work came within `max_ns`), and shrinks while
-/// waiting long proves it right; the rule is that of the kernel's haltpoll governor.
+/// The window doubles after a sleep of up to `max_ns`, and halves after a longer one. The rule is
+/// that of the kernel's haltpoll governor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PollWindow {
     /// Longest window. 0: never poll; `u64::MAX`: always poll, never sleep.
     pub max_ns: u64,
-    /// Window that a source starts with and grows from.
+    /// First window of a source, and the smallest above 0.
     pub start_ns: u64,
 }
 
@@ -58,13 +58,13 @@ impl Default for PollWindow {
     }
 }
 
-/// A registered source, as core and handle share it.
+/// A registered source, shared by core and handle.
 pub(crate) struct Registered {
     pub(crate) source: Weak<dyn Source>,
     pub(crate) is_active: Cell<bool>,
-    /// The handle was dropped: to be forgotten at the next chance.
+    /// The handle was dropped; the core removes the source in its next turn.
     pub(crate) is_gone: Cell<bool>,
-    /// What the park calls the source: its place in the core's table and a generation.
+    /// The park's token: the source's place in the core's table, and a generation.
     pub(crate) token: Cell<u64>,
     pub(crate) event_fd: Option<RawFd>,
     /// The park watches the event fd.
@@ -109,15 +109,14 @@ impl Registered {
         self.is_active.set(false);
     }
 
-    /// An event ended the sleep: adapt.
+    /// Adapts the window after an event has ended the sleep.
     pub(crate) fn note_event(&self, window: PollWindow, now_ns: u64) {
         let slept = now_ns.saturating_sub(self.armed_at_ns.get());
         self.window_ns.set(window.after_sleep(self.window_ns.get(), slept));
     }
 }
 
-/// Keeps a source registered with its core; dropping it ends that. Usually a field of the source
-/// itself.
+/// Keeps a source registered with its core until dropped. Usually a field of the source itself.
 pub struct SourceHandle {
     core: Core,
     registered: Rc<Registered>,
@@ -128,8 +127,8 @@ impl SourceHandle {
         SourceHandle { core, registered }
     }
 
-    /// Says that something was pushed: the core flushes and polls the source in this turn. Cheap
-    /// while the source is active.
+    /// Makes the core flush and poll the source in this turn; called after a push. Cheap while the
+    /// source is active.
     #[inline]
     pub fn activate(&self) {
         if !self.registered.is_active.get() {

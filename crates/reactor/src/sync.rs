@@ -1,10 +1,11 @@
-//! The atomics of protocols between threads: std's, or loom's where such a protocol is modelled.
+//! The atomics of protocols between threads: std's, or loom's in models of such a protocol.
 //!
-//! A model is a test under `cfg(loom)` that runs the protocol's own source, in every order of its
-//! threads and with every value that the memory model lets a load return (`tests/loom`). Loom
-//! treats an access that is `SeqCst` as `AcqRel`, and knows only fences as sequentially consistent.
-//! So the types here put such a fence before each `SeqCst` access and one behind it: at least as
-//! strong as what std promises, and no stronger for any weaker order.
+//! A model is a test under `cfg(loom)` that runs the protocol's own source (`tests/loom`). It
+//! covers all orders of the threads and all values that the memory model lets a load return.
+//!
+//! Loom treats a `SeqCst` access as `AcqRel`; only its fences are sequentially consistent. So the
+//! types here put such a fence before and after each `SeqCst` access. That is at least as strong
+//! as std's promise, and no stronger for weaker orders.
 
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, fence};
@@ -20,7 +21,7 @@ pub use loom::sync::atomic::fence;
 #[cfg(loom)]
 pub use loom::sync::{Mutex, MutexGuard};
 
-/// A cell that is reached by closures, as loom's is, so that a model sees when an access begins and
+/// A cell accessed through closures, as loom's is, so that a model knows when an access begins and
 /// ends.
 #[cfg(not(loom))]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
@@ -123,7 +124,7 @@ mod modelled {
     }
 }
 
-/// Whether a rule of a protocol is to be broken, so that a model shows that it would notice: never,
+/// Whether a model breaks this rule of a protocol, to show that it detects that. Always `false`
 /// outside of models.
 #[cfg(not(loom))]
 #[inline(always)]
@@ -149,7 +150,7 @@ mod checking {
         BROKEN.get() == Some(rule)
     }
 
-    /// Checks a model in every order with at most three preemptions, or `LOOM_MAX_PREEMPTIONS`.
+    /// Checks a model in all orders with at most three preemptions, or `LOOM_MAX_PREEMPTIONS`.
     pub fn model(run: impl Fn() + Sync + Send + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = builder.preemption_bound.or(Some(3));
@@ -159,7 +160,7 @@ mod checking {
     /// Checks that a model fails while a rule is broken.
     ///
     /// # Panics
-    /// When it does not: the model does not see the rule, or no code asks for it.
+    /// If the model passes: it does not depend on the rule, or no code reads it.
     pub fn must_fail(rule: &'static str, run: impl Fn() + Sync + Send + 'static) {
         BROKEN.set(Some(rule));
         let result = catch_unwind(AssertUnwindSafe(|| model(run)));

@@ -1,9 +1,9 @@
 //! Tasks and their wakers.
 //!
-//! A waker is a plain pointer to a task header: cloning and dropping it is free. That is sound
-//! because headers are never freed: when a core ends, its [`Body`] (headers and what other threads
-//! touch of it) goes to a pool for the next core. A stale waker can at worst wake a task that has
-//! nothing to do.
+//! A waker is a plain pointer to a task header, so cloning and dropping it is free. This is sound
+//! because headers are never freed. When a core ends, its [`Body`] (headers and the state that
+//! other threads access) goes to a pool for the next core. At worst, a stale waker wakes a task
+//! without work.
 
 use crate::doorbell::Doorbell;
 use crate::sync::{AtomicBool, AtomicPtr, Mutex, MutexGuard, fence, is_broken};
@@ -28,19 +28,19 @@ pub(crate) struct Task {
 impl Task {
     /// The task's waker; it may be used on any thread.
     pub(crate) fn waker(&'static self) -> Waker {
-        // SAFETY: the vtable's functions need a `&'static Task`, and that is what they get.
+        // SAFETY: the vtable's functions need a `&'static Task`, and they get one.
         unsafe { Waker::from_raw(RawWaker::new(ptr::from_ref(self).cast(), &VTABLE)) }
     }
 
     /// # Safety
     /// Only the core's thread, and not while the future runs.
     pub(crate) unsafe fn set_future(&self, future: Option<BoxedFuture>) {
-        // SAFETY: by contract nobody else looks at the cell.
+        // SAFETY: by contract nothing else accesses the cell.
         let old = unsafe { std::mem::replace(&mut *self.future.get(), future) };
         drop(old);
     }
 
-    /// Runs the future once; whether it has ended.
+    /// Polls the future once; returns whether it has ended.
     ///
     /// # Safety
     /// As for [`Task::set_future`].
@@ -70,16 +70,16 @@ fn wake(task: *const ()) {
     }
 }
 
-/// What other threads touch of a core. Never freed, used by one core after the other.
+/// The state of a core that other threads access. Never freed; one core after the other uses it.
 pub(crate) struct Body {
     woken: AtomicPtr<Task>,
     is_asleep: AtomicBool,
-    /// What the core's park watches; `None` while no core runs this body.
+    /// The doorbell that the core's park watches; `None` while no core runs this body.
     doorbell: Mutex<Option<Doorbell>>,
     headers: Mutex<Vec<&'static Task>>,
 }
 
-// SAFETY: the cells in the headers are touched by the one thread whose core runs the body.
+// SAFETY: only the one thread whose core runs the body accesses the cells in the headers.
 unsafe impl Sync for Body {}
 // SAFETY: as above.
 unsafe impl Send for Body {}
@@ -103,7 +103,7 @@ impl Body {
         }))
     }
 
-    /// Gives the body back when its core ends. Every future of its tasks has been dropped.
+    /// Returns the body to the pool when its core ends. All futures of its tasks were dropped.
     pub(crate) fn give_back(&'static self) {
         lock(&self.doorbell).take();
         self.take_woken(|_| ());
@@ -123,7 +123,7 @@ impl Body {
         task
     }
 
-    /// Every header this body ever made.
+    /// All headers that this body has made.
     pub(crate) fn tasks(&self) -> Vec<&'static Task> {
         lock(&self.headers).clone()
     }
@@ -157,8 +157,8 @@ impl Body {
             // SAFETY: the list holds headers, which live for ever.
             let task: &'static Task = unsafe { &*head };
             head = task.next_remote.load(Ordering::Relaxed);
-            // Acquire: who found the task on the list wrote before what it woke it for, and the
-            // task must see that.
+            // Acquire: a thread that found the task on the list had written data before. The task
+            // must see that data.
             match is_broken("the mark is taken away with acquire") {
                 false => task.is_woken_remotely.swap(false, Ordering::AcqRel),
                 true => task.is_woken_remotely.swap(false, Ordering::Relaxed),
@@ -167,11 +167,11 @@ impl Body {
         }
     }
 
-    /// The core is about to sleep: it must look for messages and foreign wakes once more after
-    /// this.
+    /// Marks the core as asleep. It must look for messages and wakes of other threads once more
+    /// after this call.
     pub(crate) fn begin_sleep(&self) {
-        // The flag changes by read-modify-write alone, here and below: loom takes a store beside
-        // one for unordered.
+        // The flag changes by read-modify-write only, here and below: loom treats a plain store to
+        // it as unordered.
         self.is_asleep.swap(true, Ordering::Relaxed);
         if !is_broken("a core that goes to sleep puts a fence before its last look") {
             fence(Ordering::SeqCst);
@@ -182,7 +182,7 @@ impl Body {
         self.is_asleep.swap(false, Ordering::Relaxed);
     }
 
-    /// Wakes the core if it sleeps; called after something was put where it looks.
+    /// Wakes the core if it sleeps. Called after a message or a woken task was added.
     pub(crate) fn end_sleep(&self) {
         if !is_broken("a thread that wakes a core puts a fence before its look") {
             fence(Ordering::SeqCst);

@@ -1,21 +1,21 @@
-//! Threads that take no signals of the program: a handler on a core would delay its requests, and a
-//! signal that one of our threads took would not end the system call of the program's that it was
-//! meant to end.
+//! Threads that take no signals of the program.
+//!
+//! A signal handler on a core would delay its requests. A signal meant to interrupt a system call
+//! of the program would not do so if one of these threads took it.
 
 use std::io;
 use std::mem::zeroed;
 use std::ptr::null_mut;
 use std::thread::JoinHandle;
 
-/// Signals that are a thread's own doing. Blocked, they would end the program, whoever handles
-/// them.
+/// Signals that a thread causes itself. If blocked, they end the program despite any handler.
 const OF_ITS_OWN: [libc::c_int; 6] =
     [libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGSEGV, libc::SIGSYS, libc::SIGTRAP];
 
 /// Starts a thread that takes no signals, with a name of at most 15 bytes.
 ///
 /// # Errors
-/// What the operating system says.
+/// If the operating system cannot start a thread.
 pub fn spawn_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
@@ -27,7 +27,7 @@ pub fn spawn_thread<T: Send + 'static>(
     thread
 }
 
-/// Blocks the calling thread's signals; returns its mask of before.
+/// Blocks the calling thread's signals; returns its previous mask.
 fn block_signals() -> libc::sigset_t {
     // SAFETY: sets are plain data, valid when zeroed; the calls work on live local variables.
     unsafe {
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_takes_no_signals_and_who_starts_it_does() {
+    fn the_thread_takes_no_signals_and_its_starter_does() {
         let look = || (is_blocked(libc::SIGUSR1), is_blocked(libc::SIGBUS));
         assert_eq!(spawn_thread("test", look).unwrap().join().unwrap(), (true, false));
         let cores = Cores::start(&[CoreConfig::default()]).unwrap();

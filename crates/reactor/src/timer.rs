@@ -10,7 +10,8 @@ use std::task::{Context, Poll, Waker};
 
 #[derive(Default)]
 struct Slot {
-    /// Matches the heap entry while the timer runs; the next use of the slot has another number.
+    /// Equals that of the heap entry while the timer runs; the next use of the slot has another
+    /// number.
     sequence: u64,
     waker: Option<Waker>,
 }
@@ -24,12 +25,12 @@ struct State {
     next_sequence: u64,
 }
 
-/// The timers of one core. Nothing is allocated once as many have run at a time as ever will.
+/// The timers of one core. Allocates only when more run at a time than before.
 #[derive(Default)]
 pub(crate) struct Timers(RefCell<State>);
 
 impl Timers {
-    /// Wakes whoever waits for a moment up to `now_ns`; returns how many.
+    /// Wakes the tasks whose deadline is at most `now_ns`; returns their number.
     pub(crate) fn fire(&self, now_ns: u64) -> usize {
         let mut fired = 0;
         loop {
@@ -51,7 +52,7 @@ impl Timers {
         fired
     }
 
-    /// When the next timer is due.
+    /// Deadline of the next timer.
     pub(crate) fn next_deadline(&self) -> Option<u64> {
         self.0.borrow().heap.peek().map(|Reverse((deadline, _, _))| *deadline)
     }

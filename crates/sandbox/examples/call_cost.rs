@@ -2,7 +2,7 @@
 //! as on the data path, and for one whose arguments are checked.
 //!
 //! ```text
-//! cargo run --release -p sandbox --example call_cost
+//! cargo run --release -p freestone-sandbox --example call_cost
 //! ```
 
 use sandbox::{Mode, Profile, Sandbox};

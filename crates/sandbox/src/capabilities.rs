@@ -4,7 +4,8 @@
 //! needs it: access to each path of the profile is checked without any effective capability.
 
 use crate::Error;
-use crate::profile::{Access, Profile, directory_of, is_abstract};
+use crate::access::Access;
+use crate::profile::{Profile, directory_of, is_abstract};
 pub use caps::Capability;
 use caps::{CapSet, CapsHashSet};
 use nix::errno::Errno;

@@ -13,13 +13,14 @@
 //! undone.
 //!
 //! A refused call fails with `EACCES` or `EPERM`, and the server keeps running: it holds users'
-//! data. Only calls that no server makes, such as `execve`, end the process ([`calls`]). The first
+//! data. Only calls that no server makes, such as `execve`, end the process (`calls`). The first
 //! refusal of each call writes a line to standard error.
 //!
 //! Sources: landlock(7), seccomp(2), capabilities(7), `Documentation/userspace-api/landlock.rst`.
 
 #![deny(unsafe_code)] // except for the signal handler in `refusal`
 
+mod access;
 mod calls;
 mod capabilities;
 mod filter;
@@ -29,8 +30,9 @@ mod refusal;
 mod status;
 mod user;
 
+pub use access::Access;
 pub use capabilities::{Capability, permitted};
-pub use profile::{Access, Permits, Profile};
+pub use profile::{Permits, Profile};
 pub use refusal::refused_calls;
 pub use status::InForce;
 pub use user::{User, effective_user};
@@ -75,7 +77,7 @@ impl Mode {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Paths cannot be restricted.
-    #[error("this kernel does not have Landlock, or has it switched off")]
+    #[error("the kernel does not have Landlock, or has it switched off")]
     NoLandlock,
     /// The kernel refuses a ruleset.
     #[error("Landlock: {0}")]

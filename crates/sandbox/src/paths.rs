@@ -1,10 +1,11 @@
 //! Paths and ports, restricted with Landlock.
 
 use crate::Error;
-use crate::profile::{Access, Profile};
+use crate::access::{Access, rights};
+use crate::profile::Profile;
 use landlock::{
     ABI, Access as _, AccessFs, AccessNet, BitFlags, LandlockStatus, NetPort, RestrictionStatus, Ruleset,
-    RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope, make_bitflags, path_beneath_rules,
+    RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope, path_beneath_rules,
 };
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -44,21 +45,6 @@ pub(crate) fn restrict(profile: &Profile) -> Result<i32, Error> {
         rules = rules.add_rule(NetPort::new(*port, AccessNet::ConnectTcp))?;
     }
     version(&rules.restrict_self()?).ok_or(Error::NoLandlock)
-}
-
-/// Returns the rights that an access stands for.
-pub(crate) fn rights(access: Access) -> BitFlags<AccessFs> {
-    match access {
-        Access::Read => make_bitflags!(AccessFs::{ReadFile | ReadDir | IoctlDev}),
-        // No right to truncate: images and members keep their length.
-        Access::ReadWrite => make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | IoctlDev}),
-        Access::Sockets => make_bitflags!(AccessFs::{MakeSock | RemoveFile}),
-        Access::Files => {
-            make_bitflags!(AccessFs::{
-                ReadFile | ReadDir | WriteFile | MakeReg | MakeDir | RemoveFile | Truncate
-            })
-        }
-    }
 }
 
 /// Returns the restrictions beyond paths and ports: signals to other processes, and abstract

@@ -2,7 +2,7 @@
 //! the devices and exports to serve.
 
 use crate::Capability;
-use crate::paths::rights;
+use crate::access::{Access, rights};
 use landlock::{AccessFs, BitFlags};
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
@@ -30,24 +30,12 @@ const DNS_PORT: u16 = 53;
 /// libraries at its first use, and backtraces take names from them.
 const ALWAYS: [&str; 5] = ["/sys", "/usr/lib", "/usr/lib64", "/lib", "/lib64"];
 
-/// The operations on a path, and on all paths below it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Access {
-    /// Open for reading; list.
-    Read,
-    /// Open existing files for reading and writing; list.
-    ReadWrite,
-    /// Make sockets, and remove files.
-    Sockets,
-    /// Make, read, write and remove regular files; make directories.
-    Files,
-}
-
 /// The paths, ports and privileges that a server keeps.
 #[derive(Clone, Debug)]
 pub struct Profile {
     pub(crate) paths: BTreeSet<(PathBuf, Access)>,
-    /// Paths that every server may read; no capability is kept for them.
+    /// Paths that every server, or every resolver of names, may read; a host may lack them. No
+    /// capability is kept for them.
     pub(crate) background: Vec<PathBuf>,
     /// Sockets to create; leftovers of a predecessor are removed.
     pub(crate) sockets: Vec<PathBuf>,
@@ -152,7 +140,7 @@ impl Profile {
 
     /// Allows looking up host names.
     pub fn resolve_names(&mut self) {
-        NAMES.iter().for_each(|path| self.allow(*path, Access::Read));
+        self.background.extend(NAMES.iter().map(PathBuf::from));
         self.connect(DNS_PORT);
     }
 
@@ -280,6 +268,13 @@ mod tests {
         assert_eq!(permits.closes(&inside), None);
         assert!(permits.closes(&link).is_some());
         assert_eq!(Permits::everything().closes(&link), None);
+    }
+
+    #[test]
+    fn files_of_the_resolver_that_a_host_lacks_are_not_missed() {
+        let mut profile = Profile::default();
+        profile.resolve_names();
+        assert_eq!(profile.open_paths().closes(&profile), None);
     }
 
     #[test]

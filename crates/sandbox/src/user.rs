@@ -35,16 +35,16 @@ impl User {
         let uid = match (&entry, name.parse()) {
             (Some(entry), _) => entry.uid,
             (None, Ok(uid)) => Uid::from_raw(uid),
-            (None, Err(_)) => return Err(failed("there is no such user".into())),
+            (None, Err(_)) => return Err(failed("no such user".into())),
         };
         let gid = match (group.map(str::parse), group, &entry) {
             (Some(Ok(gid)), ..) => Gid::from_raw(gid),
             (_, Some(group), _) => match Group::from_name(group) {
                 Ok(Some(group)) => group.gid,
-                _ => return Err(failed(format!("there is no group {group}"))),
+                _ => return Err(failed(format!("no such group: {group}"))),
             },
             (_, None, Some(entry)) => entry.gid,
-            (_, None, None) => return Err(failed("it has no name, so say UID:GID".into())),
+            (_, None, None) => return Err(failed("a UID without a name needs a group: UID:GID".into())),
         };
         let groups = match entry {
             Some(entry) => groups_of(&entry.name, gid).map_err(|error| failed(error.to_string()))?,
@@ -111,11 +111,11 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_there_is_refused_by_name() {
+    fn an_unknown_user_is_refused_by_name() {
         let refusal = |text| User::find(text).unwrap_err().to_string();
-        assert_eq!(refusal("nobody-at-all"), "user nobody-at-all: there is no such user");
-        assert_eq!(refusal("54321"), "user 54321: it has no name, so say UID:GID");
-        assert_eq!(refusal("root:no-such-group"), "user root:no-such-group: there is no group no-such-group");
+        assert_eq!(refusal("nobody-at-all"), "user nobody-at-all: no such user");
+        assert_eq!(refusal("54321"), "user 54321: a UID without a name needs a group: UID:GID");
+        assert_eq!(refusal("root:no-such-group"), "user root:no-such-group: no such group: no-such-group");
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! Every reader of such a file goes through [`read`] or [`read_text`]. They refuse a file that
 //! other users of the machine have access to, that is no regular file, or that is too long. The
 //! content is erased from memory when it is dropped. An error
-//! names the file and the line number and quotes no content: the path may come from a caller without
-//! access to the file.
+//! names the file and the line number and quotes no content: the path may come from a caller
+//! without access to the file.
 //!
 //! Access: the owner and, for reading, the group of the file (modes such as 600, 400 and 640). The
 //! group is for a service with a user of its own: `root:freestone`, mode 640.
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused_at_once() {
+    fn a_path_that_is_no_regular_file_is_refused_at_once() {
         let folder = tempfile::tempdir().unwrap();
         for path in [folder.path(), Path::new("/dev/zero")] {
             assert!(matches!(read(path, 10), Err(Error::NotRegular(_))), "{path:?}");

@@ -1,6 +1,6 @@
 //! Signatures: finds what a device holds before something overwrites it.
 //!
-//! [`table`] is the one list of formats. Every command that makes an array, a member, a spare or a
+//! `table` is the one list of formats. Every command that makes an array, a member, a spare or a
 //! pool asks [`probe`], and so does a benchmark that writes. The crate does no I/O: the caller
 //! passes a function that reads.
 //!

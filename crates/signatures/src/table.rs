@@ -1,8 +1,8 @@
 //! The table: every format that is looked for, and its places.
 //!
-//! Sources: the formats' own headers and specifications (Linux `uapi/linux` and `drivers/md`, UEFI
-//! for GPT, ECMA-119 and ECMA-167, SNIA DDF 2.0, the specifications of QEMU's image formats, of
-//! VMDK, VHD and VHDX). The choice follows `wipefs` of util-linux.
+//! Sources: the formats' own headers and specifications. These are Linux `uapi/linux` and
+//! `drivers/md`, UEFI for GPT, ECMA-119 and ECMA-167, SNIA DDF 2.0, and those of QEMU's image
+//! formats, VMDK, VHD and VHDX. The choice follows `wipefs` of util-linux.
 //! `docs/on-disk-formats.md` has the places of Freestone's own.
 
 use crate::judge::{self, SECTOR};

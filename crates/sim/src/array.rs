@@ -1,20 +1,22 @@
 //! The RAID engine as a subject: `raid::Array` on simulated disks.
 
 use crate::commands::{self, Command, Said};
+use crate::creation;
 use crate::disk::SimDisk;
 use crate::kept::Kept;
 use crate::plan::{Next, Shape};
 use crate::subject::{Local, Refusal, Running, Scrubbed, Subject};
-use block::{Device, IoError};
+use block::{Device, Flags, IoError, Op};
 use raid::admin::check::{self, CheckError};
 use raid::admin::edit::{self, EditError};
 use raid::admin::open::{self as admin, Candidate, OpenError, Selection};
 use raid::admin::report::ArrayReport;
 use raid::admin::verify::{Difference, Observer};
 use raid::array::members::{Attached, SlotState};
-use raid::array::{Array, Before, Start, Wanted};
+use raid::array::{Array, Before, SlotStatus, Start, Wanted};
+use raid::jobs;
 use raid::metadata::create::Identities;
-use raid::metadata::region_map::{NEED_SYNC, WRITTEN};
+use raid::metadata::intent_bitmap::{NEED_SYNC, WRITTEN};
 use raid::metadata::{
     self, AddOptions, AssembleOptions, EpochId, Found, Goal, Label, Layout, Member, Store, Table, Target,
     read_superblock,
@@ -28,10 +30,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Nanoseconds since 1970 at which simulated arrays are made and started.
-const WALL_NS: u64 = 1_700_000_000_000_000_000;
+pub(crate) const WALL_NS: u64 = 1_700_000_000_000_000_000;
 /// Stripes between two checkpoints of a rebuild.
 const CHECKPOINT_STRIPES: u64 = 4;
-/// Nanoseconds between two looks whether somebody else has moved a window.
+/// Nanoseconds between two looks whether another task has moved a window.
 const LOOK_NS: u64 = 20_000;
 
 /// Makes and assembles `raid::Array`.
@@ -64,13 +66,59 @@ pub(crate) fn config(shape: &Shape, uuid: Uuid) -> ArrayConfig {
     }
 }
 
+/// Creates the array as the command does, unless an earlier try has.
 async fn create(shape: &Shape, disks: &[SimDisk]) -> Result<(), String> {
-    let config = config(shape, random_uuid());
+    let Some(creation) = &shape.creation else { return make(shape, disks, "sim").await };
+    let array = Some("sim".to_owned());
+    let wanted = admin::Wanted { array, ..admin::Wanted::default() };
+    match admin::select(candidates(disks, false), &wanted).await {
+        Ok(_) => return Ok(()),
+        Err(
+            OpenError::NotFound { .. }
+            | OpenError::Refused { refusal: metadata::Refusal::Creating { .. }, .. },
+        ) => {}
+        Err(error) => return Err(error.to_string()),
+    }
+    let devices: Vec<Arc<dyn Device>> =
+        disks.iter().map(|disk| Arc::new(disk.clone()) as Arc<dyn Device>).collect();
+    let planned = metadata::plan_creation(&devices, &[], &creation::options(shape, creation)).await;
+    let created = planned.map_err(|error| error.to_string())?.commit().await;
+    created.map(drop).map_err(|error| error.to_string())
+}
+
+/// Leaves an array on the disks, in another order, to which something was written.
+async fn soil(shape: &Shape, disks: &[SimDisk]) -> Result<(), String> {
+    let Some(rotated) = shape.creation.as_ref().and_then(|creation| creation.former) else { return Ok(()) };
+    let mut disks = disks.to_vec();
+    disks.rotate_left(rotated);
+    make(&Shape { is_unsynced: false, ..shape.clone() }, &disks, "former").await?;
+    let selection = select(&disks, false, false, false).await.map_err(|refusal| format!("{refusal:?}"))?;
+    let array = Array::start(start_of(selection)).await.map_err(|error| error.to_string())?;
+    let channel = array.open_channel().map_err(|error| error.to_string())?;
+    let core = reactor::current();
+    for _ in 0..core.random_u64() % 8 {
+        let offset = core.random_u64() % (array.limits().capacity / 4096) * 4096;
+        let buffer = core.buffers().take(4096).await;
+        let (_, written) = buffer.transfer(&*channel, Op::Write, Flags::FUA, offset).await;
+        written.map_err(text("write"))?;
+    }
+    match core.random_u64().is_multiple_of(2) {
+        true => array.stop().await.map_err(text("stop")),
+        false => Ok(()),
+    }
+}
+
+/// Writes the superblocks of an array.
+async fn make(shape: &Shape, disks: &[SimDisk], name: &str) -> Result<(), String> {
+    let config = ArrayConfig { name: name.into(), ..config(shape, random_uuid()) };
     config.check().map_err(|error| error.to_string())?;
     let mut targets = Vec::new();
     for (slot, disk) in disks.iter().enumerate() {
         let layout = Layout::new(disk.limits().capacity, &config).map_err(|error| error.to_string())?;
         let channel = disk.open_channel().map_err(|error| error.to_string())?;
+        if shape.creation.is_some() {
+            disk.poke(0, &vec![0; layout.data_offset as usize]); // the disk holds garbage
+        }
         if shape.is_unsynced {
             let core = reactor::current();
             let garbage = (0..layout.data_bytes / 8).flat_map(|_| core.random_u64().to_le_bytes());
@@ -155,19 +203,24 @@ async fn extend(shape: &Shape, own: &[SimDisk], new: &[SimDisk]) -> Result<Geome
     Ok(table.config.geometry)
 }
 
-/// Picks the array's members among disks as the commands do, which scan a directory or are told all members.
+fn candidates(disks: &[SimDisk], is_named: bool) -> Vec<Candidate> {
+    let candidate = |disk: &SimDisk| {
+        let device: Arc<dyn Device> = Arc::new(disk.clone());
+        Candidate { name: disk.name().to_owned(), device: Ok(device), is_named }
+    };
+    disks.iter().map(candidate).collect()
+}
+
+/// Picks the array's members among disks as the commands do, which scan a directory or get the
+/// names of all members.
 async fn select(
     disks: &[SimDisk],
     force: bool,
     read_only: bool,
     is_named: bool,
 ) -> Result<Selection, Refusal> {
-    let candidate = |disk: &SimDisk| {
-        let device: Arc<dyn Device> = Arc::new(disk.clone());
-        Candidate { name: disk.name().to_owned(), device: Ok(device), is_named }
-    };
     let wanted = admin::Wanted { array: None, run: true, force, read_only };
-    let selected = admin::select(disks.iter().map(candidate).collect(), &wanted).await;
+    let selected = admin::select(candidates(disks, is_named), &wanted).await;
     selected.map_err(|error| match error {
         OpenError::Refused { refusal: metadata::Refusal::DirtyDegraded { .. }, .. } => Refusal::DirtyDegraded,
         OpenError::Refused {
@@ -180,7 +233,7 @@ async fn select(
     })
 }
 
-/// What an array is started from. As [`Selection::start`], but for the randomness.
+/// Returns the input to the start of an array. As [`Selection::start`], but for the randomness.
 fn start_of(selection: Selection) -> Start {
     let Selection { assembly, found, .. } = selection;
     Start::new(assembly, WALL_NS, true, |member| found.get(&member.name).cloned())
@@ -206,7 +259,7 @@ async fn assemble(
         return Ok(Rc::new(array));
     }
     if let Some(operations) = shape.operations {
-        array.array.set_patience(operations.patience);
+        array.array.set_deadlines(operations.deadlines);
     }
     let core = cores.last().expect("a machine has a core");
     let kept =
@@ -224,7 +277,7 @@ async fn look(disks: &[SimDisk]) -> Result<Option<Rc<dyn Running>>, Refusal> {
 }
 
 /// Does a command.
-async fn do_command(disks: &[SimDisk], command: Command, spare: Option<String>) -> Said {
+async fn do_command(disks: &[SimDisk], command: Command, named: Option<String>) -> Said {
     let selection = match select(disks, false, !command.is_modifying(), false).await {
         Ok(selection) => selection,
         Err(Refusal::Other(error)) => return Said::Failed(error),
@@ -235,10 +288,12 @@ async fn do_command(disks: &[SimDisk], command: Command, spare: Option<String>) 
         Command::RemoveFailed => {
             edit::remove_members(&selection, &[edit::FAILED.into()], WALL_NS).await.map(drop)
         }
-        Command::RemoveSpare(_) => match spare {
+        Command::RemoveSpare(_) => match named {
             Some(spare) => edit::remove_members(&selection, &[spare], WALL_NS).await.map(drop),
             None => return Said::Nothing,
         },
+        Command::AddSpare => return add_spare(&selection, disks).await,
+        Command::ReAdd(_) => return re_add(selection, &named.unwrap_or_default()).await,
         Command::SetReadErrors(value) => {
             edit::set_maintenance(&selection, &commands::budget(value), WALL_NS).await.map(drop)
         }
@@ -251,6 +306,45 @@ async fn do_command(disks: &[SimDisk], command: Command, spare: Option<String>) 
         Err(EditError::Needed { .. } | EditError::Missing { .. }) => Said::Needed,
         Err(EditError::Out { .. } | EditError::Unknown { .. }) => Said::Nothing,
         Err(error) => Said::Failed(error.to_string()),
+    }
+}
+
+/// Makes the last disk a spare of the array.
+async fn add_spare(selection: &Selection, disks: &[SimDisk]) -> Said {
+    let Some(disk) = disks.last() else { return Said::Nothing };
+    let device: Arc<dyn Device> = Arc::new(disk.clone());
+    let config = &selection.assembly.table.config;
+    if let Err(error) = jobs::fit(&device, config) {
+        return Said::Failed(error.to_string());
+    }
+    match jobs::label_spare(&device, random_uuid(), Some(config), WALL_NS).await {
+        Ok(()) => Said::Done,
+        Err(error) => Said::Failed(error.to_string()),
+    }
+}
+
+/// Starts the array, rebuilds a former member, and stops the array.
+async fn re_add(selection: Selection, name: &str) -> Said {
+    let Some(device) = selection.found.get(name).cloned() else { return Said::Nothing };
+    let array = match Array::start(start_of(selection)).await {
+        Ok(array) => array,
+        Err(error) => return Said::Failed(error.to_string()),
+    };
+    let jobs = match array.keep(jobs::Options::default()) {
+        Ok(jobs) => jobs,
+        Err(error) => return Said::Failed(error.to_string()),
+    };
+    let added = jobs.re_add(device).await;
+    jobs.idle().await;
+    let is_it = |slot: &SlotStatus| slot.device.as_deref() == Some(name) && slot.filled.is_none();
+    let is_back = array.slots().iter().any(|slot| slot.state == SlotState::Live && is_it(slot));
+    jobs.stop().await;
+    let stopped = array.stop().await;
+    match (added, stopped) {
+        (Ok(_), Ok(())) if is_back => Said::Done,
+        (Ok(_), Ok(())) => Said::Failed(format!("{name} is no member")),
+        (Err(error), _) => Said::Failed(error.to_string()),
+        (_, Err(error)) => Said::Failed(error.to_string()),
     }
 }
 
@@ -293,6 +387,10 @@ impl Subject for ArraySubject {
         Box::pin(create(shape, disks))
     }
 
+    fn soil<'a>(&'a self, shape: &'a Shape, disks: &'a [SimDisk]) -> Local<'a, Result<(), String>> {
+        Box::pin(soil(shape, disks))
+    }
+
     fn extend<'a>(
         &'a self,
         shape: &'a Shape,
@@ -316,9 +414,9 @@ impl Subject for ArraySubject {
         &'a self,
         disks: &'a [SimDisk],
         command: Command,
-        spare: Option<String>,
+        named: Option<String>,
     ) -> Local<'a, Said> {
-        Box::pin(do_command(disks, command, spare))
+        Box::pin(do_command(disks, command, named))
     }
 
     fn look<'a>(&'a self, disks: &'a [SimDisk]) -> Local<'a, Result<Option<Rc<dyn Running>>, Refusal>> {
@@ -360,7 +458,7 @@ impl RunningArray {
         }
     }
 
-    /// Moves a window, or fills a slot that was being filled when power went.
+    /// Moves a window, or fills a slot whose filling a loss of power interrupted.
     async fn move_some(&self) -> Result<(), String> {
         if !self.array.is_reshaping() {
             return Ok(()); // it ended before this turn
@@ -377,10 +475,10 @@ impl RunningArray {
             Ok(false) => self.array.end_reshape().await,
             result => result.map(drop),
         };
-        result.map_err(text("change of shape"))
+        result.map_err(text("reshape"))
     }
 
-    /// Fills a slot, from where it was left if the disk is being filled already.
+    /// Fills a slot; continues if the disk fills it already.
     async fn fill(&self, slot: usize, disk: &SimDisk) -> Result<(), String> {
         let array = &self.array;
         let config = ArrayConfig { lanes: array.log_lanes(), ..ArrayConfig::clone(array.config()) };
@@ -403,7 +501,9 @@ impl RunningArray {
         let array = &self.array;
         let (geometry, steps) = (array.config().geometry, array.fill_steps());
         loop {
-            let Some(cursor) = array.slots()[slot].filled else { return Err("not being filled".into()) };
+            let Some(cursor) = array.slots()[slot].filled else {
+                return Err("no disk fills the slot".into());
+            };
             if cursor >= steps {
                 break;
             }
@@ -445,7 +545,7 @@ impl RunningArray {
             }
             self.array.clear_region(region, NEED_SYNC);
         }
-        self.array.settle_regions().await.map_err(text("settling the region map"))
+        self.array.settle_regions().await.map_err(text("settling the write-intent bitmap"))
     }
 
     async fn scrub_all(&self, is_repairing: bool) -> Result<Scrubbed, String> {
@@ -492,12 +592,12 @@ impl Running for RunningArray {
             }
             self.move_all().await?;
             if self.live()[slot] && self.holds(slot, disk) {
-                return Ok(()); // it was being filled when power went
+                return Ok(()); // a loss of power interrupted its filling
             }
             let geometry = self.array.config().geometry;
             let was_filling = self.array.slots()[slot].filled.is_some();
             match self.fill(slot, disk).await {
-                // What was being filled is another disk, which is gone: the array has let it go now.
+                // Another disk filled the slot and is gone: the array has detached it now.
                 Err(_) if was_filling && self.array.slots()[slot].filled.is_none() => {
                     self.fill(slot, disk).await
                 }

@@ -1,4 +1,4 @@
-//! One boot: power on, assembly, check of what survived, workload and events, power off.
+//! One boot: power on, assembly, check of the surviving data, workload and events, power off.
 //!
 //! ```text
 //!   power on ─► assemble ─► verify ─► workers … ─┬─► stop or idle ─► power off
@@ -7,7 +7,7 @@
 
 use crate::client::Client;
 use crate::damage;
-use crate::disk::{SimDisk, Unreadable};
+use crate::disk::{STUCK_LOOK_NS, SimDisk, Unreadable};
 use crate::extras;
 use crate::faults;
 use crate::gate::within;
@@ -28,37 +28,45 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::task::Poll;
 
-/// Virtual time after which something hangs, in nanoseconds. Rebuilds of these small arrays take seconds.
+/// Virtual time in nanoseconds after which an operation counts as hanging. Rebuilds of these small
+/// arrays take seconds.
 pub(crate) const HANGS_NS: u64 = 600_000_000_000;
 
-/// How long it takes until nothing is marked as dirty when a member has gone and nobody writes: generous for the slowest
-/// disks.
+/// Time until no region is marked dirty, without a member and without writes: generous for the
+/// slowest disks.
 const IDLE_NS: u64 = 20_000_000;
-/// The same while every member is live: two sweeps of a second, and the writes of the map.
+/// The same while every member is live: two sweeps of a second, and the writes of the write-intent
+/// bitmap.
 const LONG_IDLE_NS: u64 = 3_000_000_000;
 
-/// What the task of a boot knows.
+/// State of a boot's task.
 struct Session {
     world: Rc<World>,
     subject: Rc<dyn Subject>,
     cores: Vec<Core>,
     is_tracing: bool,
-    /// The array was stopped, or is being made: power goes when nobody minds.
+    /// The array was stopped or is being created: a power failure has no effect.
     is_stopped: Cell<bool>,
 }
 
-/// How a boot begins and what follows.
+/// Start and course of a boot.
 #[derive(Clone)]
 pub enum Script {
     /// A boot of the plan.
     Boot(Boot),
-    /// The array is made.
-    Create,
-    /// The end of a run: everything is checked, parity too, then with as many members gone as parity covers.
+    /// A try to create the array.
+    Create {
+        /// When power fails.
+        crash: Option<CrashAt>,
+        /// The disks still hold what they held before.
+        is_first: bool,
+    },
+    /// The end of a run: a check of all data including parity, then with as many members missing
+    /// as parity covers.
     Epilogue,
 }
 
-/// Runs a boot; whether there is any sense in another.
+/// Runs a boot. Returns whether another one is useful.
 pub fn run(
     world: &Rc<World>,
     subject: &Rc<dyn Subject>,
@@ -67,9 +75,9 @@ pub fn run(
     is_tracing: bool,
 ) -> bool {
     let (world, subject) = (world.clone(), subject.clone());
-    let cores = if matches!(script, Script::Create) { 1 } else { world.shape.cores };
+    let cores = if matches!(script, Script::Create { .. }) { 1 } else { world.shape.cores };
     reactor::run_simulated_cores(seed, cores, move |_: VirtualClock, cores| async move {
-        let is_stopped = Cell::new(matches!(script, Script::Create));
+        let is_stopped = Cell::new(matches!(script, Script::Create { .. }));
         let session = Session { world, subject, cores, is_tracing, is_stopped };
         session.world.machine.power_on();
         let goes_on = session.run(script).await;
@@ -91,14 +99,8 @@ impl Session {
 
     async fn run(&self, script: Script) -> bool {
         match script {
-            Script::Create => {
-                let disks = self.world.disks();
-                let created = self.subject.create(&self.world.shape, &disks[..self.world.members()]);
-                match within(HANGS_NS, created).await {
-                    None => self.world.fail("create hangs".into()),
-                    Some(Err(error)) => self.world.fail(format!("create: {error}")),
-                    Some(Ok(())) => {}
-                }
+            Script::Create { crash, is_first } => {
+                self.create(crash, is_first).await;
                 true
             }
             Script::Boot(boot) => self.boot(&boot).await,
@@ -106,7 +108,26 @@ impl Session {
         }
     }
 
-    /// Power goes, if it has not gone yet; everything that runs must end.
+    /// Creates the array, unless an earlier try has.
+    async fn create(&self, crash: Option<CrashAt>, is_first: bool) {
+        let (world, disks) = (&self.world, self.world.disks());
+        let disks = &disks[..world.members()];
+        if is_first && world.shape.creation.is_some() {
+            newcomers::fill_with_garbage(world, disks);
+            if let Err(error) = self.subject.soil(&world.shape, disks).await {
+                world.fail(format!("a former array: {error}"));
+            }
+        }
+        self.arm(crash.map(|crash| world.machine.from_now(crash)));
+        match within(HANGS_NS, self.subject.create(&world.shape, disks)).await {
+            None => world.fail("create hangs".into()),
+            Some(_) if !self.is_on() => world.count(|stats| stats.crashes += 1),
+            Some(Err(error)) => world.fail(format!("create: {error}")),
+            Some(Ok(())) => world.note_created(),
+        }
+    }
+
+    /// Turns power off, if it is on; every running task must end.
     async fn end(&self) {
         self.world.machine.power_off();
         let machine = &self.world.machine;
@@ -116,7 +137,7 @@ impl Session {
             }
         });
         if drained.await.is_none() {
-            self.world.fail("requests to disks are in flight for ever".into());
+            self.world.fail("requests to disks never end".into());
         }
         if machine.dropped() > 0 {
             self.world
@@ -158,10 +179,10 @@ impl Session {
         }
     }
 
-    /// Damages metadata of which a copy remains elsewhere.
+    /// Damages metadata with a copy elsewhere.
     fn damage_metadata(&self, boot: &Boot) {
         for fault in &boot.faults {
-            if faults::inflict(&self.world, fault) {
+            if faults::inflict(&self.world, fault, false) {
                 self.note(&format!("{fault:?}"));
             }
         }
@@ -187,7 +208,7 @@ impl Session {
         let Some(client) = self.client(&*running) else { return false };
         self.verify(&client).await;
         let (running, client) = match &boot.newcomers {
-            Some(newcomers) if self.can_extend(&*running) => {
+            Some(newcomers) if self.can_extend(&*running) && self.can_reshape(&*running).await => {
                 drop(client);
                 match self.extend(running, newcomers).await {
                     Some(both) => both,
@@ -222,14 +243,14 @@ impl Session {
         !self.world.has_failed()
     }
 
-    /// Does what an operator does before the array is started; whether power holds and nothing is wrong.
+    /// Runs the operator's commands before the array is started. Returns whether power is on and no
+    /// check has failed.
     async fn operate(&self, boot: &Boot) -> bool {
         let world = &self.world;
         self.arm(boot.command_crash);
         for (_, command) in &boot.commands {
             self.note(&format!("{command:?}"));
-            let disks = world.plugged_disks();
-            operate::run(world, &self.subject, &disks, *command).await;
+            operate::run(world, &self.subject, *command).await;
             if !self.is_on() || world.has_failed() {
                 return false;
             }
@@ -238,7 +259,7 @@ impl Session {
         true
     }
 
-    /// The array has been assembled: it must know its spares, and what was set.
+    /// Checks that the assembled array knows its spares and settings.
     fn note_operations(&self, running: &dyn Running) {
         let world = &self.world;
         if world.shape.operations.is_none() {
@@ -256,7 +277,7 @@ impl Session {
         }
     }
 
-    /// Starts the array read-only, reads all of it and stops it. Nothing may be written to any disk.
+    /// Starts the array read-only, reads all of it and stops it. No disk may be written.
     async fn look(&self) {
         let world = &self.world;
         self.note("read-only start");
@@ -283,7 +304,7 @@ impl Session {
         }
     }
 
-    /// Whether new members can come.
+    /// Whether new members can be added.
     fn can_extend(&self, running: &dyn Running) -> bool {
         let world = &self.world;
         world.lacks_something()
@@ -293,7 +314,14 @@ impl Session {
             && !running.live().contains(&false)
     }
 
-    /// The array is stopped, gets its new members, and starts again; `None` when power goes or something is wrong.
+    /// Whether the array may begin its reshape, if it has one: that needs parity that was computed.
+    async fn can_reshape(&self, running: &dyn Running) -> bool {
+        let world = &self.world;
+        world.shape.next.is_none() || !world.shape.is_unsynced || resync(world, running).await
+    }
+
+    /// Stops the array, adds its new members and starts it again; `None` when power fails or a
+    /// check fails.
     async fn extend(
         &self,
         running: Rc<dyn Running>,
@@ -311,9 +339,10 @@ impl Session {
         let (own, new) = disks.split_at(self.world.members());
         newcomers::soil(&self.world, new);
         match within(HANGS_NS, self.subject.extend(&self.world.shape, own, new)).await {
-            None => self.world.fail("members are added for ever".into()),
+            None => self.world.fail("the addition of members never ends".into()),
             Some(Ok(geometry)) => {
-                // It is never smaller again, even if power goes now. A change of shape makes it larger in the end.
+                // The capacity never shrinks again, even if power fails now. A reshape increases it
+                // at its end.
                 let bytes = match self.world.shape.next {
                     Some(_) => self.world.sectors() * SECTOR as u64,
                     None => geometry.capacity(),
@@ -322,7 +351,7 @@ impl Session {
                 self.world.count(|stats| stats.growths += 1);
             }
             Some(Err(_)) if !self.is_on() || self.world.has_reason() => {}
-            // Blocks are lost, and noted by their places in the shape that it has.
+            // Blocks are lost, recorded by their places in the present shape.
             Some(Err(_)) if self.world.shape.next.is_some() && self.world.is_impaired(0) => {}
             Some(Err(error)) => self.world.fail(format!("new members: {error}")),
         }
@@ -337,7 +366,7 @@ impl Session {
         Some((running, client))
     }
 
-    /// A write is lost or goes astray while the array is quiet and parity is right everywhere.
+    /// Lets a write be lost or misdirected while the array is quiet and all parity is right.
     async fn let_write_stray(&self, running: &dyn Running, client: &Client) {
         let world = &self.world;
         if self.is_on() && !world.has_failed() && world.has_parity() && world.is_whole() {
@@ -351,10 +380,15 @@ impl Session {
         }
     }
 
-    /// Nothing happens until the array has taken every mark away: sooner when a member has gone and it logs.
+    /// Waits until the array has cleared every mark: sooner when it logs without a member.
     async fn idle(&self, running: &dyn Running) {
         let is_degraded = running.live().contains(&false);
         self.note("idle");
+        if self.world.machine.in_flight() > 0 {
+            // A request of a disk that was stuck ends with the disk's next look, and the array may
+            // be writing with it.
+            reactor::current().sleep(STUCK_LOOK_NS).await;
+        }
         reactor::current().sleep(if is_degraded { IDLE_NS } else { LONG_IDLE_NS }).await;
         if self.is_on() && is_degraded == running.live().contains(&false) {
             self.world.note_idle();
@@ -373,7 +407,8 @@ impl Session {
         }
     }
 
-    /// Brings the array up. `None` when power went, the array may refuse, or something is wrong.
+    /// Assembles and starts the array. `None` when power failed, the array may refuse, or a check
+    /// failed.
     async fn assemble(&self) -> Option<Rc<dyn Running>> {
         let world = &self.world;
         let mut force = false;
@@ -441,7 +476,8 @@ impl Session {
         }
     }
 
-    /// Starts the workers and waits until they are done or power goes; then until all have ended.
+    /// Starts the workers and waits for their end or a power failure; then waits until all have
+    /// ended.
     async fn work(&self, boot: &Boot, running: &Rc<dyn Running>) {
         let crew = Crew::new(&self.cores);
         let gate = crew.gate.clone();
@@ -504,17 +540,17 @@ impl Session {
         true
     }
 
-    /// Whether parity covers the loss of this slot, too.
+    /// Whether parity also covers the loss of this slot.
     fn can_lose(&self, slot: usize) -> bool {
         let group = self.world.shape.group_of(slot);
         !self.world.shape.may_lose_too_many && self.world.may_lose(slot) && !self.world.is_beyond(group)
     }
 }
 
-/// What all workers of a boot share.
+/// State shared by all workers of a boot.
 type Work = Rc<(Rc<World>, Rc<dyn Running>, Rc<Crew>)>;
 
-/// Has a worker do steps on a core. When the core ends, it goes on with the others on the first one.
+/// Runs the steps of a worker on a core. When the core ends, the worker continues on the first one.
 fn spawn_worker(work: &Work, core: usize, steps: Vec<Step>, is_tracing: bool) {
     let crew = &work.2;
     crew.note_worker(core, true);
@@ -529,7 +565,7 @@ fn spawn_worker(work: &Work, core: usize, steps: Vec<Step>, is_tracing: bool) {
     crew.gate.spawn(&crew.cores[core], task);
 }
 
-/// Does steps. Returns those that are left because the core ends.
+/// Runs steps. Returns the remaining ones if the core ends.
 async fn run_worker(work: &Work, steps: Vec<Step>, is_tracing: bool) -> Vec<Step> {
     let (world, running, crew) = &**work;
     let core = reactor::current();
@@ -546,10 +582,9 @@ async fn run_worker(work: &Work, steps: Vec<Step>, is_tracing: bool) -> Vec<Step
         if !world.machine.is_on() || world.has_failed() {
             return Vec::new();
         }
-        if crew.must_leave(core.index()) {
+        if !crew.begin_step(core.index()).await {
             return steps[i..].to_vec();
         }
-        crew.begin_step().await;
         let trace = |what: &str| {
             if is_tracing {
                 println!(
@@ -563,7 +598,7 @@ async fn run_worker(work: &Work, steps: Vec<Step>, is_tracing: bool) -> Vec<Step
         };
         if step.action.end().is_some_and(|end| end > world.sectors()) {
             crew.end_step();
-            continue; // the array has not grown so far
+            continue; // the array has not grown to it yet
         }
         trace("begins");
         match step.action {
@@ -594,7 +629,7 @@ async fn run_worker(work: &Work, steps: Vec<Step>, is_tracing: bool) -> Vec<Step
 
 async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action) {
     if action.slot().is_some_and(|slot| slot >= world.members()) {
-        return; // the array has no such slot so far
+        return; // the array has no such slot yet
     }
     world.note_crossing(running.is_reshaping());
     match *action {
@@ -614,13 +649,20 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             let disk = world.disk(slot);
             let end = block::Device::limits(&disk).capacity - world.shape.more_bytes(slot);
             let data = world.shape.geometry.group_stripes * u64::from(world.shape.geometry.strip_bytes);
-            // Strips lie in the upper part of a member: mostly there, sometimes in metadata.
-            let at = (end - data + at).saturating_sub(64 << 10);
+            // Strips lie in the upper part of a member: the range is usually there, sometimes in
+            // metadata.
+            let at = match running.strips_at(slot).filter(|_| world.shape.creation.is_some()) {
+                Some(strips) => strips.start + at,
+                None => (end - data + at).saturating_sub(64 << 10),
+            };
             disk.add_medium_error(at..at + 4096, Unreadable::Disk);
             world.note_hurt(slot);
             world.note_giving_up(slot);
         }
         Action::StripError(slot, at) => faults::spoil_strip(world, &**running, slot, at),
+        Action::Damage(ref fault) => {
+            faults::inflict(world, fault, true);
+        }
         Action::FailWrite(slot, number) if !world.is_lost(slot) && world.is_covered(slot) => {
             world.note_hurt(slot);
             world.disk(slot).fail_write(number);
@@ -648,7 +690,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             if world.is_beyond(world.shape.group_of(slot)) || running.live()[slot] {
                 return;
             }
-            world.note_loss(slot); // a write that failed says so of a disk that goes now
+            world.note_loss(slot); // a failed write counts for a disk that fails now
             let disk = match action {
                 Action::Return(_) => {
                     world.disk(slot).revive();
@@ -656,7 +698,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
                 }
                 _ => world.replace(slot),
             };
-            world.note_logging(true); // from some moment on, if this was the last that was missing
+            world.note_logging(true); // from some time on, if this was the last missing member
             world.note_giving_up(slot);
             let result = running.add(slot, &disk).await;
             if world.machine.is_on() {
@@ -666,7 +708,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
                 true => judged_add(world, running, slot, &disk, result),
                 false => result,
             };
-            if world.machine.is_on() && result.is_ok() {
+            if world.machine.is_on() && result.is_ok() && running.live()[slot] {
                 world.note_live(slot);
                 world.count(|stats| stats.rebuilds += 1);
             }
@@ -681,7 +723,7 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
             if world.machine.is_on() {
                 note_shape(world, &**running);
             }
-            judge(world, "change of shape", result);
+            judge(world, "reshape", result);
         }
         Action::Scrub if world.has_parity() && world.is_whole() => {
             let is_in_sync = resync(world, &**running).await;
@@ -693,7 +735,8 @@ async fn run_event(world: &Rc<World>, running: &Rc<dyn Running>, action: &Action
     }
 }
 
-/// What came of giving a disk to a slot, which a spare may have filled meanwhile, or another disk after that.
+/// Result of adding a disk to a slot, which a spare may have filled meanwhile, or another disk
+/// after that.
 fn judged_add(
     world: &World,
     running: &Rc<dyn Running>,
@@ -702,11 +745,14 @@ fn judged_add(
     result: Result<(), String>,
 ) -> Result<(), String> {
     extras::look(world, &**running);
-    let is_other = block::Device::name(&world.disk(slot)) != block::Device::name(disk);
-    if running.live()[slot] || is_other || disk.is_dead() { Ok(()) } else { result }
+    let name = Some(block::Device::name(disk).to_owned());
+    let is_other = !world.has_disk(slot, block::Device::name(disk));
+    let is_elsewhere =
+        (0..world.members()).any(|other| other != slot && running.devices(other).contains(&name));
+    if running.live()[slot] || is_other || is_elsewhere || disk.is_dead() { Ok(()) } else { result }
 }
 
-/// The array says what shape it has.
+/// Records the array's present shape.
 fn note_shape(world: &World, running: &dyn Running) {
     world.note_crossing(running.is_reshaping());
     world.note_geometry(running.geometry(), running.device().limits().capacity);
@@ -721,14 +767,15 @@ pub(crate) fn judge(world: &World, what: &str, result: Result<(), String>) {
     }
 }
 
-/// Makes parity right where a crash has left it open; whether it is right everywhere.
+/// Resyncs parity after a crash. Returns whether all of it is right.
 async fn resync(world: &World, running: &dyn Running) -> bool {
     if running.is_reshaping() {
         return false; // parity has two shapes
     }
     let was_whole = world.is_whole();
     let result = running.resync().await;
-    // With a member out, which the array may know before us, nothing is compared, or not to the end.
+    // With a failed member, which the array may notice before the simulator, the comparison is
+    // skipped or incomplete.
     let has_all = !running.live().contains(&false);
     match result {
         Ok(()) if world.machine.is_on() && was_whole && has_all => {

@@ -1,4 +1,4 @@
-//! One core's user of the array: every request is told to the oracle.
+//! A user of the array on one core, which reports every request to the oracle.
 
 use crate::oracle::{SECTOR, ZEROES};
 use crate::world::World;
@@ -34,19 +34,20 @@ impl Client {
         self.world.sectors()
     }
 
-    /// A request that changes data has failed while there was power: only an array beyond help may do that.
-    fn judge(&self, what: &str, lba: u64, count: u64, result: IoResult) {
-        // What only open parity could hold is not taken.
-        let is_refused = |lba: u64| self.world.may_be_lost(lba);
+    /// Judges a failed request that changes data while power is on: only an array that has lost too
+    /// much may fail it.
+    /// Fails the run for an error that nothing excuses. `may_be_refused`: as it was when the
+    /// request began; it may have taken longer than the sync that changed this.
+    fn judge(&self, what: &str, lba: u64, count: u64, may_be_refused: bool, result: IoResult) {
         if let Err(error) = result
             && !self.world.is_any_beyond()
-            && !(error == IoError::Medium && (lba..lba + count).any(is_refused))
+            && !(error == IoError::Medium && (may_be_refused || self.world.may_refuse(lba, count)))
         {
             self.world.fail(format!("{what} of sectors {lba}+{count} failed: {error}"));
         }
     }
 
-    /// Reads and checks; on an error block by block, to learn which ones cannot be read.
+    /// Reads and checks. After an error it reads block by block to find the unreadable ones.
     pub async fn read(&self, lba: u64, count: u64) {
         if !self.try_read(lba, count).await && self.is_on() && !self.world.has_failed() {
             let unit = u64::from(self.world.shape.block_size) / SECTOR as u64;
@@ -56,7 +57,7 @@ impl Client {
         }
     }
 
-    /// Whether the sectors could be read.
+    /// Returns whether the sectors could be read.
     async fn try_read(&self, lba: u64, count: u64) -> bool {
         let core = reactor::current();
         let mut buffer = core.buffers().take(count as usize * SECTOR).await;
@@ -89,7 +90,7 @@ impl Client {
         result.is_ok()
     }
 
-    /// Writes; the memory changes `change_ns` nanoseconds later if that is not 0.
+    /// Writes. If `change_ns` is not 0, the memory changes that many nanoseconds later.
     pub async fn write(&self, lba: u64, count: u64, is_fua: bool, change_ns: u64) {
         let core = reactor::current();
         let mut buffer = core.buffers().take(count as usize * SECTOR).await;
@@ -108,6 +109,7 @@ impl Client {
             }
         }
         self.world.count(|stats| stats.operations += 1);
+        let may_be_refused = self.world.may_refuse(lba, count);
         self.world.note_write(lba, count);
         let flags = if is_fua { Flags::FUA } else { Flags::NONE };
         let offset = lba * SECTOR as u64;
@@ -125,7 +127,7 @@ impl Client {
             buffer.transfer_changing(&*self.channel, Op::Write, flags, offset, change).await.1
         };
         if !self.is_on() {
-            return; // nobody has seen the answer
+            return; // the answer was lost
         }
         self.world.note_written(lba, count);
         let is_durable = is_fua || !self.has_volatile_cache;
@@ -133,10 +135,10 @@ impl Client {
         for ticket in writes {
             oracle.end_write(lba, count, ticket, result.is_ok(), is_durable);
         }
-        self.judge("a write", lba, count, result);
+        self.judge("a write", lba, count, may_be_refused, result);
     }
 
-    /// Writes each block that a read has found lost.
+    /// Rewrites each block that a read has found lost.
     pub async fn rewrite_lost(&self) {
         let unit = u64::from(self.world.shape.block_size) / SECTOR as u64;
         for lba in (0..self.sectors()).step_by(unit as usize) {
@@ -156,6 +158,7 @@ impl Client {
             false => self.world.oracle.borrow_mut().begin_write(lba, count, ZEROES),
         };
         self.world.count(|stats| stats.operations += 1);
+        let may_be_refused = self.world.may_refuse(lba, count);
         self.world.note_write(lba, count);
         let result = self.channel.submit(&req, lba * SECTOR as u64).await;
         if !self.is_on() {
@@ -170,7 +173,7 @@ impl Client {
             }
         }
         if result != Err(IoError::Unsupported) {
-            self.judge(req.op.name(), lba, count, result);
+            self.judge(req.op.name(), lba, count, may_be_refused, result);
         }
     }
 
@@ -185,10 +188,10 @@ impl Client {
         if result.is_ok() {
             self.world.oracle.borrow_mut().end_flush(ticket);
         }
-        self.judge("a flush", 0, 0, result);
+        self.judge("a flush", 0, 0, false, result);
     }
 
-    /// Reads everything but some sectors, in parts between them.
+    /// Reads everything except some sectors, in the ranges between them.
     pub async fn verify_without(&self, sectors: &BTreeSet<u64>) {
         let mut lba = 0;
         for end in sectors.iter().copied().chain([self.world.sectors()]) {
@@ -197,7 +200,7 @@ impl Client {
         }
     }
 
-    /// Reads everything, in parts of `most` sectors at most.
+    /// Reads everything in requests of at most `most` sectors.
     pub async fn verify(&self, most: u64) {
         self.verify_range(0..self.world.sectors(), most).await;
     }

@@ -1,27 +1,32 @@
-//! What an operator does to an array that is stopped, with the code of the commands (`raid::admin`). Power may go in all of
-//! it: afterwards the array is as it was before a command, or as after it.
+//! An operator's commands on an array that is stopped, with the code of the commands
+//! (`raid::admin`). Power may go in all of it: afterwards the array is as it was before a command,
+//! or as after it.
 
-use crate::rng::Rng;
+use base::Rng;
 use raid::metadata::{Maintenance, MaintenanceChange};
 
 /// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// A member is taken out.
+    /// A member is marked as failed.
     Fail(usize),
-    /// All members that are out are removed.
+    /// All failed members are removed.
     RemoveFailed,
-    /// A spare is let go; the number selects it.
+    /// A spare is removed; the number selects it.
     RemoveSpare(u64),
     /// The budget of read errors changes.
     SetReadErrors(u32),
+    /// A disk with old data becomes a spare.
+    AddSpare,
+    /// The former member of a slot is re-added: the array starts, rebuilds it, and stops.
+    ReAdd(usize),
     /// Metadata is looked at, and what a crash has left in the log.
     Examine,
     /// Metadata and parity are checked.
     Check,
 }
 
-/// What a command has come to.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
     /// It is done.
@@ -51,13 +56,27 @@ impl Command {
         }
     }
 
+    /// A command that adds a disk. `members`: of the array.
+    pub fn draw_addition(rng: &mut Rng, members: u64) -> Command {
+        match rng.below(3) {
+            0 => Command::AddSpare,
+            _ => Command::ReAdd(rng.below(members) as usize),
+        }
+    }
+
+    /// Whether the command starts the array, and may write before it fails.
+    pub fn starts_array(self) -> bool {
+        matches!(self, Command::ReAdd(_))
+    }
+
     /// Whether it may write.
     pub fn is_modifying(self) -> bool {
         !matches!(self, Command::Examine | Command::Check)
     }
 }
 
-/// What an array's budget of read errors may be: the last that was set, and those that were being set when power went.
+/// An array's possible budgets of read errors: the last that was set, and those that were being set
+/// when power went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Budget {
     last: Option<u32>,

@@ -1,8 +1,9 @@
-//! Silent damage: a member's strip does not hold what was written, and the disk says nothing. A scrub must find it, name
-//! the member where two parities or more tell which it is, and bring back exactly what was there.
+//! Silent damage: a member's strip differs from the written data, and the disk reports no error. A
+//! scrub must detect it, name the member if two or more parities identify it, and restore the exact
+//! data.
 //!
-//! Without checksums nothing but a scrub finds it, and a write of the stripe would hide it in parity; so it happens to a
-//! whole array that is quiet, one member at a time.
+//! Without checksums only a scrub detects the damage, and a write of the stripe would hide it in
+//! parity. So it happens to one member at a time of a complete array without other requests.
 
 use crate::client::Client;
 use crate::disk::{SimDisk, Strayed};
@@ -10,13 +11,15 @@ use crate::oracle::SECTOR;
 use crate::subject::{Running, Scrubbed};
 use crate::world::World;
 use block::Device;
+use raid::array::Soft;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Most sectors that are damaged.
+/// Largest number of damaged sectors.
 const MOST_SECTORS: u64 = 8;
 
-/// Damages a strip and judges what scrubs make of it. No member is lost, parity is right, nobody writes.
+/// Damages a strip and judges the results of scrubs. All members are live, parity is right, and no
+/// writes run.
 pub async fn inflict(world: &World, running: &dyn Running) {
     let is_unsound = |disk: &SimDisk| disk.has_medium_errors() || disk.is_failing();
     if world.has_failed() || !world.is_whole() || world.disks().iter().any(is_unsound) {
@@ -48,8 +51,9 @@ pub async fn inflict(world: &World, running: &dyn Running) {
     world.count(|stats| stats.damages += 1);
 }
 
-/// The next write to one member is lost, or happens elsewhere among its strips, and the disk says nothing. All that it has
-/// not touched must be right, and scrubs must find it. No member is lost, parity is right, nobody else writes.
+/// The next write to one member is lost or misdirected among its strips, and the disk reports no
+/// error. Data outside of it must be right, and scrubs must detect it. All members are live, parity
+/// is right, and no other writes run.
 pub async fn stray(world: &World, running: &dyn Running, client: &Client) {
     let is_unsound = |disk: &SimDisk| disk.has_medium_errors() || disk.is_failing();
     if world.disks().iter().any(is_unsound) || running.is_reshaping() {
@@ -63,14 +67,14 @@ pub async fn stray(world: &World, running: &dyn Running, client: &Client) {
     let unit = u64::from(world.shape.block_size) / SECTOR as u64;
     let lba = below(world, world.sectors() / unit) * unit;
     let count = (1 + below(world, MOST_SECTORS)).next_multiple_of(unit).min(world.sectors() - lba);
-    // An array may write several blocks one after the other, and a read-modify-write of a block that a misdirected write has
-    // hit makes parity from it. One block is one write.
+    // An array may write several blocks one after the other, and a read-modify-write of a block
+    // that a misdirected write has hit computes parity from it. One block is one write.
     let count = if is_misdirected { unit } else { count };
     client.write(lba, count, true, 0).await;
     let Some(strayed) = disk.take_strayed() else { return };
     let right = Right::of(strayed);
     let wrong = right.wrong(&disk);
-    let sectors = wrong.iter().filter_map(|at| sector_at(world, slot, at - strips.start));
+    let sectors = wrong.iter().flat_map(|at| sectors_at(world, slot, at - strips.start));
     let blocks: BTreeSet<u64> = sectors.map(|sector| sector / unit).collect();
     let sectors: BTreeSet<u64> = blocks.iter().flat_map(|block| block * unit..(block + 1) * unit).collect();
     client.verify_without(&sectors).await;
@@ -91,11 +95,11 @@ pub async fn stray(world: &World, running: &dyn Running, client: &Client) {
     world.count(|stats| stats.strays += u64::from(!numbers.is_empty()));
 }
 
-/// The data that belongs to places of a disk where a write has strayed, by bytes of the disk.
+/// The expected data of places of a disk where a write has strayed, by offset in bytes.
 struct Right(Vec<(u64, Vec<u8>)>);
 
 impl Right {
-    /// In the order in which it is to be restored.
+    /// Entries in the order of their restoration.
     fn of(strayed: Strayed) -> Right {
         let Strayed { offset, bytes, overwritten } = strayed;
         Right(overwritten.into_iter().chain([(offset, bytes)]).collect())
@@ -105,7 +109,7 @@ impl Right {
         self.0.iter().for_each(|(offset, bytes)| disk.poke(*offset, bytes));
     }
 
-    /// Sectors of the disk that do not hold what belongs there, as offsets in bytes.
+    /// Sectors of the disk without their expected data, as offsets in bytes.
     fn wrong(&self, disk: &SimDisk) -> BTreeSet<u64> {
         let mut right: BTreeMap<u64, &[u8]> = BTreeMap::new();
         for (offset, bytes) in &self.0 {
@@ -121,19 +125,23 @@ impl Right {
     }
 }
 
-/// The sector of the array at some bytes of a slot's strips; `None` for parity. Any copy of a mirror may be read.
-fn sector_at(world: &World, slot: usize, at: u64) -> Option<u64> {
+/// The sectors of the array whose reads may depend on an offset in a slot's strips: the sector
+/// there, if it is not parity. Any copy of a mirror may be read. A read that is raced at a soft
+/// deadline computes its sector from others of the row, and compares nothing.
+fn sectors_at(world: &World, slot: usize, at: u64) -> Vec<u64> {
     let geometry = world.geometry();
     let strip_bytes = u64::from(geometry.strip_bytes);
     let group = world.shape.group_of(slot);
     let is_there = |stripe: &u64| {
         geometry.group(*stripe) == group && geometry.member_offset(*stripe) == at / strip_bytes * strip_bytes
     };
-    let stripe = (0..geometry.stripes()).find(is_there)?;
-    let is_mirror = geometry.data == 1;
-    let strip = (0..geometry.data).find(|strip| geometry.member(stripe, *strip) == slot || is_mirror)?;
-    let offset = stripe * geometry.stripe_bytes() + strip as u64 * strip_bytes + at % strip_bytes;
-    Some(offset / SECTOR as u64)
+    let Some(stripe) = (0..geometry.stripes()).find(is_there) else { return Vec::new() };
+    let is_raced = world.shape.operations.is_some_and(|operations| operations.deadlines.soft != Soft::Never);
+    let may_be_read =
+        |strip: &usize| geometry.member(stripe, *strip) == slot || geometry.data == 1 || is_raced;
+    let offset =
+        |strip: usize| stripe * geometry.stripe_bytes() + strip as u64 * strip_bytes + at % strip_bytes;
+    (0..geometry.data).filter(may_be_read).map(|strip| offset(strip) / SECTOR as u64).collect()
 }
 
 async fn expect(world: &World, running: &dyn Running, is_repairing: bool, expected: &Scrubbed, what: &str) {
@@ -152,7 +160,7 @@ fn below(world: &World, bound: u64) -> u64 {
     world.draw() % bound
 }
 
-/// Some sectors of one strip.
+/// Random sectors of one strip.
 fn draw_place(world: &World, strips: &Range<u64>) -> Range<u64> {
     let sector = SECTOR as u64;
     let first = strips.start + below(world, (strips.end - strips.start) / sector) * sector;
@@ -161,7 +169,8 @@ fn draw_place(world: &World, strips: &Range<u64>) -> Range<u64> {
     first..strip_end.min(first + (1 + below(world, MOST_SECTORS)) * sector)
 }
 
-/// A bit that has rotted, garbage, or what a write that was lost or went astray leaves: zeroes, another sector's data.
+/// A flipped bit, random bytes, or the effect of a lost or misdirected write: zeroes, another
+/// sector's data.
 fn draw_content(world: &World, slot: usize, strips: &Range<u64>, before: &[u8]) -> Vec<u8> {
     let len = before.len() as u64;
     match below(world, 4) {

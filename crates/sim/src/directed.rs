@@ -1,43 +1,44 @@
-//! Directed runs: short ones, each of a rare sequence of events that plans seldom draw.
+//! Directed runs: short runs, each with a rare sequence of events that plans seldom draw.
 //!
-//! A run has one [`Story`]. Boots, steps and the moment at which power goes are drawn as in other plans; which kinds of
-//! events follow each other is fixed.
+//! A run has one [`Story`]. Boots, steps and the time of the power failure are random as in other
+//! plans; the sequence of events is fixed.
 
 use crate::machine::CrashAt;
 use crate::oracle::SECTOR;
 use crate::plan::{Action, Boot, Filter, Plan, Shape, Step};
-use crate::rng::Rng;
+use base::Rng;
 use raid::mutant::Mutant;
 use raid::{Consistency, Level};
 
 /// Levels with a log.
 const PARITY_LEVELS: [Level; 7] =
     [Level::Raid5, Level::Raid6, Level::Raid7, Level::Raid50, Level::Raid60, Level::Raid70, Level::NPlusM];
-/// Blocks of a strip that are written again and again, at most.
+/// Largest number of blocks of a strip that are written repeatedly.
 const HOT_BLOCKS: u64 = 8;
-/// Blocks behind them: with what parity needs and the new data an entry of four units.
+/// Number of blocks after them: with the parity and the new data they make an entry of four units.
 const LONG_ENTRY_BLOCKS: u64 = 12;
 
-/// What happens in a run.
+/// Sequence of events of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Story {
-    /// Power goes during writes; a member misses the start after it and is added again, with little or nothing written
-    /// meanwhile.
+    /// Power fails during writes. A member is missing at the next start and is then re-added, with
+    /// few or no writes in between.
     AwayAtReplay,
-    /// A member misses writes of zeroes, and nothing else.
+    /// A member misses only writes of zeroes.
     AwayForZeroes,
     /// Two members fail at about the same time.
     TwoFail,
-    /// Blocks are lost with a full stripe that was being written. They are written again, and power goes meanwhile.
+    /// Blocks are lost with a full stripe that was being written. They are rewritten, and power
+    /// fails meanwhile.
     LostBlocks,
-    /// A degraded array writes the same few rows again and again, in a lane that holds few entries.
+    /// A degraded array writes the same few rows repeatedly, in a lane with few entries.
     HotLane,
-    /// A member fails while another one is slow to write what is not logged.
+    /// A member fails while another one is slow to write data that is not logged.
     SlowMark,
 }
 
 impl Story {
-    /// Chooses arrays that allow the story, where the filter leaves the choice.
+    /// Restricts the choice of arrays to those that allow the story, within the filter.
     pub fn narrow(self, filter: &mut Filter) {
         let (levels, mode): (&[Level], _) = match self {
             Story::AwayForZeroes => (&[], None),
@@ -52,7 +53,7 @@ impl Story {
         filter.consistency = filter.consistency.or(mode);
     }
 
-    /// The story in which a broken engine shows, where other runs show it too seldom.
+    /// The story that shows a mutant which other runs detect too rarely.
     pub fn of(mutant: Mutant) -> Option<Story> {
         match mutant {
             Mutant::ReplayedNotStale => Some(Story::AwayAtReplay),
@@ -66,7 +67,8 @@ impl Story {
     }
 }
 
-/// Replaces the boots of a plan by a story that its array allows: `wanted`, or any. Without one the plan stays as it is.
+/// Replaces the boots of a plan by a story that its array allows: `wanted`, or any. If none is
+/// possible, the plan stays as it is.
 pub fn draw(plan: &mut Plan, wanted: Option<Story>) {
     let mut rng = Rng::new(plan.seed).fork(13);
     let mut stories = possible(&plan.shape);
@@ -86,7 +88,7 @@ pub fn draw(plan: &mut Plan, wanted: Option<Story>) {
     plan.shape.slow = teller.slow;
 }
 
-/// Stories that an array allows.
+/// The stories that an array allows.
 fn possible(shape: &Shape) -> Vec<Story> {
     let (geometry, is_ppl) = (&shape.geometry, shape.consistency == Consistency::Ppl);
     let is_mirror = geometry.data == 1;
@@ -106,7 +108,7 @@ struct Teller<'a> {
     rng: Rng,
     shape: &'a Shape,
     next_id: u32,
-    /// A slot whose disk is slow, and how much longer each of its requests takes, in nanoseconds.
+    /// A slot with a slow disk, and the additional latency of its requests in nanoseconds.
     slow: Option<(usize, u64)>,
 }
 
@@ -209,7 +211,7 @@ impl Teller<'_> {
         let mut boots = vec![self.filled(), written, away.stopped()];
         for i in 0..4 {
             let mut again = self.empty();
-            // A device that is filled holds zeroes where blocks are lost.
+            // A rebuilt device holds zeroes for lost blocks.
             for slot in slots.iter().filter(|_| i == 0 && !is_left_out) {
                 self.add(&mut again, 0, 0, Action::Replace(*slot));
             }
@@ -225,9 +227,9 @@ impl Teller<'_> {
         boots
     }
 
-    /// Small writes to few blocks of one strip, and some behind them whose entries are as long as entries can be. Power
-    /// goes when such an entry is written. The member that is slow holds none of these blocks: writes elsewhere keep the
-    /// lane's tail back.
+    /// Small writes to few blocks of one strip, and some after them with entries of the maximum
+    /// length. Power fails when such an entry is written. The slow member holds none of these
+    /// blocks: writes elsewhere keep the lane's tail back.
     fn hot_lane(&mut self) -> Vec<Boot> {
         let mut boots = vec![self.filled()];
         let geometry = self.shape.geometry;
@@ -280,7 +282,7 @@ impl Teller<'_> {
         vec![self.filled(), boot, self.empty().stopped()]
     }
 
-    /// Everything is written once, and the array is stopped.
+    /// Writes everything once and stops the array.
     fn filled(&mut self) -> Boot {
         let mut boot = self.empty();
         let stripe = self.shape.geometry.stripe_bytes() / SECTOR as u64;
@@ -323,7 +325,7 @@ impl Teller<'_> {
         if self.rng.one_in(2) { CrashAt::WriteStarted(count) } else { CrashAt::WriteEnded(count) }
     }
 
-    /// A write of some blocks, within a strip or over the next one.
+    /// A write of some blocks, within a strip or into the next one.
     fn small_write(&mut self) -> Action {
         let unit = self.unit();
         let lba = self.rng.below(self.sectors()) / unit * unit;

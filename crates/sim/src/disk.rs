@@ -1,69 +1,75 @@
-//! A simulated disk: contents in memory, latency, a volatile cache, faults and power loss, all decided by its seed.
+//! A simulated disk: contents in memory, latency, a volatile cache, faults and power loss, all
+//! derived from its seed.
 //!
 //! ```text
 //!   submit ──► latency (virtual) ──► end: read contents, or write to medium / volatile cache
 //!                  │ power goes
-//!                  └──► the write survives wholly, not at all or torn between blocks; the answer is "gone"
+//!                  └──► the write survives as a whole, not at all or torn between blocks; the answer is "gone"
 //! ```
 //!
-//! A request takes effect when it ends, so the latency alone reorders writes. Memory of the caller is read at that
-//! moment too: a caller who changes it in flight sees the change arrive.
+//! A request takes effect when it ends, so latency alone reorders writes. Memory of the caller is
+//! read at that moment: a caller that changes it in flight has the change written.
 
 use crate::machine::Machine;
 use crate::medium::Medium;
-use crate::rng::Rng;
+use base::Rng;
 use block::{
-    Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request,
-    SharedLimits,
+    Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion,
+    Op, Request, SharedLimits,
 };
 use raid::metadata::superblock::MAGIC;
 use reactor::Core;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a disk is like.
+/// Properties of a disk.
 #[derive(Clone, Debug)]
 pub struct DiskConfig {
     /// Bytes.
     pub capacity: u64,
-    /// Logical block size in bytes, and what a torn write is torn between: 512 to 4096.
+    /// Logical block size in bytes, the unit of torn writes: 512 to 4096.
     pub block_size: u32,
     /// Whether writes without FUA stay in a cache until a flush.
     pub has_volatile_cache: bool,
-    /// Typical latency in nanoseconds; single requests take up to a few times that, few much longer.
+    /// Whether the disk can write zeroes without a transfer of them.
+    pub has_zeroes: bool,
+    /// Typical latency in nanoseconds. Some requests take a few times as long, a few much longer.
     pub latency_ns: u64,
-    /// Seed of everything that the disk decides.
+    /// Seed of every decision of the disk.
     pub seed: u64,
 }
 
-/// How often a stuck request looks whether it still is, in nanoseconds of virtual time.
-const STUCK_LOOK_NS: u64 = 100_000_000;
+/// Interval in nanoseconds of virtual time at which a stuck request checks whether it still is.
+pub(crate) const STUCK_LOOK_NS: u64 = 100_000_000;
 
-/// How a range that cannot be read counts for redundancy.
+/// Number of completed writes that a disk remembers.
+const MOST_ENDED: usize = 64;
+
+/// Weight of an unreadable range for redundancy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unreadable {
     /// Like the loss of the whole disk.
     Disk,
-    /// Like the loss of the strip with this number on the disk.
-    Strip(u64),
-    /// Not at all: it is metadata, of which a copy exists elsewhere.
+    /// Like the loss of its blocks in their rows. The strips of the disk begin at this offset.
+    Blocks(u64),
+    /// No loss: it is metadata, of which a copy exists elsewhere.
     Metadata,
 }
 
-/// A write that was answered, and did not happen or happened elsewhere. Later writes are taken into account.
+/// An acknowledged write that did not happen, or happened elsewhere. Later writes are included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Strayed {
-    /// Where the write belongs, in bytes.
+    /// Intended offset in bytes.
     pub offset: u64,
-    /// The data that belongs there.
+    /// Expected data at that offset.
     pub bytes: Vec<u8>,
-    /// Where a misdirected write has happened instead, and the data that belongs there.
+    /// Actual offset of a misdirected write, and the expected data there.
     pub overwritten: Option<(u64, Vec<u8>)>,
 }
 
-/// Lets the next write to a range of bytes stray.
+/// Makes the next write to a range of bytes stray.
 #[derive(Clone, Debug)]
 struct Stray {
     within: Range<u64>,
@@ -84,9 +90,13 @@ struct Shared {
 struct State {
     medium: Medium,
     cache: Vec<Cached>,
-    /// Cannot be read until rewritten.
+    /// Unreadable until rewritten.
     bad: Vec<(Range<u64>, Unreadable)>,
-    /// Writes that were in flight when power went, until [`SimDisk::forget_cut_off`].
+    /// Rotten metadata until it is rewritten.
+    rotten: Vec<(Range<u64>, Unreadable)>,
+    /// The last completed writes, until [`SimDisk::forget_cut_off`].
+    ended: VecDeque<Range<u64>>,
+    /// Writes in flight when power failed, until [`SimDisk::forget_cut_off`].
     cut_off: Vec<Range<u64>>,
     rng: Rng,
     latency_ns: u64,
@@ -101,25 +111,28 @@ struct State {
     has_torn_commit: bool,
 }
 
-/// A write that has been answered but is not durable.
+/// An acknowledged write that is not durable.
 struct Cached {
     offset: u64,
     bytes: Vec<u8>,
 }
 
 impl SimDisk {
-    /// A disk that is all zeroes.
+    /// A disk full of zeroes.
     pub fn new(name: impl Into<String>, machine: &Arc<Machine>, config: &DiskConfig) -> SimDisk {
         let limits = Limits {
             block_size: config.block_size,
             volatile_cache: config.has_volatile_cache,
             max_transfer: 1 << 20,
+            max_write_zeroes: if config.has_zeroes { u64::MAX } else { 0 },
             ..Limits::new(config.capacity)
         };
         let state = State {
             medium: Medium::new(config.capacity),
             cache: Vec::new(),
             bad: Vec::new(),
+            rotten: Vec::new(),
+            ended: VecDeque::new(),
             cut_off: Vec::new(),
             rng: Rng::new(config.seed),
             latency_ns: config.latency_ns,
@@ -136,19 +149,19 @@ impl SimDisk {
         SimDisk(Arc::new(Shared { name, machine, limits, state: Mutex::new(state) }))
     }
 
-    /// The disk has `bytes` more from now on; they read as zeroes.
+    /// Extends the disk by `bytes`, which read as zeroes.
     pub fn grow(&self, bytes: u64) {
         let capacity = self.0.limits.capacity() + bytes;
         self.lock().medium.grow(capacity);
         self.0.limits.set_capacity(capacity);
     }
 
-    /// The disk dies: every request is answered with "gone" until [`SimDisk::revive`].
+    /// Kills the disk: every request fails with "gone" until [`SimDisk::revive`].
     pub fn kill(&self) {
         self.lock().is_dead = true;
     }
 
-    /// The disk is there again, with what it held when it died: stale by now, maybe.
+    /// Revives the disk with its former content, which may be stale.
     pub fn revive(&self) {
         let mut state = self.lock();
         state.is_dead = false;
@@ -161,18 +174,18 @@ impl SimDisk {
         self.lock().is_dead
     }
 
-    /// Requests do not end any more, or do again.
+    /// Stops or resumes the completion of requests.
     pub fn set_stuck(&self, is_stuck: bool) {
         let mut state = self.lock();
         state.is_stuck = is_stuck;
     }
 
-    /// Every request takes that much longer, in nanoseconds.
+    /// Delays every request by this number of nanoseconds.
     pub fn set_extra_latency(&self, ns: u64) {
         self.lock().extra_latency_ns = ns;
     }
 
-    /// These bytes cannot be read until they are rewritten. Rounded to whole blocks.
+    /// Makes these bytes unreadable until they are rewritten. Rounded to whole blocks.
     pub fn add_medium_error(&self, range: Range<u64>, counts_as: Unreadable) {
         let block = u64::from(self.0.limits.fixed().block_size);
         let end = range.end.next_multiple_of(block).min(self.0.limits.capacity());
@@ -180,37 +193,39 @@ impl SimDisk {
         self.lock().bad.push((range, counts_as));
     }
 
-    /// These bytes can be read again.
+    /// Makes these bytes readable again.
     pub fn mend(&self, range: &Range<u64>) {
         rewrite(&mut self.lock().bad, range);
     }
 
-    /// Whether some metadata in `range` cannot be read.
+    /// Whether metadata in `range` is unreadable, or rotten by [`SimDisk::rot_metadata`].
     pub fn has_metadata_error(&self, range: &Range<u64>) -> bool {
         let is_there = |(bad, kind): &(_, _)| *kind == Unreadable::Metadata && overlaps(bad, range);
-        self.lock().bad.iter().any(is_there)
+        let state = self.lock();
+        state.bad.iter().chain(&state.rotten).any(is_there)
     }
 
-    /// Whether something other than metadata cannot be read.
+    /// Whether anything but metadata is unreadable.
     pub fn has_medium_errors(&self) -> bool {
         self.lock().bad.iter().any(|(_, kind)| *kind != Unreadable::Metadata)
     }
 
-    /// Whether something cannot be read that counts like the loss of the whole disk.
+    /// Whether an unreadable range counts like the loss of the whole disk.
     pub fn is_unreadable(&self) -> bool {
         self.lock().bad.iter().any(|(_, kind)| *kind == Unreadable::Disk)
     }
 
-    /// The numbers of strips that cannot be read in whole.
-    pub fn unreadable_strips(&self) -> BTreeSet<u64> {
-        let strip = |(_, kind): &(_, Unreadable)| match kind {
-            Unreadable::Strip(number) => Some(*number),
-            _ => None,
+    /// The unreadable blocks of strips, counted from the first strip.
+    pub fn unreadable_blocks(&self) -> BTreeSet<u64> {
+        let block = u64::from(self.0.limits.fixed().block_size);
+        let blocks = |(bad, kind): &(Range<u64>, Unreadable)| match kind {
+            Unreadable::Blocks(start) => (bad.start - start) / block..(bad.end - start).div_ceil(block),
+            _ => 0..0,
         };
-        self.lock().bad.iter().filter_map(strip).collect()
+        self.lock().bad.iter().flat_map(blocks).collect()
     }
 
-    /// A block of a write that was in flight when power went last; `number` selects it.
+    /// A block of a write that was in flight at the last power failure; `number` selects it.
     pub fn cut_off_block(&self, number: u64) -> Option<Range<u64>> {
         let block = u64::from(self.0.limits.fixed().block_size);
         let state = self.lock();
@@ -227,12 +242,25 @@ impl SimDisk {
         None
     }
 
-    /// Forgets which writes were in flight when power went.
-    pub fn forget_cut_off(&self) {
-        self.lock().cut_off.clear();
+    /// A block of one of the last completed writes inside `within`; `number` selects it.
+    pub fn ended_block(&self, within: &Range<u64>, number: u64) -> Option<Range<u64>> {
+        let block = u64::from(self.0.limits.fixed().block_size);
+        let state = self.lock();
+        let is_within = |range: &&Range<u64>| within.start <= range.start && range.end <= within.end;
+        let ended: Vec<&Range<u64>> = state.ended.iter().filter(is_within).collect();
+        let range = ended[(number >> 32).checked_rem(ended.len() as u64)? as usize];
+        let start = range.start + number % ((range.end - range.start) / block) * block;
+        Some(start..start + block)
     }
 
-    /// Changes bits of what is stored, and says nothing.
+    /// Forgets the writes that were in flight at the last power failure, and the completed ones.
+    pub fn forget_cut_off(&self) {
+        let mut state = self.lock();
+        state.cut_off.clear();
+        state.ended.clear();
+    }
+
+    /// Silently changes bits of the stored data.
     pub fn rot(&self, range: Range<u64>) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -244,24 +272,33 @@ impl SimDisk {
         state.medium.write(range.start, &bytes);
     }
 
-    /// The next write to bytes `within` is answered and does not happen, or happens elsewhere within them.
+    /// Rots metadata, which counts as damaged until its block is rewritten.
+    pub fn rot_metadata(&self, range: Range<u64>) {
+        let block = u64::from(self.0.limits.fixed().block_size);
+        let blocks = range.start / block * block..range.end.next_multiple_of(block);
+        self.rot(range);
+        self.lock().rotten.push((blocks, Unreadable::Metadata));
+    }
+
+    /// Makes the next write to bytes `within` stray: it is acknowledged and does not happen, or
+    /// happens elsewhere within them.
     pub fn let_write_stray(&self, within: Range<u64>, is_misdirected: bool) {
         self.lock().stray = Some(Stray { within, is_misdirected });
     }
 
-    /// The write that strayed, if one has. No other one will.
+    /// Returns the write that strayed, if any. No other one will.
     pub fn take_strayed(&self) -> Option<Strayed> {
         let mut state = self.lock();
         state.stray = None;
         state.strayed.take()
     }
 
-    /// The `number`th write from now on fails, having happened as a torn one does; all others work.
+    /// Makes the `number`th write from now on fail after a torn write; all others succeed.
     pub fn fail_write(&self, number: u32) {
         self.lock().writes_to_failure = number;
     }
 
-    /// Whether a write is to fail, or one has since [`SimDisk::forgive`].
+    /// Whether a write will fail, or one has failed since [`SimDisk::forgive`].
     pub fn is_failing(&self) -> bool {
         let state = self.lock();
         state.writes_to_failure > 0 || state.has_failed_write
@@ -272,32 +309,34 @@ impl SimDisk {
         self.lock().has_failed_write
     }
 
-    /// The array may detach the disk's member: it counts as one of which a write has failed, until [`SimDisk::forgive`].
+    /// Allows the array to detach the disk's member: it counts as one with a failed write until
+    /// [`SimDisk::forgive`].
     pub fn suspect(&self) {
         self.lock().has_failed_write = true;
     }
 
-    /// What the write that failed has cost is made up for.
+    /// Clears the failed write once its effects are repaired.
     pub fn forgive(&self) {
         self.lock().has_failed_write = false;
     }
 
-    /// Whether power went while a superblock was being written, since this was last asked.
+    /// Whether power failed during a write of a superblock since the last call.
     pub fn take_torn_commit(&self) -> bool {
         std::mem::take(&mut self.lock().has_torn_commit)
     }
 
-    /// Power has gone and every request has ended: the cache is lost. Call for every disk before power comes again.
+    /// Drops the cache after a power failure, once every request has ended. Must be called for
+    /// every disk before power returns.
     pub fn lose_cache(&self) {
         self.lock().lose_power(self.0.limits.fixed().block_size);
     }
 
-    /// What is stored, for tests and tools that look at a disk that is off.
+    /// Reads the stored data, for tests and tools that inspect a disk without power.
     pub fn peek(&self, offset: u64, bytes: &mut [u8]) {
         self.lock().read(offset, bytes);
     }
 
-    /// Puts something else onto the medium, and says nothing.
+    /// Silently replaces stored data.
     pub fn poke(&self, offset: u64, bytes: &[u8]) {
         let mut state = self.lock();
         let count = state.cache.len();
@@ -319,7 +358,7 @@ impl Shared {
         self.machine.is_on() && self.machine.boot() == boot && !state.is_dead
     }
 
-    /// Takes a request in: how long it will take.
+    /// Accepts a request and returns its latency.
     fn begin(&self, req: &Request<'_>, offset: u64, boot: u64) -> Result<u64, IoError> {
         self.limits.check(req, offset)?;
         let mut state = self.lock();
@@ -337,7 +376,7 @@ impl Shared {
         state.is_stuck && self.is_here(&state, boot)
     }
 
-    /// The request takes effect.
+    /// Applies the effect of the request.
     fn finish(&self, req: &Request<'_>, offset: u64, boot: u64) -> IoResult {
         let mut state = self.lock();
         if !self.is_here(&state, boot) {
@@ -427,6 +466,11 @@ impl State {
         }
         let range = offset..offset + req.len;
         rewrite(&mut self.bad, &range);
+        rewrite(&mut self.rotten, &range);
+        if self.ended.len() == MOST_ENDED {
+            self.ended.pop_front();
+        }
+        self.ended.push_back(range.clone());
         if req.op == Op::Discard {
             self.destage_below(&range);
             return self.discard(offset, req.len);
@@ -444,7 +488,7 @@ impl State {
         }
     }
 
-    /// The write strays: where it happens instead, if it does.
+    /// Lets the write stray. Returns its actual offset, if it happens.
     fn stray(&mut self, stray: &Stray, req: &Request<'_>, offset: u64, block_size: u32) -> Option<u64> {
         let mut bytes = vec![0; req.len as usize];
         if req.op == Op::Write {
@@ -463,15 +507,15 @@ impl State {
         place
     }
 
-    /// What was discarded reads as before or as zeroes, as the NVMe and ATA command sets promise at least of other blocks'
-    /// data.
+    /// Discarded blocks read as before or as zeroes. The NVMe and ATA command sets promise at least
+    /// that no other block's data appears.
     fn discard(&mut self, offset: u64, len: u64) {
         let mut at = offset;
         while at < offset + len {
             let part = (4096 - at % 4096).min(offset + len - at);
             match self.rng.below(4) {
                 0 => {}
-                // So many draws, too: a seed keeps its meaning.
+                // Draw as many numbers as otherwise: a seed keeps its meaning.
                 1 => (0..part).for_each(|_| {
                     self.rng.draw();
                 }),
@@ -488,13 +532,14 @@ impl State {
         }
     }
 
-    /// Makes cached writes durable up to the last one that touches `range`: no older one may come back over it.
+    /// Makes cached writes durable up to the last one that touches `range`, so that no older one
+    /// overwrites it later.
     fn destage_below(&mut self, range: &Range<u64>) {
         let last = self.cache.iter().rposition(|cached| overlaps(&cached.range(), range));
         self.destage(last.map_or(0, |last| last + 1));
     }
 
-    /// What the cache held survives as the dice fall.
+    /// Keeps a random part of the cache.
     fn lose_power(&mut self, block_size: u32) {
         for cached in std::mem::take(&mut self.cache) {
             for part in survivors(&mut self.rng, cached.bytes.len() as u64, block_size) {
@@ -504,7 +549,7 @@ impl State {
         }
     }
 
-    /// A request in flight when power went.
+    /// Tears a request that was in flight when power failed.
     fn tear(&mut self, req: &Request<'_>, offset: u64, block_size: u32) {
         if !req.op.is_modifying() {
             return;
@@ -513,6 +558,7 @@ impl State {
         for part in survivors(&mut self.rng, req.len, block_size) {
             let (at, len) = (offset + part.start, part.end - part.start);
             rewrite(&mut self.bad, &(at..at + len));
+            rewrite(&mut self.rotten, &(at..at + len));
             match req.op {
                 Op::Write => self.medium.write_from(at, &req.data.part(part.start as usize, len as usize)),
                 Op::WriteZeroes => self.medium.zero(at, len),
@@ -523,7 +569,7 @@ impl State {
 }
 
 impl Strayed {
-    /// A later write to the same bytes: what belongs there is its data.
+    /// Updates the strayed write: a later write to the same bytes defines their expected data.
     fn note_write(&mut self, req: &Request<'_>, offset: u64) {
         let mut bytes = vec![0; req.len as usize];
         if req.op == Op::Write {
@@ -553,7 +599,7 @@ impl Cached {
         self.offset..self.offset + self.bytes.len() as u64
     }
 
-    /// Puts what is cached over `bytes`, which were read at `offset`.
+    /// Copies the cached data over `bytes`, which were read at `offset`.
     fn overlay(&self, offset: u64, bytes: &mut [u8]) {
         let range = self.range();
         let (from, to) = (range.start.max(offset), range.end.min(offset + bytes.len() as u64));
@@ -595,7 +641,7 @@ fn overlaps(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// Takes `range` out of the ranges that cannot be read.
+/// Removes `range` from the unreadable ranges.
 fn rewrite(bad: &mut Vec<(Range<u64>, Unreadable)>, range: &Range<u64>) {
     if !bad.iter().any(|(b, _)| overlaps(b, range)) {
         return;
@@ -621,7 +667,7 @@ impl Device for SimDisk {
     fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
         let boot = self.0.machine.boot();
         if !self.0.is_here(&self.lock(), boot) {
-            return Err(DeviceError::new(&self.0.name, "is not there"));
+            return Err(DeviceError::new(&self.0.name, "disk not found"));
         }
         Ok(Rc::new(SimChannel { disk: self.0.clone(), core: reactor::current(), boot }))
     }
@@ -635,6 +681,10 @@ impl Device for SimDisk {
     }
 
     fn unmap_region(&self, _: &MemoryRegion) {}
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }
 
 struct SimChannel {
@@ -697,6 +747,7 @@ mod tests {
             capacity: 16 << 20,
             block_size: 512,
             has_volatile_cache: false,
+            has_zeroes: true,
             latency_ns: 10_000,
             seed: 1,
         }
@@ -724,7 +775,8 @@ mod tests {
         result.map(|()| buffer.as_slice().to_vec())
     }
 
-    /// A disk with a volatile cache; writes without flush, FUA, flush, and one in flight as power goes.
+    /// Crashes a disk with a volatile cache: writes without flush, with FUA, with a flush, and one
+    /// in flight at the power failure.
     fn crash(seed: u64) -> Vec<(u8, usize)> {
         reactor::run_simulated(seed, move |_| async move {
             let machine = Machine::new();
@@ -787,9 +839,9 @@ mod tests {
             machine.power_on();
             let disk = SimDisk::new("d", &machine, &config());
             let channel = disk.open_channel().unwrap();
-            disk.add_medium_error(4096..4097, Unreadable::Strip(3));
+            disk.add_medium_error(4096..4097, Unreadable::Blocks(4096 - 3 * 512));
             assert!(disk.has_medium_errors() && !disk.is_unreadable());
-            assert_eq!(disk.unreadable_strips(), BTreeSet::from([3]));
+            assert_eq!(disk.unreadable_blocks(), BTreeSet::from([3]));
             assert_eq!(read(&*channel, 4096).await, Err(IoError::Medium));
             assert_eq!(write(&*channel, 4096, 1, Flags::NONE).await, Ok(()));
             assert_eq!(read(&*channel, 4096).await, Ok(vec![1; 4096]), "rewritten");

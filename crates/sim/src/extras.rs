@@ -1,7 +1,8 @@
-//! Disks beside those of the slots: spares, disks that are being filled, former members that a live one has replaced.
+//! Disks outside the slots: spares, disks that are being rebuilt, former members that a live disk
+//! has replaced.
 //!
-//! A keeper takes spares by itself. So the world asks the array which disk is the live member of a slot, whenever it looks
-//! at it, and exchanges its own disk of the slot for that one.
+//! The array uses spares by itself. So the world asks it which disk is the live member of a slot
+//! whenever it needs that, and exchanges its own disk of the slot.
 
 use crate::disk::SimDisk;
 use crate::faults;
@@ -9,16 +10,16 @@ use crate::subject::Running;
 use crate::world::World;
 use std::cell::RefCell;
 
-/// What a disk is, as far as the world knows.
+/// The world's knowledge of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// It was given to the array, which may have it or not.
+    /// The disk was given to the array, which may or may not use it.
     Given,
-    /// The array has said that it is a spare. It stays one until it is filled.
+    /// The array has reported it as a spare. It stays one until it is rebuilt.
     Spare,
-    /// It was a member until another disk took its place. The superblocks may not all say so.
+    /// It was a member until another disk replaced it. Some superblocks may not record that yet.
     Former,
-    /// The same, and the array has been assembled without it since.
+    /// As `Former`, and the array has been assembled without it since.
     Stranger,
 }
 
@@ -32,27 +33,27 @@ struct Extra {
 pub struct Extras(RefCell<Vec<Extra>>);
 
 impl Extras {
-    /// All of these disks.
+    /// Every disk.
     pub fn disks(&self) -> Vec<SimDisk> {
         self.0.borrow().iter().map(|extra| extra.disk.clone()).collect()
     }
 
-    /// A disk that the array is given.
+    /// Adds a disk that the array receives.
     pub fn add(&self, disk: &SimDisk) {
         self.0.borrow_mut().push(Extra { disk: disk.clone(), role: Role::Given });
     }
 
-    /// The array has taken a disk as a spare.
+    /// Records that the array has accepted a disk as a spare.
     pub fn note_spare(&self, name: &str) {
         self.change(name, |role| *role = Role::Spare);
     }
 
-    /// A disk is no spare any more, and may be gone.
+    /// Records that a disk is no longer a spare, and may have been used.
     pub fn note_given(&self, name: &str) {
         self.change(name, |role| *role = Role::Given);
     }
 
-    /// The name of a spare; `number` selects it.
+    /// Returns the name of a spare; `number` selects it.
     pub fn spare(&self, number: u64) -> Option<String> {
         let extras = self.0.borrow();
         let spares: Vec<&Extra> = extras.iter().filter(|extra| extra.role == Role::Spare).collect();
@@ -66,7 +67,7 @@ impl Extras {
         found.into_iter().for_each(|extra| change(&mut extra.role));
     }
 
-    /// A disk of that name is the live member of a slot now; `old` was before.
+    /// Exchanges the disks: `name` is now the live member of a slot that had `old`.
     fn exchange(&self, name: &str, old: &SimDisk) -> Option<SimDisk> {
         let mut extras = self.0.borrow_mut();
         let place = extras.iter().position(|extra| block::Device::name(&extra.disk) == name)?;
@@ -75,8 +76,8 @@ impl Extras {
         Some(new)
     }
 
-    /// The array has been assembled and every change that was cut off is over. Disks that were members before are not plugged
-    /// in any more, some of them.
+    /// Settles the roles after an assembly, when every interrupted change is over. Some former
+    /// members are unplugged.
     pub fn settle(&self, mut is_unplugged: impl FnMut() -> bool) {
         let mut extras = self.0.borrow_mut();
         extras.retain(|extra| !(extra.role == Role::Stranger && is_unplugged()));
@@ -86,7 +87,8 @@ impl Extras {
     }
 }
 
-/// The array says which disks its live members are, and which it fills.
+/// Asks the array for the disks of its live members, and those that it rebuilds. A disk that a slot
+/// was about to get when power failed is a spare after the next start, and may fill another slot.
 pub fn look(world: &World, running: &dyn Running) {
     for slot in 0..world.members() {
         let [own, incoming] = running.devices(slot);
@@ -95,19 +97,22 @@ pub fn look(world: &World, running: &dyn Running) {
         }
         let Some(own) = own.filter(|_| running.live()[slot]) else { continue };
         let old = world.disk(slot);
-        if block::Device::name(&old) != own
-            && let Some(new) = world.extras.exchange(&own, &old)
-        {
-            // The change may not be durable yet.
-            if old.has_failed_write() {
-                new.suspect();
-            }
+        if block::Device::name(&old) == own {
+            continue;
+        }
+        if let Some(other) = (0..world.members()).find(|other| world.has_disk(*other, &own)) {
+            world.swap_disks(slot, other);
+        } else if let Some(new) = world.extras.exchange(&own, &old) {
             world.set_disk(slot, new);
+        }
+        // The change may not be durable yet.
+        if old.has_failed_write() {
+            world.disk(slot).suspect();
         }
     }
 }
 
-/// Every disk that the array has acknowledged as a spare must be found again.
+/// Checks that the array finds every disk that it has acknowledged as a spare.
 pub fn check_spares(world: &World, running: &dyn Running) {
     let spares = running.spares();
     for extra in world.extras.0.borrow().iter().filter(|extra| extra.role == Role::Spare) {

@@ -1,4 +1,4 @@
-//! How the main task of a simulation waits for others.
+//! Lets the main task of a simulation wait for others.
 
 use reactor::Core;
 use std::cell::{Cell, RefCell};
@@ -7,12 +7,12 @@ use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// Counts tasks that run.
+/// Counts running tasks.
 #[derive(Clone, Default)]
 pub struct Gate(Rc<(Cell<usize>, RefCell<Option<Waker>>)>);
 
 impl Gate {
-    /// Runs `task` on `core` as one that is counted.
+    /// Runs a counted `task` on `core`.
     pub fn spawn(&self, core: &Core, task: impl Future<Output = ()> + 'static) {
         self.0.0.set(self.0.0.get() + 1);
         let gate = self.clone();
@@ -27,7 +27,7 @@ impl Gate {
         });
     }
 
-    /// Tasks that run.
+    /// Number of running tasks.
     pub fn running(&self) -> usize {
         self.0.0.get()
     }
@@ -42,7 +42,7 @@ impl Gate {
     }
 }
 
-/// The end of `future`, or `None` when it takes longer than `ns`.
+/// Returns the result of `future`, or `None` when it takes longer than `ns`.
 pub async fn within<R>(ns: u64, future: impl Future<Output = R>) -> Option<R> {
     let mut future = pin!(future);
     let mut alarm = pin!(reactor::current().sleep(ns));

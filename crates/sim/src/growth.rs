@@ -1,14 +1,15 @@
 //! Growth: disks become larger between or under requests, and the array with them.
 //!
-//! What is added is written and read like everything else. Power goes during growth as at any other time: afterwards
-//! the array has its old size or its new one, and the new one if growth was acknowledged.
+//! The added space is written and read like everything else. Power goes during growth as at any
+//! other time: afterwards the array has its old size or its new one, and the new one if growth was
+//! acknowledged.
 
 use crate::array::config;
 use crate::oracle::SECTOR;
 use crate::plan::{Action, Plan, Shape, Step};
-use crate::rng::Rng;
 use crate::subject::Running;
 use crate::world::World;
+use base::Rng;
 use raid::Geometry;
 use raid::metadata::Layout;
 use std::ops::Range;
@@ -87,7 +88,7 @@ pub fn request(rng: &mut Rng, shape: &Shape, among: &Range<u64>) -> Action {
     }
 }
 
-/// All disks become larger, those that are not there too, and the array is told to use it.
+/// All disks become larger, absent ones too, and a command lets the array use the space.
 pub async fn run(world: &Rc<World>, running: &Rc<dyn Running>, bytes: u64) {
     world.grow_disks(bytes);
     let was_whole = world.is_whole() && !running.live().contains(&false);
@@ -101,7 +102,7 @@ pub async fn run(world: &Rc<World>, running: &Rc<dyn Running>, bytes: u64) {
             world.note_geometry(running.geometry(), running.device().limits().capacity);
             world.count(|stats| stats.growths += 1);
         }
-        // Somebody may be missing, or go meanwhile.
+        // A member may be missing, or fail meanwhile.
         Err(_) if has_reason || running.live().contains(&false) => {}
         Err(error) => world.fail(format!("growth: {error}")),
     }

@@ -1,4 +1,5 @@
-//! An array with its keeper (`raid::jobs`), which fills, syncs and scrubs in the background while the workload runs.
+//! An array with its keeper (`raid::jobs`), which fills, syncs and scrubs in the background while
+//! the workload runs.
 
 use crate::array::{RunningArray, text};
 use crate::disk::SimDisk;
@@ -8,7 +9,7 @@ use block::Device;
 use raid::Geometry;
 use raid::array::members::Attached;
 use raid::jobs::{JobError, Jobs, Options};
-use raid::metadata::region_map::NEED_SYNC;
+use raid::metadata::intent_bitmap::NEED_SYNC;
 use raid::metadata::{Found, read_superblock};
 use reactor::Core;
 use std::cell::RefCell;
@@ -20,6 +21,10 @@ use std::sync::Arc;
 const ATTEMPT_NS: u64 = 100_000_000;
 /// Attempts after which the keeper counts as one that does not take the disk.
 const MOST_ATTEMPTS: usize = 100;
+
+/// Syncs after which a region counts as one that the keeper leaves open. A block may become
+/// unreadable after a sync has mended it and before the sync reads it again.
+const MOST_SYNCS: usize = 3;
 
 /// See the module.
 pub(crate) struct Kept {
@@ -63,9 +68,8 @@ impl Kept {
             let device: Arc<dyn Device> = Arc::new(disk.clone());
             let Ok(channel) = device.open_channel() else { continue };
             let found = read_superblock(disk.name(), &*channel, disk.limits().capacity).await;
-            if let Ok(found) = found
-                && !jobs.has_spare_called(disk.name())
-            {
+            if let Ok(found) = found {
+                // The array refuses a disk that it has already.
                 let _ = jobs.add_found_spare(device, &found);
             }
         }
@@ -119,13 +123,14 @@ impl Kept {
     }
 
     async fn sync(&self) -> Result<(), String> {
-        self.jobs().idle().await;
-        let open = self.array.array.count_regions(NEED_SYNC);
-        let is_whole = !self.live().contains(&false);
-        if open > 0 && is_whole {
-            return Err(format!("the keeper leaves {open} regions open"));
+        let is_open = || self.array.array.count_regions(NEED_SYNC) > 0 && !self.live().contains(&false);
+        for _ in 0..MOST_SYNCS {
+            self.jobs().idle().await;
+            if !is_open() {
+                return Ok(());
+            }
         }
-        Ok(())
+        Err(format!("the keeper leaves regions open: {:?}", self.jobs().status()))
     }
 
     /// The keeper passes over what was never written; that is compared here.
@@ -197,7 +202,7 @@ impl Running for Kept {
         Box::pin(async move {
             self.jobs().idle().await;
             match self.is_reshaping() {
-                true => Err(format!("the keeper does not go on: {:?}", self.jobs().status())),
+                true => Err(format!("the keeper does not continue: {:?}", self.jobs().status())),
                 false => Ok(()),
             }
         })

@@ -8,15 +8,16 @@
 //!                                └─ Client ─► Oracle: judges every read
 //! ```
 //!
-//! The array is the real one, on the real reactor, under virtual time and with one or two simulated cores in one
-//! thread. Everything follows from one number, so that a failing run can be replayed and made small. See
-//! `docs/simulation.md`.
+//! The array is the real one, on the real reactor, under virtual time and with one or two simulated
+//! cores in one thread. Everything follows from one number, so that a failing run can be replayed
+//! and made small. See `docs/simulation.md`.
 #![forbid(unsafe_code)]
 
 mod array;
 mod boot;
 mod client;
 mod commands;
+mod creation;
 mod damage;
 mod directed;
 mod disk;
@@ -34,7 +35,6 @@ mod oracle;
 mod pairs;
 mod plan;
 pub mod pools;
-mod rng;
 mod run;
 mod shapes;
 mod streams;
@@ -45,6 +45,7 @@ mod wide;
 mod world;
 
 pub use array::ArraySubject;
+pub use base::{Rng, mix};
 pub use commands::Command;
 pub use directed::Story;
 pub use disk::{DiskConfig, SimDisk};
@@ -53,7 +54,6 @@ pub use machine::{CrashAt, Machine};
 pub use operations::Operations;
 pub use oracle::{ANYTHING, Oracle, SECTOR, Ticket, Violation, ZEROES};
 pub use plan::{Action, Boot, Filter, Newcomers, Next, Plan, Shape, Step};
-pub use rng::{Rng, mix};
 pub use run::{Outcome, Shrunk, catch_panics, cut, run_plan, run_seed, shrink};
 pub use subject::{Local, Refusal, Running, Scrubbed, Subject};
 pub use world::Stats;

@@ -1,29 +1,30 @@
-//! What all disks of a simulated machine share: power, and when it goes.
+//! State common to all disks of a simulated machine: power, and when it fails.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 
-/// When power fails by itself.
+/// Time of a power failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrashAt {
-    /// When the disks have been given that many writes since power came.
+    /// When the disks have received this number of writes since power on.
     WriteStarted(u64),
-    /// When the disks have ended that many writes; nobody hears of the last one's end.
+    /// When the disks have ended this number of writes; the last one is not acknowledged.
     WriteEnded(u64),
-    /// When the disks have been given that many writes of more than [`LONG_BYTES`] since power came.
+    /// When the disks have received this number of writes of more than [`LONG_BYTES`] since power
+    /// on.
     LongWriteStarted(u64),
-    /// That many nanoseconds after power came.
+    /// This number of nanoseconds after power on.
     Time(u64),
 }
 
-/// Bytes beyond which a write counts as long.
+/// Length beyond which a write counts as long.
 pub const LONG_BYTES: u64 = 8192;
 
-/// A simulated machine. All of it runs in one thread; atomics and locks are here because devices must have them.
+/// A simulated machine. All of it runs in one thread; devices require the atomics and locks.
 #[derive(Debug, Default)]
 pub struct Machine {
-    /// Grows with every power on: requests of an earlier boot are answered with "gone".
+    /// Grows with every power on: requests of an earlier boot fail with "gone".
     boot: AtomicU64,
     is_on: AtomicBool,
     writes_started: AtomicU64,
@@ -44,7 +45,7 @@ impl Machine {
         Arc::default()
     }
 
-    /// Power comes: a new boot, nothing in flight.
+    /// Turns power on: a new boot without requests in flight.
     ///
     /// # Panics
     /// When requests of the last boot have not ended.
@@ -58,7 +59,7 @@ impl Machine {
         self.is_on.store(true, Ordering::Relaxed);
     }
 
-    /// Power goes. What is in flight survives as its disk's dice fall, and is answered with "gone".
+    /// Turns power off. A random part of the writes in flight survives; they fail with "gone".
     pub fn power_off(&self) {
         self.is_on.store(false, Ordering::Relaxed);
         if let Some(waker) = self.crash_waker.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -66,7 +67,7 @@ impl Machine {
         }
     }
 
-    /// Whether there is power.
+    /// Whether power is on.
     pub fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Relaxed)
     }
@@ -76,7 +77,7 @@ impl Machine {
         self.boot.load(Ordering::Relaxed)
     }
 
-    /// Lets power fail at a write. [`CrashAt::Time`] is for whoever has a clock.
+    /// Makes power fail at a write. [`CrashAt::Time`] is left to callers with a clock.
     pub fn crash_at(&self, at: Option<CrashAt>) {
         let (mut started, mut ended, mut long) = (u64::MAX, u64::MAX, u64::MAX);
         match at {
@@ -90,7 +91,7 @@ impl Machine {
         self.crash_ended.store(ended, Ordering::Relaxed);
     }
 
-    /// A crash counted from now on, as one counted from when power came.
+    /// Converts a crash counted from now into one counted from power on.
     pub fn from_now(&self, crash: CrashAt) -> CrashAt {
         match crash {
             CrashAt::WriteStarted(count) => CrashAt::WriteStarted(self.writes_started() + count),
@@ -104,27 +105,27 @@ impl Machine {
         }
     }
 
-    /// Wakes `waker` when power goes.
+    /// Wakes `waker` when power fails.
     pub fn wake_at_crash(&self, waker: &Waker) {
         *self.crash_waker.lock().unwrap_or_else(PoisonError::into_inner) = Some(waker.clone());
     }
 
-    /// Writes given to disks since power came.
+    /// Number of writes that disks received since power on.
     pub fn writes_started(&self) -> u64 {
         self.writes_started.load(Ordering::Relaxed)
     }
 
-    /// Requests in flight on all disks.
+    /// Number of requests in flight on all disks.
     pub fn in_flight(&self) -> u64 {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Requests whose future was dropped before they had ended: a bug of the caller.
+    /// Number of requests with a future that was dropped before their end: a bug of the caller.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Prints every request from now on.
+    /// Sets whether every request is printed.
     pub fn set_tracing(&self, is_tracing: bool) {
         self.is_tracing.store(is_tracing, Ordering::Relaxed);
     }
@@ -134,7 +135,7 @@ impl Machine {
         self.is_tracing.load(Ordering::Relaxed)
     }
 
-    /// A request of `len` bytes is given to a disk.
+    /// Records that a disk received a request of `len` bytes.
     pub(crate) fn note_start(&self, is_write: bool, len: u64) {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         if is_write {
@@ -150,7 +151,7 @@ impl Machine {
         }
     }
 
-    /// A write has reached its disk; power may go before anybody hears of it.
+    /// Records that a write has reached its disk; power may fail before its acknowledgement.
     pub(crate) fn note_write(&self) {
         let count = self.writes_ended.fetch_add(1, Ordering::Relaxed) + 1;
         if count == self.crash_ended.load(Ordering::Relaxed) {

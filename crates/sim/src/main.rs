@@ -1,4 +1,5 @@
-//! The simulator of the RAID engine: runs seeds, replays one, makes failing ones small, kills mutants.
+//! The simulator of the RAID engine: runs seeds, replays one, makes failing ones small, kills
+//! mutants.
 #![forbid(unsafe_code)]
 
 mod pool_runs;
@@ -6,6 +7,7 @@ mod pool_runs;
 use clap::Parser;
 use sim::{Filter, Outcome, Plan, Stats, Subject};
 use std::collections::BTreeSet;
+use std::fmt::Debug;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Mutex;
@@ -16,7 +18,7 @@ use std::time::{Duration, Instant};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Simulates RAID arrays that crash, lose members and come back, and checks that nothing is lost.
+/// Simulates RAID arrays that crash, lose members and re-add them, and checks that nothing is lost.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -56,14 +58,19 @@ struct Args {
     /// Arrays change their shape
     #[arg(long, conflicts_with_all = ["grow", "groups"])]
     shapes: bool,
-    /// Metadata becomes unreadable or rots while power is off, strips become unreadable, and writes stray
+    /// Metadata becomes unreadable or rots while power is off, strips become unreadable, and writes
+    /// stray
     #[arg(long)]
     faults: bool,
+    /// Metadata becomes unreadable or rots while requests run, and log entries that a start needs
+    /// become unreadable
+    #[arg(long)]
+    live_faults: bool,
     /// Two members of a group are lost and replaced together, under the keeper
     #[arg(long, conflicts_with_all = ["grow", "groups", "shapes"])]
     pairs: bool,
     /// Pools of volumes instead of arrays
-    #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "faults", "pairs", "level", "consistency", "cores"])]
+    #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "faults", "live_faults", "pairs", "level", "consistency", "cores"])]
     pools: bool,
     /// Runs are short sequences of rare events
     #[arg(long, conflicts_with_all = ["grow", "groups", "shapes", "pairs", "pools"])]
@@ -71,15 +78,23 @@ struct Args {
     /// With --directed: only this sequence, where the array allows it
     #[arg(long, requires = "directed")]
     story: Option<sim::Story>,
-    /// Members are of different sizes, arrays start unsynced, region maps have several pages
-    #[arg(long, conflicts_with_all = ["grow", "groups", "shapes"])]
+    /// Members are of different sizes and arrays start unsynced; without growth and reshapes,
+    /// write-intent bitmaps have several pages
+    #[arg(long)]
     wide: bool,
-    /// Operators work on arrays, live members are replaced, slots are filled from spares, members stall
+    /// Operators work on arrays, live members are replaced, slots are filled from spares, members
+    /// stall
     #[arg(long, conflicts_with_all = ["grow", "groups", "shapes", "pairs", "pools", "directed"])]
     operations: bool,
-    /// With --operations: keepers move to other cores, and cores end. Finds faults that are not mended yet
+    /// With --operations: keepers move to other cores, and cores end
     #[arg(long, requires = "operations")]
     handover: bool,
+    /// With --operations: commands add spares and former members to arrays that are stopped
+    #[arg(long, requires = "operations")]
+    offline: bool,
+    /// Arrays are created on disks that hold old data, and power fails meanwhile
+    #[arg(long, conflicts_with_all = ["grow", "groups", "shapes", "pairs", "pools", "directed"])]
+    create: bool,
     /// Run one seed again
     #[arg(long)]
     replay: Option<u64>,
@@ -95,16 +110,18 @@ struct Args {
     /// Do not make a failing run small
     #[arg(long)]
     no_shrink: bool,
-    /// Go on after a failing run
+    /// Continue after a failing run
     #[arg(long)]
     keep_going: bool,
-    /// Run each broken variant of the engine until it is caught; fail if one is not within --crashes (100000)
+    /// Run each broken variant of the engine until it is caught; fail if one is not within
+    /// --crashes (100000)
     #[arg(long)]
     mutants: bool,
     /// Only this broken variant
     #[arg(long)]
     mutant: Option<String>,
-    /// Replay the runs of this file, before all others: a line is SEED and OPTIONS of --replay, # and what it found
+    /// Replay the runs of this file, before all others: a line is SEED and OPTIONS of --replay, #
+    /// and what it found
     #[arg(long)]
     regressions: Option<std::path::PathBuf>,
 }
@@ -155,9 +172,16 @@ fn set_text(set: &BTreeSet<u32>) -> String {
 }
 
 impl Args {
+    /// Whether a broken variant is to be caught.
+    fn is_chosen(&self, mutant: &impl Debug) -> bool {
+        self.mutant.as_ref().is_none_or(|name| *name == format!("{mutant:?}"))
+    }
+
     fn filter(&self) -> Filter {
         let Args { consistency, cores, grow, groups, streams, shapes, .. } = *self;
-        let Args { faults, pairs, directed, story, wide, operations, handover, .. } = *self;
+        let Args { faults, live_faults, pairs, directed, story, wide, operations, handover, offline, .. } =
+            *self;
+        let create = self.create;
         let levels = self.level.clone();
         Filter {
             levels,
@@ -168,12 +192,15 @@ impl Args {
             streams,
             shapes,
             faults,
+            live_faults,
             pairs,
             directed,
             story,
             wide,
             operations,
             handover,
+            offline,
+            create,
         }
     }
 
@@ -189,12 +216,15 @@ impl Args {
             (self.streams, " --streams"),
             (self.shapes, " --shapes"),
             (self.faults, " --faults"),
+            (self.live_faults, " --live-faults"),
             (self.pairs, " --pairs"),
             (self.pools, " --pools"),
             (self.directed, " --directed"),
             (self.wide, " --wide"),
             (self.operations, " --operations"),
             (self.handover, " --handover"),
+            (self.offline, " --offline"),
+            (self.create, " --create"),
         ];
         let options = options.into_iter().filter(|(is_set, _)| *is_set).map(|(_, option)| option.to_owned());
         let story = self.story.iter().filter_map(clap::ValueEnum::to_possible_value);
@@ -393,10 +423,7 @@ const MOST_CRASHES: u64 = 100_000;
 
 fn kill_mutants(args: &Args, maker: SubjectMaker) -> bool {
     let mut survivors = Vec::new();
-    let is_chosen = |mutant: &raid::mutant::Mutant| {
-        args.mutant.as_ref().is_none_or(|name| *name == format!("{mutant:?}"))
-    };
-    for mutant in raid::mutant::Mutant::ALL.into_iter().filter(is_chosen) {
+    for mutant in raid::mutant::Mutant::ALL.into_iter().filter(|mutant| args.is_chosen(mutant)) {
         raid::mutant::choose(Some(mutant));
         let search = Search::new(0, u64::MAX, args.crashes.unwrap_or(MOST_CRASHES), None);
         let grow = args.grow || mutant.is_about_growth();
@@ -405,9 +432,12 @@ fn kill_mutants(args: &Args, maker: SubjectMaker) -> bool {
         let shapes = args.shapes || mutant.is_about_shapes();
         let wide = args.wide || mutant.is_about_looks();
         let faults = args.faults || mutant.is_about_looks();
+        let operations = args.operations || mutant.is_about_operations();
+        let create = args.create || mutant.is_about_creation();
         let story = args.story.or(sim::Story::of(mutant));
         let directed = args.directed || story.is_some();
-        let filter = Filter { grow, groups, streams, shapes, directed, story, wide, faults, ..args.filter() };
+        let filter = Filter { grow, groups, streams, shapes, directed, story, ..args.filter() };
+        let filter = Filter { wide, faults, operations, create, ..filter };
         search.run(args.jobs, &|seed| sim::run_seed(seed, &filter, &maker()), false);
         let crashes = search.stats.into_inner().expect("no panic under this lock").crashes;
         match search.failures.into_inner().expect("no panic under this lock").first() {
@@ -423,4 +453,18 @@ fn kill_mutants(args: &Args, maker: SubjectMaker) -> bool {
     }
     raid::mutant::choose(None);
     survivors.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_mutant_chooses_it_alone() {
+        let name = format!("{:?}", raid::mutant::Mutant::ALL[0]);
+        let args = Args::parse_from(["sim", "--mutants", "--mutant", &name]);
+        assert!(args.is_chosen(&raid::mutant::Mutant::ALL[0]));
+        assert!(!args.is_chosen(&raid::mutant::Mutant::ALL[1]));
+        assert!(!sim::pools::Mutant::ALL.iter().any(|mutant| args.is_chosen(mutant)));
+    }
 }

@@ -1,10 +1,10 @@
-//! What a simulated disk holds: sparse pages.
+//! Content of a simulated disk: sparse pages.
 
 use block::Data;
 
 const PAGE: usize = 4096;
 
-/// Bytes that are zero until written.
+/// Bytes, which are zero until written.
 pub(crate) struct Medium {
     pages: Vec<Option<Box<[u8; PAGE]>>>,
 }
@@ -18,7 +18,8 @@ impl Medium {
         self.pages.resize(capacity.div_ceil(PAGE as u64) as usize, None);
     }
 
-    /// Calls `part` with page number, bytes into the page, and the range's part there (bytes into the range, length).
+    /// Calls `part` for each page of a range: page number, offset in the page, offset in the range,
+    /// length.
     fn parts(offset: u64, len: usize, mut part: impl FnMut(usize, usize, usize, usize)) {
         let mut done = 0;
         while done < len {

@@ -1,18 +1,20 @@
 //! New members: blank disks that a stopped array is given as groups more.
 //!
-//! Power goes while they come, at any write, or not; afterwards the array has its old shape or its new one, and the new one
-//! if it was acknowledged. As long as it has the old one it is tried again, with the same disks.
+//! Power goes while they come, at any write, or not; afterwards the array has its old shape or its
+//! new one, and the new one if it was acknowledged. As long as it has the old one it is tried
+//! again, with the same disks.
 
 use crate::disk::SimDisk;
 use crate::growth::{around_the_end, place};
 use crate::machine::CrashAt;
 use crate::plan::{Action, Newcomers, Plan, Shape, Step};
-use crate::rng::Rng;
 use crate::world::World;
+use base::Rng;
 use block::Device;
 use raid::Geometry;
 
-/// Adds new groups to a plan from some boot on, requests to what is added, and events for the new members.
+/// Adds new groups to a plan from some boot on, requests to what is added, and events for the new
+/// members.
 pub fn draw(plan: &mut Plan) {
     let mut rng = Rng::new(plan.seed).fork(10);
     let mut next_id = plan.ids().into_iter().max().unwrap_or(0) + 1;
@@ -49,7 +51,7 @@ pub fn draw(plan: &mut Plan) {
     }
 }
 
-/// What happens to a new member.
+/// Draws an event of a new member.
 pub fn event(rng: &mut Rng, slot: usize) -> Action {
     match rng.below(4) {
         0 => Action::Kill(slot),
@@ -67,6 +69,14 @@ fn request(rng: &mut Rng, shape: &Shape) -> Action {
         0 => Action::Read { lba, count },
         1 => Action::WriteZeroes { lba, count },
         _ => Action::Write { lba, count, is_fua: rng.one_in(4), change_ns: 0 },
+    }
+}
+
+/// Disks hold bytes that mean nothing.
+pub fn fill_with_garbage(world: &World, disks: &[SimDisk]) {
+    for disk in disks {
+        let word = world.draw().to_le_bytes();
+        disk.poke(0, &word.repeat(disk.limits().capacity as usize / word.len()));
     }
 }
 

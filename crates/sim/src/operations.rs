@@ -1,5 +1,6 @@
-//! What happens to arrays beside failures: live members are replaced, spares come and are taken, members stall beyond the
-//! deadlines of reads, the keeper moves, cores end, and an operator's commands work on arrays that are stopped.
+//! Operations on arrays other than failures: live members are replaced, spares come and are taken,
+//! members stall beyond the deadlines of reads. The keeper moves, cores end, and an operator's
+//! commands work on arrays that are stopped.
 
 use crate::boot::{HANGS_NS, judge};
 use crate::commands::Command;
@@ -7,11 +8,11 @@ use crate::disk::SimDisk;
 use crate::extras;
 use crate::gate::{Gate, within};
 use crate::machine::CrashAt;
-use crate::plan::{Action, Plan, Step};
-use crate::rng::Rng;
+use crate::plan::{Action, Filter, Plan, Step};
 use crate::subject::Running;
 use crate::world::World;
-use raid::array::{Patience, Soft};
+use base::Rng;
+use raid::array::{Deadlines, Soft};
 use reactor::Core;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -20,11 +21,11 @@ use std::rc::Rc;
 const MOST_CORES: u64 = 3;
 /// How often a core that is to end is looked at, in nanoseconds.
 const LOOK_NS: u64 = 10_000;
-/// What an operator has chosen.
+/// An operator's choices.
 #[derive(Clone, Copy, Debug)]
 pub struct Operations {
     /// How long members are waited for.
-    pub patience: Patience,
+    pub deadlines: Deadlines,
 }
 
 impl Operations {
@@ -34,14 +35,13 @@ impl Operations {
             1 => Soft::Adaptive,
             _ => Soft::After(latency_ns * (1 + rng.log_uniform(100))),
         };
-        let hard_ns = rng.pick(&[300_000_000, 1_000_000_000, Patience::HARD_NS]);
-        Operations { patience: Patience { soft, hard_ns } }
+        let hard_ns = rng.pick(&[300_000_000, 1_000_000_000, Deadlines::HARD_NS]);
+        Operations { deadlines: Deadlines { soft, hard_ns } }
     }
 }
 
 /// Adds operations to every boot. `worker` does everything that is not I/O.
-/// `hands_over`: keepers move, and cores end.
-pub fn draw(plan: &mut Plan, worker: usize, hands_over: bool) {
+pub fn draw(plan: &mut Plan, worker: usize, filter: &Filter) {
     let mut rng = Rng::new(plan.seed).fork(17);
     let mut ids = plan.ids().into_iter().max().unwrap_or(0) + 1..;
     let shape = &mut plan.shape;
@@ -53,7 +53,7 @@ pub fn draw(plan: &mut Plan, worker: usize, hands_over: bool) {
     for (i, boot) in plan.boots.iter_mut().enumerate() {
         for _ in 0..rng.range(1, 6) {
             let slot = rng.below(members) as usize;
-            for action in actions(&mut rng, slot, has_parity, hands_over) {
+            for action in actions(&mut rng, slot, has_parity, filter.handover) {
                 let (id, delay_ns) = (ids.next().unwrap_or(0), rng.log_uniform(20 * latency_ns));
                 boot.steps.push(Step { id, worker, delay_ns, action });
             }
@@ -70,6 +70,31 @@ pub fn draw(plan: &mut Plan, worker: usize, hands_over: bool) {
                 _ => Some(CrashAt::WriteEnded(count)),
             };
         }
+    }
+    if filter.offline {
+        draw_additions(plan);
+    }
+}
+
+/// Adds commands that add disks to a stopped array.
+fn draw_additions(plan: &mut Plan) {
+    let mut rng = Rng::new(plan.seed).fork(21);
+    let mut ids = plan.ids().into_iter().max().unwrap_or(0) + 1..;
+    let members = plan.shape.members() as u64;
+    for boot in plan.boots.iter_mut().skip(1) {
+        if rng.one_in(2) {
+            continue;
+        }
+        for _ in 0..rng.range(1, 3) {
+            let id = ids.next().unwrap_or(0);
+            boot.commands.push((id, Command::draw_addition(&mut rng, members)));
+        }
+        let count = 1 + rng.log_uniform(200);
+        boot.command_crash = boot.command_crash.or(match rng.below(4) {
+            0 | 1 => None,
+            2 => Some(CrashAt::WriteStarted(count)),
+            _ => Some(CrashAt::WriteEnded(count)),
+        });
     }
 }
 
@@ -105,7 +130,7 @@ pub(crate) struct Crew {
     workers: RefCell<Vec<usize>>,
     /// Workers in a step.
     busy: Cell<usize>,
-    /// A core that is about to end: nobody begins a step meanwhile.
+    /// A core that is about to end: no worker begins a step meanwhile.
     ending: Cell<Option<usize>>,
     ended: RefCell<Vec<usize>>,
 }
@@ -128,17 +153,17 @@ impl Crew {
         *count = if has_come { *count + 1 } else { *count - 1 };
     }
 
-    /// Whether workers must leave a core.
-    pub fn must_leave(&self, core: usize) -> bool {
-        self.ending.get() == Some(core)
-    }
-
-    /// Begins a step, once no core is about to end.
-    pub async fn begin_step(&self) {
-        while self.ending.get().is_some() {
+    /// Begins a step on a core, once no core is about to end. Returns whether it has begun: the
+    /// worker must leave a core that is about to end.
+    pub async fn begin_step(&self, core: usize) -> bool {
+        while let Some(ending) = self.ending.get() {
+            if ending == core {
+                return false;
+            }
             reactor::current().sleep(LOOK_NS).await;
         }
         self.busy.set(self.busy.get() + 1);
+        true
     }
 
     /// Ends a step.
@@ -189,8 +214,7 @@ pub(crate) async fn run(world: &Rc<World>, running: &Rc<dyn Running>, action: &A
     }
 }
 
-/// Has a live member copied onto a blank disk. When power goes while the superblocks name the new one, the slot may be lost:
-/// so it counts as one that may be, from now on.
+/// Copies a live member onto a blank disk. The slot keeps its redundancy whenever power fails.
 async fn replace_live(world: &World, running: &dyn Running, slot: usize) {
     if !world.has_parity() {
         let refused = running.replace_live(slot, &world.new_extra()).await;
@@ -202,10 +226,10 @@ async fn replace_live(world: &World, running: &dyn Running, slot: usize) {
     if !world.may_lose(slot) {
         return;
     }
-    world.note_late(slot);
     let result = running.replace_live(slot, &world.new_extra()).await;
-    // The slot may be about to be filled with something else, or its member may have been lost meanwhile.
-    let is_other = |error: &String| error.contains("being filled") || !running.live()[slot];
+    // The slot may be about to be filled with something else, or its member may have been lost
+    // meanwhile.
+    let is_other = |error: &String| error.contains("a device that fills it") || !running.live()[slot];
     judge(
         world,
         "replacement of a live member",
@@ -214,7 +238,7 @@ async fn replace_live(world: &World, running: &dyn Running, slot: usize) {
     world.count(|stats| stats.replacements += 1);
 }
 
-/// The disk that is being filled for a slot dies. It may be the member by now.
+/// The disk that fills a slot dies. It may be the member by now.
 fn kill_incoming(world: &World, running: &dyn Running, slot: usize) {
     let [_, Some(name)] = running.devices(slot) else { return };
     let disks = world.extras.disks();
@@ -247,7 +271,7 @@ async fn await_spares(world: &World, running: &dyn Running) {
         }
         // A member may have failed just now.
         reactor::current().sleep(500_000_000).await;
-        // A slot that could not be filled is left alone until somebody asks.
+        // A slot that could not be filled is left alone until a request for it.
         running.jobs_end().await;
         if !world.machine.is_on() {
             return;
@@ -266,8 +290,8 @@ async fn start_keeper(world: &World, running: &dyn Running, crew: &Crew) {
     world.count(|stats| stats.moves += 1);
 }
 
-/// Ends a core: its workers leave it, nobody begins anything, and the keeper ends. What the others ask of its stripes next
-/// meets a core that is gone.
+/// Ends a core: its workers leave it, no worker begins a step, and the keeper ends. The next
+/// requests for its stripes meet a core that is gone.
 async fn end_core(world: &World, running: &dyn Running, crew: &Crew) {
     let Some(core) = crew.other_core(world.draw()).filter(|_| crew.ending.get().is_none()) else { return };
     crew.ending.set(Some(core));

@@ -1,39 +1,40 @@
-//! What a disk may return: the oracle that judges every read.
+//! The oracle that judges every read of a disk.
 //!
-//! The unit is the *sector* of 512 bytes, for which each write is a register write of its own: torn writes are allowed
-//! between sectors and never inside one. A sector's content names its LBA and the write (its *version*) that it came
-//! from, so that old, foreign and damaged data are told apart.
+//! The unit is the *sector* of 512 bytes, for which each write is a separate register write: writes
+//! may be torn between sectors but never inside one. A sector's content names its LBA and the write
+//! (its *version*) that it came from. So the oracle can distinguish old, foreign and damaged data.
 //!
-//! For each sector the oracle keeps the versions that may be seen. A write that was acknowledged replaces those that had
-//! ended before it began; writes that overlapped in time leave both. Power loss leaves every version that was not
-//! durably replaced, until a read shows which: from then on it is that one.
+//! For each sector the oracle keeps the versions that a read may return. An acknowledged write
+//! replaces those that had ended before it began; concurrent writes leave both. A power failure
+//! leaves every version that was not durably replaced. The next read then fixes the version.
 
-use crate::rng::mix;
+use base::mix;
 use block::IoError;
 
 /// Bytes of a sector.
 pub const SECTOR: usize = 512;
 /// The content of a disk that was never written: zeroes.
 pub const ZEROES: u32 = 0;
-/// Anything may be there: the sector was given up.
+/// Any content is allowed: the sector was given up.
 pub const ANYTHING: u32 = u32::MAX;
 
-/// A moment that has not come.
+/// A time in the future.
 const NEVER: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Write {
     version: u32,
     began: u64,
-    /// Acknowledged, failed, or cut off by power loss.
+    /// Time at which the write was acknowledged, failed, or was cut off by a power failure.
     ended: u64,
-    /// A newer write that began after this one's end was acknowledged.
+    /// Time at which a newer write, begun after this one ended, was acknowledged.
     replaced: u64,
-    /// … and it is durable: this one cannot come back.
+    /// That newer write is durable: a crash cannot restore this version.
     is_gone: bool,
-    /// Ended, and not yet known to be durable.
+    /// The write has ended and is not known to be durable.
     is_cached: bool,
-    /// It was acknowledged, so it has happened. One that failed, or a discard, may have happened or not.
+    /// The write was acknowledged, so it has happened. A failed one or a discard may or may not
+    /// have happened.
     has_happened: bool,
 }
 
@@ -54,17 +55,18 @@ impl Write {
 #[derive(Clone, Debug)]
 struct Sector {
     first: Write,
-    /// What began after `first` and has not made it go away.
+    /// Writes that began after `first` and have not replaced it for certain.
     more: Vec<Write>,
-    /// A write was in flight when power went; until it is rewritten or read, parts of its stripe may be unreadable.
+    /// A write was in flight at a power failure. Until the sector is rewritten or read, parts of
+    /// its stripe may be unreadable.
     cut_off: Until,
-    /// Was unreadable, and that was allowed.
+    /// The sector was unreadable, which was allowed.
     lost: Until,
-    /// When a write that makes the sector readable was last acknowledged.
+    /// Time of the last acknowledged write that makes the sector readable.
     written: u64,
 }
 
-/// What is so until a moment. A request that began before may still have met it.
+/// A state that lasts until a time. A request that began before may still have observed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Until(u64);
 
@@ -72,7 +74,7 @@ impl Until {
     const NOT_SO: Until = Until(0);
     const OPEN: Until = Until(NEVER);
 
-    /// It is over now, if it was not.
+    /// Ends the state now, if it has not ended.
     fn end(&mut self, now: u64) {
         self.0 = if self.0 == NEVER { now } else { self.0 };
     }
@@ -81,21 +83,21 @@ impl Until {
         self.0 == NEVER
     }
 
-    /// Whether it was still so when a request began.
+    /// Whether the state still applied when a request began.
     fn was_so_at(self, began: u64) -> bool {
         self.0 > began
     }
 }
 
-/// Names a request that is in flight.
+/// Identifies a request in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(u64);
 
-/// What a disk must not do.
+/// A result that a disk must not return.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation(pub String);
 
-/// Knows what every sector of a device may hold.
+/// The possible contents of every sector of a device.
 #[derive(Clone, Debug)]
 pub struct Oracle {
     seed: u64,
@@ -124,13 +126,13 @@ impl Oracle {
         self.sectors.len() as u64
     }
 
-    /// A version that no write had yet.
+    /// Returns an unused version.
     pub fn new_version(&mut self) -> u32 {
         self.next_version += 1;
         self.next_version - 1
     }
 
-    /// Fills `bytes` with what `version` writes from sector `lba` on.
+    /// Fills `bytes` with the data of `version` for sectors starting at `lba`.
     pub fn fill(&self, lba: u64, version: u32, bytes: &mut [u8]) {
         for (lba, sector) in (lba..).zip(bytes.chunks_exact_mut(SECTOR)) {
             sector.copy_from_slice(&content(self.seed, lba, version));
@@ -142,7 +144,7 @@ impl Oracle {
         self.now
     }
 
-    /// A write of `count` sectors with `version` begins.
+    /// Records the start of a write of `count` sectors with `version`.
     pub fn begin_write(&mut self, lba: u64, count: u64, version: u32) -> Ticket {
         let began = self.tick();
         for sector in &mut self.sectors[lba as usize..(lba + count) as usize] {
@@ -152,7 +154,7 @@ impl Oracle {
         Ticket(began)
     }
 
-    /// A write has ended. With an error it may have happened or not.
+    /// Records the end of a write. A failed one may or may not have happened.
     pub fn end_write(&mut self, lba: u64, count: u64, ticket: Ticket, is_ok: bool, is_durable: bool) {
         let now = self.tick();
         let oldest_read = self.reads.iter().copied().min().unwrap_or(NEVER);
@@ -173,22 +175,23 @@ impl Oracle {
         }
     }
 
-    /// A discard of `count` sectors begins.
+    /// Records the start of a discard of `count` sectors.
     pub fn begin_discard(&mut self, lba: u64, count: u64) -> Ticket {
         self.begin_write(lba, count, ZEROES)
     }
 
-    /// A discard has ended, well or not: a sector holds zeroes, or what it held before. A bad block may stay bad.
+    /// Records the end of a discard, successful or not: a sector holds zeroes or its former data. A
+    /// bad block may stay bad.
     pub fn end_discard(&mut self, lba: u64, count: u64, ticket: Ticket, is_durable: bool) {
         self.end_write(lba, count, ticket, false, is_durable);
     }
 
-    /// A flush begins.
+    /// Records the start of a flush.
     pub fn begin_flush(&mut self) -> Ticket {
         Ticket(self.tick())
     }
 
-    /// A flush was acknowledged: what had ended before it began is durable.
+    /// Records the acknowledgement of a flush: writes that ended before it began are durable.
     pub fn end_flush(&mut self, ticket: Ticket) {
         let now = self.tick();
         let oldest_read = self.reads.iter().copied().min().unwrap_or(NEVER);
@@ -210,7 +213,7 @@ impl Oracle {
         }
     }
 
-    /// Power went: what was in flight or in a cache may have survived or not.
+    /// Records a power failure: writes in flight or in a cache may or may not have survived.
     pub fn crash(&mut self) {
         let now = self.tick();
         self.reads.clear();
@@ -228,14 +231,14 @@ impl Oracle {
         }
     }
 
-    /// A read begins.
+    /// Records the start of a read.
     pub fn begin_read(&mut self) -> Ticket {
         let began = self.tick();
         self.reads.push(began);
         Ticket(began)
     }
 
-    /// A read has ended with `bytes`.
+    /// Checks a read that ended with `bytes`.
     ///
     /// # Errors
     /// The first sector that the device must not return.
@@ -248,9 +251,10 @@ impl Oracle {
         Ok(())
     }
 
-    /// A read has failed. `may_fail` says of a sector, and of whether a write to it was cut off, if that is allowed. What
-    /// a write has mended while the read was in flight may have failed before that. `is_block`: the read was of one
-    /// logical block, which stays lost until it is written.
+    /// Checks a failed read. `may_fail` says for a sector, and for whether a write to it was cut
+    /// off, if failure is allowed. A block that a concurrent write has repaired may have failed
+    /// before that write. `is_block`: the read was of one logical block, which stays lost until it
+    /// is written.
     ///
     /// # Errors
     /// When no sector of the range may be unreadable.
@@ -281,22 +285,22 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether something about the sector is still open: to be looked at after a crash.
+    /// Whether the content of the sector is ambiguous and must be read after a crash.
     pub fn is_open(&self, lba: u64) -> bool {
         !self.sectors[lba as usize].more.is_empty()
     }
 
-    /// Whether the sector was unreadable when it was read last, and has not been written since.
+    /// Whether the last read of the sector failed, and it has not been written since.
     pub fn is_lost(&self, lba: u64) -> bool {
         self.sectors[lba as usize].lost.is_open()
     }
 
-    /// Sectors may be unreadable until they are written.
+    /// Allows sectors to be unreadable until they are written.
     pub fn excuse(&mut self, range: std::ops::Range<u64>) {
         self.sectors[range.start as usize..range.end as usize].iter_mut().for_each(|s| s.lost = Until::OPEN);
     }
 
-    /// From now on anything may be there, e.g. because the sector was damaged on purpose.
+    /// Allows any content from now on, for example because the sector was damaged on purpose.
     pub fn give_up(&mut self, lba: u64, count: u64) {
         for sector in &mut self.sectors[lba as usize..(lba + count) as usize] {
             sector.first = Write::settled(ANYTHING);
@@ -318,7 +322,7 @@ impl Oracle {
         let is_over = |write: &Write| write.ended < began && !write.is_cached && write.version != ANYTHING;
         let is_settled = sector.all().all(is_over);
         if is_settled && (sector.cut_off.is_open() || !sector.more.is_empty()) {
-            // A read that began before this one ended may still bring another.
+            // A read that began before this one ended may still return another version.
             let oldest_read = self.reads.iter().copied().min().unwrap_or(NEVER);
             for write in std::iter::once(&mut sector.first).chain(&mut sector.more) {
                 if write.version != version {
@@ -361,7 +365,8 @@ impl Sector {
         std::iter::once(&self.first).chain(&self.more)
     }
 
-    /// The write that began at `began` is acknowledged: what had ended before cannot be seen any more.
+    /// The write that began at `began` is acknowledged: later reads cannot return versions that had
+    /// ended before.
     fn replace_before(&mut self, began: u64, now: u64, is_durable: bool) {
         for write in std::iter::once(&mut self.first).chain(&mut self.more) {
             if write.ended < began {
@@ -371,7 +376,7 @@ impl Sector {
         }
     }
 
-    /// Forgets what cannot be seen any more by reads that began at `oldest_read` or later.
+    /// Removes versions that no read that began at `oldest_read` or later can return.
     fn prune(&mut self, oldest_read: u64) {
         let is_over = |write: &Write| write.is_gone && write.replaced < oldest_read;
         self.more.retain(|write| !is_over(write));
@@ -395,7 +400,7 @@ fn version_name(version: u32) -> String {
     }
 }
 
-/// A sector as `version` wrote it.
+/// The content of a sector written by `version`.
 fn content(seed: u64, lba: u64, version: u32) -> [u8; SECTOR] {
     let mut bytes = [0; SECTOR];
     if version != ZEROES {

@@ -1,21 +1,23 @@
-//! Two members of one group that are lost together, and get blank disks together: the keeper fills both in one pass.
+//! Two members of one group that fail together and are replaced by blank disks together: the array
+//! rebuilds both in one pass.
 
 use crate::boot::judge;
 use crate::disk::SimDisk;
 use crate::plan::{Action, Plan, Step};
-use crate::rng::Rng;
 use crate::subject::Running;
 use crate::world::World;
+use base::Rng;
 use raid::Level;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
 
-/// Levels of which arrays can lose two members of a group.
+/// Levels with arrays that can lose two members of a group.
 pub const LEVELS: [Level; 6] =
     [Level::Raid1, Level::Raid6, Level::Raid7, Level::Raid10, Level::Raid60, Level::NPlusM];
 
-/// Adds losses of two members, and their replacement, to three of four boots. `worker` does everything that is not I/O.
+/// Adds failures of two members, and their replacement, to three of four boots. `worker` runs all
+/// steps that are not I/O.
 pub fn draw(plan: &mut Plan, worker: usize) {
     let geometry = plan.shape.geometry;
     if geometry.parity < 2 {
@@ -37,7 +39,7 @@ pub fn draw(plan: &mut Plan, worker: usize) {
             false => Action::Fail(first + slot),
         };
         let mut actions = vec![lose(&mut rng, one), lose(&mut rng, other)];
-        // While they are filled, sometimes one of them is lost again, or another member.
+        // During the rebuild, sometimes one of them fails again, or another member.
         if rng.one_in(3) {
             let kill_ns = 1 + rng.log_uniform(40 * latency_ns);
             let killed = first + rng.below(size as u64) as usize;
@@ -52,8 +54,8 @@ pub fn draw(plan: &mut Plan, worker: usize) {
     }
 }
 
-/// Replaces the lost disks of a slot's group with blank ones, all at once. The disk of slot `killed` dies meanwhile, after
-/// `kill_ns` nanoseconds; 0 for never.
+/// Replaces the failed disks of a slot's group with blank ones, all at once. The disk of slot
+/// `killed` dies after `kill_ns` nanoseconds; 0 for never.
 pub(crate) async fn replace_lost(
     world: &Rc<World>,
     running: &Rc<dyn Running>,
@@ -69,14 +71,14 @@ pub(crate) async fn replace_lost(
     let slots: Vec<usize> = world.slots_of(group).filter(is_lost).collect();
     let mut disks: Vec<(usize, SimDisk)> = Vec::new();
     for slot in slots {
-        world.note_loss(slot); // a write that failed says so of a disk that goes now
+        world.note_loss(slot); // a failed write counts for a disk that fails now
         disks.push((slot, world.replace(slot)));
         world.note_giving_up(slot);
     }
     if disks.is_empty() {
         return;
     }
-    world.note_logging(true); // from some moment on, if these were the last that were missing
+    world.note_logging(true); // from some time on, if these were the last missing members
     let mut timer = (kill_ns > 0).then(|| reactor::current().sleep(kill_ns));
     let mut added = running.add_all(&disks);
     let result = poll_fn(|cx| {
@@ -97,7 +99,7 @@ pub(crate) async fn replace_lost(
         if world.machine.is_on() {
             world.note_states(&running.live());
         }
-        return; // lost again while they were filled
+        return; // failed again during the rebuild
     }
     if world.machine.is_on() && result.is_ok() {
         disks.iter().for_each(|(slot, _)| world.note_live(*slot));

@@ -1,12 +1,13 @@
-//! What happens in a run: all of it follows from one number, and parts can be left out.
+//! The plan of a run: all of it follows from one number, and parts can be left out.
 
 use crate::commands::Command;
+use crate::creation::Creation;
 use crate::directed::Story;
 use crate::faults::Fault;
 use crate::machine::CrashAt;
 use crate::operations::Operations;
 use crate::oracle::SECTOR;
-use crate::rng::Rng;
+use base::Rng;
 use raid::{Consistency, Geometry, Level, Matrix, Zones};
 use std::collections::BTreeSet;
 
@@ -47,19 +48,22 @@ pub struct Shape {
     pub most_stripes: u64,
     /// Groups once all growth has happened.
     pub most_groups: usize,
-    /// What the array changes to, if it changes its shape.
+    /// The target of a reshape, if there is one.
     pub next: Option<Next>,
     /// Bytes that the disk of each slot has beyond `disk_bytes`; none when empty.
     pub more_bytes: Vec<u64>,
-    /// A slot whose first disk is slow, and how much longer each of its requests takes, in nanoseconds.
+    /// A slot whose first disk is slow, and how much longer each of its requests takes, in
+    /// nanoseconds.
     pub slow: Option<(usize, u64)>,
     /// Members hold garbage when the array is made, and parity was never made.
     pub is_unsynced: bool,
-    /// What an operator has chosen, in runs with operations.
+    /// An operator's choices, in runs with operations.
     pub operations: Option<Operations>,
+    /// How the array is created, if not by the simulator.
+    pub creation: Option<Creation>,
 }
 
-/// What an array changes to.
+/// The target of a reshape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Next {
     /// Level.
@@ -134,7 +138,7 @@ pub enum Action {
     Flush,
     /// The disk in a slot dies.
     Kill(usize),
-    /// The member in a slot is taken out by hand.
+    /// The member in a slot is marked as failed by hand.
     Fail(usize),
     /// A part of a slot's disk (bytes of its data) cannot be read.
     MediumError(usize, u64),
@@ -144,7 +148,8 @@ pub enum Action {
     Stuck(usize, u64),
     /// The disk in a slot is slow for that many nanoseconds.
     Slow(usize, u64),
-    /// One write to a slot's disk fails, the one that comes after so many others; the disk works on.
+    /// One write to a slot's disk fails, the one that comes after so many others; the disk works
+    /// on.
     FailWrite(usize, u32),
     /// An empty slot gets the disk that was there back.
     Return(usize),
@@ -159,17 +164,19 @@ pub enum Action {
         /// When it dies, in nanoseconds; 0 for never.
         kill_ns: u64,
     },
+    /// A block of metadata is damaged.
+    Damage(Fault),
     /// Data and parity are compared.
     Scrub,
     /// All disks become larger by so many bytes, and the array with them.
     Grow(u64),
-    /// A change of shape goes on to its end.
+    /// A reshape continues to its end.
     Reshape,
     /// Blocks that could not be read are written again, one after the other.
     RewriteLost,
-    /// The live member in a slot is copied onto a blank disk, and let go then.
+    /// The live member in a slot is copied onto a blank disk, and detached then.
     ReplaceLive(usize),
-    /// The disk that is being filled beside or in the place of a slot's member dies.
+    /// The disk that fills a slot dies, as a copy of its member or in its place.
     KillIncoming(usize),
     /// The array gets a spare, of its own or of a pool.
     AddSpare {
@@ -180,7 +187,7 @@ pub enum Action {
     AwaitSpares,
     /// The keeper ends, and another one begins on another core.
     MoveKeeper,
-    /// A core ends. Its workers go on elsewhere.
+    /// A core ends. Its workers continue elsewhere.
     EndCore,
 }
 
@@ -200,6 +207,7 @@ impl Action {
     /// The slot that it is about.
     pub fn slot(&self) -> Option<usize> {
         match *self {
+            Action::Damage(ref fault) => Some(fault.slot),
             Action::Kill(slot)
             | Action::Fail(slot)
             | Action::MediumError(slot, _)
@@ -222,12 +230,12 @@ impl Action {
 pub struct Step {
     /// Names the step in the whole run.
     pub id: u32,
-    /// Who does it: steps of one worker happen one after the other. Worker `w` runs on core `w % cores`; the last
-    /// one is for what is not I/O.
+    /// The worker: its steps happen one after the other. Worker `w` runs on core `w % cores`; the
+    /// last one is for what is not I/O.
     pub worker: usize,
     /// Nanoseconds that the worker waits before.
     pub delay_ns: u64,
-    /// What happens.
+    /// The action.
     pub action: Action,
 }
 
@@ -259,11 +267,11 @@ pub struct Boot {
     pub newcomers: Option<Newcomers>,
     /// Metadata that is damaged while power is off.
     pub faults: Vec<Fault>,
-    /// What an operator does to the array before it is started.
+    /// An operator's commands before the array is started.
     pub commands: Vec<(u32, Command)>,
     /// When power fails during the commands, counted from the first one.
     pub command_crash: Option<CrashAt>,
-    /// What happens.
+    /// The steps of all workers.
     pub steps: Vec<Step>,
     /// Whether the array is stopped in the end, if power holds.
     pub is_stopped: bool,
@@ -272,11 +280,11 @@ pub struct Boot {
 /// A whole run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What it was made from.
+    /// The number that it was made from.
     pub seed: u64,
     /// The array.
     pub shape: Shape,
-    /// What happens to it.
+    /// The array's starts, in their order.
     pub boots: Vec<Boot>,
 }
 
@@ -299,22 +307,31 @@ pub struct Filter {
     pub shapes: bool,
     /// Metadata is damaged.
     pub faults: bool,
+    /// Metadata is damaged while requests run, and log entries that a start needs.
+    pub live_faults: bool,
     /// Two members are lost and replaced together.
     pub pairs: bool,
     /// Runs are short sequences of rare events.
     pub directed: bool,
     /// The story of directed runs, where the array allows it; drawn if `None`.
     pub story: Option<Story>,
-    /// Members are of different sizes, arrays start unsynced, the region map has several pages.
+    /// Members are of different sizes, arrays start unsynced, the write-intent bitmap has several
+    /// pages.
     pub wide: bool,
-    /// Operators work on arrays, live members are replaced, slots are filled from spares, members stall.
+    /// Operators work on arrays, live members are replaced, slots are filled from spares, members
+    /// stall.
     pub operations: bool,
     /// With operations: keepers move to other cores, and cores end.
     pub handover: bool,
+    /// With operations: commands add disks to arrays that are stopped.
+    pub offline: bool,
+    /// Arrays are created on disks that hold old data.
+    pub create: bool,
 }
 
 impl Filter {
-    /// Arrays that change their shape are of levels that can, and keep a log. A story has arrays that allow it.
+    /// Arrays that change their shape are of levels that can, and keep a log. A story has arrays
+    /// that allow it.
     fn narrowed(mut self) -> Filter {
         if self.shapes && self.levels.is_empty() {
             self.levels = crate::shapes::LEVELS.to_vec();
@@ -362,6 +379,11 @@ impl Shape {
         self.disk_bytes = self.least_disk_bytes();
     }
 
+    /// Whether the disk of a slot can zero without a transfer of zeroes.
+    pub fn has_zeroes(&self, slot: usize) -> bool {
+        self.creation.as_ref().is_none_or(|creation| creation.unzeroed >> slot & 1 == 0)
+    }
+
     /// Bytes that the disk of a slot has beyond `disk_bytes`.
     pub fn more_bytes(&self, slot: usize) -> u64 {
         self.more_bytes.get(slot).copied().unwrap_or(0)
@@ -375,7 +397,8 @@ impl Shape {
         self.disk_bytes = self.least_disk_bytes();
     }
 
-    /// The log has one lane of so many units of 4 KiB. Blocks have 512 bytes, so that an entry of one block is a unit.
+    /// The log has one lane of so many units of 4 KiB. Blocks have 512 bytes, so that an entry of
+    /// one block is a unit.
     pub fn have_hot_lane(&mut self, units: u32) {
         (self.lanes, self.block_size, self.geometry.strip_bytes) = (1, 512, 16384);
         self.lane_bytes = (units * 4096).max(least_lane_bytes(self.geometry.data, 512));
@@ -452,6 +475,7 @@ impl Shape {
             slow: None,
             is_unsynced: false,
             operations: None,
+            creation: None,
         };
         shape.disk_bytes = shape.least_disk_bytes();
         shape.seeded(seed)
@@ -463,7 +487,8 @@ impl Shape {
     }
 }
 
-/// Little more than two entries of one block of a whole stripe with its redo data: lanes wrap, and long writes are cut.
+/// Little more than two entries of one block of a whole stripe with its redo data: lanes wrap, and
+/// long writes are cut.
 fn least_lane_bytes(data: usize, block_size: u32) -> u32 {
     let least_entry = (data as u32 + 1) * block_size + 4096;
     (2 * least_entry).next_multiple_of(4096)
@@ -476,7 +501,7 @@ struct Drawer<'a> {
     sectors: u64,
     next_id: u32,
     workers: usize,
-    /// Where sequential runs go on.
+    /// Where sequential runs continue.
     run_at: u64,
 }
 
@@ -492,12 +517,15 @@ impl Plan {
         if filter.wide {
             crate::wide::widen(&mut shape, &mut rng.fork(14), filter);
         }
+        if filter.create {
+            crate::creation::draw(&mut shape, &mut rng.fork(23));
+        }
         let sectors = shape.geometry.capacity() / SECTOR as u64;
         let workers = own.range(1, MAX_WORKERS as u64 + 1) as usize;
         let boots = own.range(2, 6);
         let mut drawer = Drawer { rng: rng.fork(2), shape: &shape, sectors, next_id: 1, workers, run_at: 0 };
         let mut boots: Vec<Boot> = (0..boots).map(|i| drawer.boot(i == 0)).collect();
-        // What a run begins with is the same whatever it goes on with.
+        // The beginning of a run is the same whatever its continuation.
         drawer.rng = rng.fork(4);
         for _ in 0..drawer.rng.below(MOST_LATE_BOOTS) {
             boots.push(drawer.boot(false));
@@ -526,11 +554,14 @@ impl Plan {
         if filter.faults {
             crate::faults::draw(&mut plan);
         }
+        if filter.live_faults {
+            crate::faults::draw_live(&mut plan);
+        }
         if filter.pairs {
             crate::pairs::draw(&mut plan, workers);
         }
         if filter.operations {
-            crate::operations::draw(&mut plan, workers, filter.handover);
+            crate::operations::draw(&mut plan, workers, filter);
         }
         plan
     }
@@ -652,7 +683,8 @@ impl Drawer<'_> {
         }
     }
 
-    /// A range of whole blocks: within a strip, over strips, a stripe, two stripes, or where the last one ended.
+    /// A range of whole blocks: within a strip, over strips, a stripe, two stripes, or where the
+    /// last one ended.
     fn range(&mut self) -> (u64, u64) {
         let unit = u64::from(self.shape.block_size) / SECTOR as u64;
         let strip = u64::from(self.shape.geometry.strip_bytes) / SECTOR as u64;
@@ -696,7 +728,8 @@ mod tests {
     fn a_seed_makes_one_plan_whose_ranges_lie_in_the_array() {
         for seed in 0..500 {
             let (streams, directed, wide) = (seed % 2 == 1, seed % 3 == 1, seed % 5 == 1);
-            let filter = Filter { streams, directed, wide, ..Filter::default() };
+            let live_faults = seed % 7 == 1;
+            let filter = Filter { streams, directed, wide, live_faults, ..Filter::default() };
             let plan = Plan::draw(seed, &filter);
             assert_eq!(plan.boots, Plan::draw(seed, &filter).boots);
             let sectors = plan.shape.geometry.capacity() / SECTOR as u64;

@@ -29,7 +29,7 @@ pub fn report(args: &Args, seed: u64, outcome: &Outcome) -> bool {
 /// Runs each broken variant until it is caught. Returns whether all are.
 pub fn kill_mutants(args: &Args) -> bool {
     let mut are_killed = true;
-    for mutant in pools::Mutant::ALL {
+    for mutant in pools::Mutant::ALL.into_iter().filter(|mutant| args.is_chosen(mutant)) {
         pools::choose(Some(mutant));
         let search = Search::new(0, u64::MAX, args.crashes.unwrap_or(MOST_CRASHES), None);
         search.run(args.jobs, &pools::run_seed, false);

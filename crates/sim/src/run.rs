@@ -2,20 +2,20 @@
 
 use crate::boot::{self, Script};
 use crate::plan::{Filter, Plan};
-use crate::rng::mix;
 use crate::subject::Subject;
 use crate::world::{Stats, World};
+use base::mix;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Counts.
     pub stats: Stats,
-    /// What went wrong, if anything did.
+    /// The first failure, if there is one.
     pub failure: Option<String>,
 }
 
@@ -51,8 +51,15 @@ pub(crate) fn caught(work: impl FnOnce()) -> Option<String> {
 
 fn run_boots(plan: &Plan, world: &Rc<World>, subject: &Rc<dyn Subject>, is_tracing: bool) {
     let seed = |number: u64| mix(plan.seed ^ mix(number));
-    if !boot::run(world, subject, seed(0), Script::Create, is_tracing) {
-        return;
+    let crashes = plan.shape.creation.iter().flat_map(|creation| &creation.crashes);
+    for (i, crash) in crashes.map(|crash| Some(*crash)).chain([None]).enumerate() {
+        let script = Script::Create { crash, is_first: i == 0 };
+        if !boot::run(world, subject, mix(seed(0) ^ i as u64), script, is_tracing) {
+            return;
+        }
+        if world.is_created() {
+            break;
+        }
     }
     for (i, boot) in plan.boots.iter().enumerate() {
         if !boot::run(world, subject, seed(i as u64 + 1), Script::Boot(boot.clone()), is_tracing) {
@@ -68,7 +75,7 @@ pub struct Shrunk {
     pub keep: BTreeSet<u32>,
     /// Boots that are left.
     pub boots: usize,
-    /// What it still fails with.
+    /// The failure that it still shows.
     pub failure: String,
 }
 
@@ -85,8 +92,8 @@ pub fn shrink(plan: &Plan, subject: &Rc<dyn Subject>, failure: &str) -> Shrunk {
     })
 }
 
-/// Leaves out steps and boots while a run still fails. `run` says of the steps and boots that it is given how they fail,
-/// and which of the steps there are in those boots.
+/// Leaves out steps and boots while a run still fails. `run` says of the steps and boots that it is
+/// given how they fail, and which of the steps there are in those boots.
 pub(crate) fn shrink_with(
     ids: BTreeSet<u32>,
     boots: usize,

@@ -1,22 +1,24 @@
-//! Change of shape: a stopped array begins to get another level or more members, on disks that hold something, and goes
-//! on with it while it serves.
+//! Reshapes: a stopped array begins to change its level or number of members, with data on its
+//! disks, and continues while it serves.
 //!
-//! Power goes while it begins, at any write, or not, and later as at any other time. As long as the array has its old shape
-//! it is tried again, with the same disks; once it has begun there is no way back, and every byte is where it was.
+//! Power fails at any write of the beginning, or not, and later as at any other time. As long as
+//! the array has its old shape, the reshape is tried again with the same disks. Once it has begun
+//! it cannot be undone, and every byte must be unchanged.
 
 use crate::growth::request;
 use crate::machine::CrashAt;
 use crate::newcomers::event;
 use crate::oracle::SECTOR;
 use crate::plan::{Action, Newcomers, Next, Plan, RESERVE_STRIPS, Shape, Step};
-use crate::rng::Rng;
+use base::Rng;
 use raid::Level;
 use raid::metadata::Reshape;
 
-/// Levels whose arrays change their shape.
+/// Levels whose arrays are reshaped.
 pub const LEVELS: [Level; 4] = [Level::Raid5, Level::Raid6, Level::Raid7, Level::NPlusM];
 
-/// Adds a change of shape to a plan from some boot on, requests to all of it, and events for new members.
+/// Adds a reshape to a plan from some boot on, requests to the whole array, and events for new
+/// members.
 pub fn draw(plan: &mut Plan) {
     let mut rng = Rng::new(plan.seed).fork(11);
     let Some(next) = choose(&mut rng, &plan.shape) else { return };
@@ -56,7 +58,7 @@ pub fn draw(plan: &mut Plan) {
     }
 }
 
-/// What an array changes to; `None` when it stays as it is.
+/// The next shape of an array; `None` when it keeps its shape.
 fn choose(rng: &mut Rng, shape: &Shape) -> Option<Next> {
     let (data, parity) = (shape.geometry.data, shape.geometry.parity);
     let more = data + 1 + rng.below(2) as usize;

@@ -1,18 +1,19 @@
-//! Streams: writes in sequence, several at a time, that do not fit stripes. The array joins what meets in a stripe.
+//! Streams: concurrent sequential writes that are not aligned to stripes. The array joins writes to
+//! the same stripe.
 //!
-//! A stream goes round the array, so that it lasts longer than a few stripes. Its caller takes the next place when it
-//! submits, as the kernel does when it writes a file back.
+//! A stream wraps around the array, so that it lasts longer than a few stripes. Its caller takes
+//! the next place when it submits, as the kernel does in writeback.
 
 use crate::client::Client;
 use crate::oracle::SECTOR;
 use crate::plan::{Action, Plan, Shape, Step};
-use crate::rng::Rng;
+use base::Rng;
 use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::Poll;
 
-/// Adds streams to a plan: to every other boot one or two, beside what else it does.
+/// Adds one or two streams to every other boot of a plan, in addition to its other steps.
 pub fn draw(plan: &mut Plan) {
     let mut rng = Rng::new(plan.seed).fork(10);
     let mut next_id = plan.ids().into_iter().max().unwrap_or(0) + 1;
@@ -33,14 +34,14 @@ fn stream(rng: &mut Rng, shape: &Shape) -> Action {
     let stripe = shape.geometry.stripe_bytes() / SECTOR as u64;
     let sectors = shape.geometry.capacity() / SECTOR as u64;
     let count = (1 + rng.log_uniform(2 * stripe)).next_multiple_of(unit).min(sectors);
-    // A window of some stripes as often as one that fills none.
+    // A window of several stripes as often as one that is smaller than a stripe.
     let depth = (1 + rng.log_uniform(4 * stripe) / count).clamp(2, 32);
     let lba = rng.below(sectors - count + 1) / unit * unit;
     let writes = (depth + rng.below(8 * stripe) / count).min(128);
     Action::Stream { lba, count, writes, depth, is_fua: rng.one_in(4) }
 }
 
-/// Where the writes of a stream begin: behind each other, and from the front again where there is no room.
+/// Start positions of a stream's writes: adjacent, wrapping to the front at the end.
 struct Places {
     next: Cell<u64>,
     left: Cell<u64>,

@@ -1,4 +1,4 @@
-//! What a scenario drives: an array, seen as little as possible.
+//! The minimal interface of an array under test.
 
 use crate::commands::{Command, Said};
 use crate::disk::SimDisk;
@@ -16,16 +16,22 @@ use std::sync::Arc;
 /// A future of the simulation's thread.
 pub type Local<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// Something that makes one device of several disks and survives power loss.
+/// Combines several disks into one device that survives power failures.
 pub trait Subject {
-    /// Bytes of the device that it makes for a shape.
+    /// Bytes of the device for a shape.
     fn capacity(&self, shape: &Shape) -> u64;
 
-    /// Makes a new array whose blocks read as zeroes. Disk `i` becomes slot `i`.
+    /// Creates an array whose blocks read as zeroes, if the disks do not have it. Disk `i` becomes
+    /// slot `i`.
     fn create<'a>(&'a self, shape: &'a Shape, disks: &'a [SimDisk]) -> Local<'a, Result<(), String>>;
 
-    /// Adds blank disks to a whole array that was stopped, as groups more or to change its shape; says what shape it has
-    /// then. `own` are its disks, and perhaps others.
+    /// Leaves a former array on the disks.
+    fn soil<'a>(&'a self, _shape: &'a Shape, _disks: &'a [SimDisk]) -> Local<'a, Result<(), String>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    /// Adds blank disks to a complete, stopped array, as further groups or for a reshape. Returns
+    /// its new shape. `own` are its disks, and possibly others.
     fn extend<'a>(
         &'a self,
         shape: &'a Shape,
@@ -33,8 +39,8 @@ pub trait Subject {
         new: &'a [SimDisk],
     ) -> Local<'a, Result<Geometry, String>>;
 
-    /// Brings the array up from those disks, which come in any order; `None` for a disk that is not there. Some may be
-    /// stale. `force` accepts that blocks are lost.
+    /// Assembles and starts the array from these disks, in any order; `None` for a missing disk.
+    /// Some may be stale. `force` accepts lost blocks.
     fn assemble<'a>(
         &'a self,
         shape: &'a Shape,
@@ -43,17 +49,17 @@ pub trait Subject {
         force: bool,
     ) -> Local<'a, Result<Rc<dyn Running>, Refusal>>;
 
-    /// Does an operator's command to the array, which is stopped. `spare`: the device that it is about.
+    /// Runs an operator's command on the stopped array. `named`: the device of the command.
     fn command<'a>(
         &'a self,
         _disks: &'a [SimDisk],
         _command: Command,
-        _spare: Option<String>,
+        _named: Option<String>,
     ) -> Local<'a, Said> {
         Box::pin(async { Said::Nothing })
     }
 
-    /// Brings the array up from those disks without a write; `None` when something must be recovered first.
+    /// Starts the array from the disks without a write; `None` when it must recover first.
     fn look<'a>(&'a self, _disks: &'a [SimDisk]) -> Local<'a, Result<Option<Rc<dyn Running>>, Refusal>> {
         Box::pin(async { Ok(None) })
     }
@@ -62,43 +68,43 @@ pub trait Subject {
 /// Why an array was not assembled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It was dirty and degraded: some blocks may be wrong, unless forced.
+    /// The array was dirty and degraded: some blocks may be wrong, unless forced.
     DirtyDegraded,
-    /// Two members say that the array went on without the other.
+    /// Two members report that the array was used without the other.
     SplitBrain(String),
-    /// Too few members.
+    /// The array has too few members.
     TooFew,
-    /// Anything else.
+    /// Any other reason.
     Other(String),
 }
 
-/// What a scrub found.
+/// Result of a scrub.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scrubbed {
     /// Stripes whose parity does not match.
     pub stripes: u64,
-    /// Slots of the strips that are wrong, as far as parity tells.
+    /// Slots with wrong strips, if parity identifies them.
     pub named: BTreeSet<usize>,
 }
 
-/// An array that runs.
+/// A running array.
 pub trait Running {
     /// The array.
     fn device(&self) -> Arc<dyn Device>;
 
-    /// Its shape, if it can ever have another than it was made with.
+    /// Its shape, if that can change.
     fn geometry(&self) -> Option<Geometry>;
 
     /// For each slot whether its member is live.
     fn live(&self) -> Vec<bool>;
 
-    /// Takes a member out, as an administrator does.
+    /// Marks a member as failed, as an administrator does.
     fn fail(&self, slot: usize) -> Local<'_, Result<(), String>>;
 
-    /// Gives a disk to an empty slot: a blank one or a former member; ends when the slot is live again.
+    /// Adds a disk to an empty slot: a blank one or a former member. Ends when the slot is live.
     fn add<'a>(&'a self, slot: usize, disk: &'a SimDisk) -> Local<'a, Result<(), String>>;
 
-    /// Gives disks to empty slots of a group at the same time; ends when all of them are live again.
+    /// Adds disks to empty slots of a group concurrently. Ends when all of them are live.
     fn add_all<'a>(&'a self, disks: &'a [(usize, SimDisk)]) -> Local<'a, Result<(), String>> {
         Box::pin(async move {
             for (slot, disk) in disks {
@@ -108,73 +114,75 @@ pub trait Running {
         })
     }
 
-    /// Compares data and parity of all stripes, and makes them fit if told.
+    /// Compares data and parity of all stripes, and repairs differences if `repair`.
     fn scrub(&self, repair: bool) -> Local<'_, Result<Scrubbed, String>>;
 
-    /// The bytes of a slot's disk that hold strips; `None` if it is not there, or the subject does not say.
+    /// Range of a slot's disk that contains strips, in bytes; `None` if the disk is missing, or
+    /// unknown.
     fn strips_at(&self, slot: usize) -> Option<Range<u64>>;
 
-    /// Makes parity right where a crash has left it open, as far as the array knows.
+    /// Resyncs parity after a crash, in the regions that the array marked.
     fn resync(&self) -> Local<'_, Result<(), String>>;
 
-    /// Makes the array as large as its disks allow.
+    /// Grows the array to the size that its disks allow.
     fn grow(&self) -> Local<'_, Result<(), String>>;
 
-    /// Whether it changes its shape.
+    /// Whether the array is being reshaped.
     fn is_reshaping(&self) -> bool {
         false
     }
 
-    /// Goes on with a change of shape to its end.
+    /// Continues a reshape to its end.
     fn reshape(&self) -> Local<'_, Result<(), String>> {
         Box::pin(async { Ok(()) })
     }
 
-    /// The names of a slot's disk and of the one that is being filled for it.
+    /// The names of a slot's disk and of the disk that is being rebuilt for it.
     fn devices(&self, _slot: usize) -> [Option<String>; 2] {
         [None, None]
     }
 
-    /// Has a live member copied onto a disk, which then takes its place. Returns when that is accepted.
+    /// Starts to copy a live member to a disk that then replaces it. Returns when the array has
+    /// accepted.
     fn replace_live<'a>(&'a self, _slot: usize, _disk: &'a SimDisk) -> Local<'a, Result<(), String>> {
         Box::pin(async { Ok(()) })
     }
 
-    /// Adds a spare, of the array's own or of a pool.
+    /// Adds a spare, of the array or of a pool.
     fn add_spare<'a>(&'a self, _disk: &'a SimDisk, _is_global: bool) -> Local<'a, Result<(), String>> {
         Box::pin(async { Ok(()) })
     }
 
-    /// The names of the spares that wait.
+    /// The names of the idle spares.
     fn spares(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Ends when no job is left.
+    /// Waits until no job is left.
     fn jobs_end(&self) -> Local<'_, ()> {
         Box::pin(async {})
     }
 
-    /// Whether it serves nothing any more.
+    /// Whether the array refuses all requests.
     fn is_beyond_help(&self) -> bool {
         false
     }
 
-    /// Ends the keeper.
+    /// Stops the background jobs.
     fn stop_keeper(&self) -> Local<'_, ()> {
         Box::pin(async {})
     }
 
-    /// Starts a keeper on a core, which finds its spares among those disks.
+    /// Starts the background jobs on a core; they find their spares among the disks.
     fn start_keeper<'a>(&'a self, _core: &'a Core, _disks: &'a [SimDisk]) -> Local<'a, Result<(), String>> {
         Box::pin(async { Ok(()) })
     }
 
-    /// Corrected read errors that a member may have in an hour, if the array has such a limit.
+    /// Corrected read errors that a member may have per hour, if the array has such a limit.
     fn read_error_budget(&self) -> Option<u32> {
         None
     }
 
-    /// Stops the array cleanly. Nothing is in flight.
+    /// Stops the array cleanly. No request is in flight.
     fn stop(&self) -> Local<'_, Result<(), String>>;
 }

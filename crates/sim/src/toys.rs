@@ -1,11 +1,12 @@
-//! Toy arrays: one that is right and ones that are broken, to test the simulator itself.
+//! Toy arrays, a correct one and broken ones, that test the simulator itself.
 
 use crate::SimDisk;
 use crate::plan::{Filter, Plan, Shape};
 use crate::run::{run_plan, shrink};
 use crate::subject::{Local, Refusal, Running, Scrubbed, Subject};
 use block::{
-    Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request,
+    Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion,
+    Op, Request,
 };
 use raid::Level;
 use reactor::{Core, Permits};
@@ -14,40 +15,40 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is wrong with a toy mirror.
+/// Defect of a toy mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bug {
     None,
-    /// Acknowledges when the first leg has the data.
+    /// Acknowledges a write when the first leg has the data.
     AckEarly,
     /// Passes the caller's memory to both legs.
     NoSnapshot,
-    /// Writes without FUA to disks with caches and says that it has none itself.
+    /// Writes without FUA to disks with caches and reports no cache itself.
     NoFua,
-    /// Reads from any leg without making them alike after a crash.
+    /// Reads from any leg without a resync after a crash.
     NoResync,
-    /// Overlapping writes run at the same time.
+    /// Runs overlapping writes concurrently.
     NoLock,
-    /// Lets a leg that was taken out come back as it is.
+    /// Re-adds a failed leg as it is.
     StaleLeg,
-    /// Puts one byte wrong now and then.
+    /// Corrupts a byte sometimes.
     Damages,
     /// Detaches a leg for one read error.
     DetachesOnReadError,
 }
 
 thread_local! {
-    /// Writes take turns, whatever channel they come through.
+    /// Writes take turns, whatever their channel.
     static LINE: Rc<Permits> = Rc::new(Permits::new(1));
 }
 
 struct ToySubject {
     bug: Bug,
-    /// Legs that hold everything: what metadata would say.
+    /// Legs with complete data, which real metadata would record.
     live: Arc<AtomicU64>,
 }
 
-/// A mirror. Everything happens on the core that the channel is used on; writes take turns per device.
+/// A mirror. All work runs on the core of the channel; writes take turns per device.
 struct ToyMirror {
     bug: Bug,
     legs: Vec<SimDisk>,
@@ -112,7 +113,7 @@ impl Subject for ToySubject {
     }
 }
 
-/// Where the data of a leg begins: where that of an array's member does, so that unreadable places hit it.
+/// Offset of a leg's data: that of an array member's data, so that unreadable ranges hit it.
 fn data_offset(disk: &SimDisk, bytes: u64) -> u64 {
     disk.limits().capacity - bytes - (64 << 10)
 }
@@ -121,7 +122,7 @@ fn slot_of(disk: &SimDisk) -> usize {
     disk.name()[4..].split('.').next().unwrap().parse().unwrap()
 }
 
-/// Makes a leg like the first one that can be read.
+/// Copies the first readable leg to `target`.
 async fn copy(sources: &[&SimDisk], target: &SimDisk, shape: &Shape) -> IoResult {
     let gone = |_| IoError::DeviceGone;
     let to = target.open_channel().map_err(gone)?;
@@ -234,6 +235,10 @@ impl Device for ToyMirror {
     }
 
     fn unmap_region(&self, _: &MemoryRegion) {}
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }
 
 struct ToyChannel {
@@ -252,7 +257,7 @@ impl ToyChannel {
         self.legs.iter().filter(|(slot, _)| live & 1 << slot != 0).collect()
     }
 
-    /// A leg does not answer: it is out, unless power is.
+    /// Marks a leg as failed because it does not answer, unless power is off.
     fn drop_leg(&self, slot: usize) {
         if self.disks.iter().any(|disk| disk.is_dead() && slot_of(disk) == slot) {
             self.live.fetch_and(!(1 << slot), Ordering::Relaxed);
@@ -317,7 +322,8 @@ impl ToyChannel {
         });
         let mut writes: Vec<_> = writes.map(Box::pin).collect();
         if self.bug == Bug::AckEarly {
-            // One leg after the other, and the last one after the answer: it comes with the next write, or never.
+            // One leg after the other, and the last one after the acknowledgement: it is written
+            // with the next write, or never.
             writes.truncate(1);
         }
         all(writes).await;
@@ -359,7 +365,7 @@ fn subject(bug: Bug) -> Rc<dyn Subject> {
     Rc::new(ToySubject { bug, live: Arc::default() })
 }
 
-/// Writes of a toy take turns on one core only; and it has no rebuild.
+/// Writes of a toy take turns only on one core, and a toy has no rebuild.
 fn plan(seed: u64) -> Plan {
     let mut plan = Plan::draw(seed, &filter());
     plan.shape.cores = 1;

@@ -1,16 +1,16 @@
 //! Wide runs: arrays that are not alike in every respect, as those of other runs are.
 //!
 //! - Members are not of one size.
-//! - Members cannot be zeroed cheaply: they hold garbage, and parity was never made. So a sector that was never written may
-//!   hold anything; a sector that was written follows the same rules as everywhere, whichever members are lost before
-//!   the initial sync has ended.
-//! - The region map has two pages.
+//! - Members cannot be zeroed cheaply: they hold garbage, and parity was never made. So a sector
+//!   that was never written may hold anything. A sector that was written follows the same rules as
+//!   everywhere, whichever members are lost before the initial sync has ended.
+//! - The write-intent bitmap has two pages.
 //! - Before some boots the array is started read-only and read. That must not write to any disk.
 
 use crate::growth;
 use crate::oracle::SECTOR;
 use crate::plan::{Filter, Plan, Shape, Step};
-use crate::rng::Rng;
+use base::Rng;
 use raid::metadata::layout::REGIONS_PER_PAGE;
 
 /// Most units of 4 KiB by which a disk is larger than the smallest.
@@ -24,8 +24,13 @@ pub fn widen(shape: &mut Shape, rng: &mut Rng, filter: &Filter) {
     if rng.one_in(2) {
         shape.more_bytes = (0..shape.most_members()).map(|_| rng.below(MORE_UNITS) * 4096).collect();
     }
-    // They take long: a directed run writes every stripe.
-    let has_pages = rng.one_in(32) && !filter.directed;
+    let is_changed = filter.grow || filter.groups || filter.shapes;
+    // An array grows as far as its smallest member.
+    if let (true, Some(least)) = (is_changed, shape.more_bytes.iter().min().copied()) {
+        shape.more_bytes.iter_mut().for_each(|bytes| *bytes -= least);
+    }
+    // They take long: a directed run writes every stripe, and a reshape moves them all.
+    let has_pages = rng.one_in(32) && !filter.directed && !is_changed;
     if has_pages {
         shape.have_pages(REGIONS_PER_PAGE + 1 + rng.below(SECOND_PAGE));
     }

@@ -1,4 +1,4 @@
-//! What outlives a boot: disks, what they hold, what the oracle knows, which members are lost.
+//! State that outlives a boot: disks and their content, the oracle's knowledge, and lost members.
 
 use crate::commands::Budget;
 use crate::disk::{DiskConfig, SimDisk};
@@ -6,7 +6,7 @@ use crate::extras::Extras;
 use crate::machine::Machine;
 use crate::oracle::{ANYTHING, Oracle, SECTOR};
 use crate::plan::Shape;
-use crate::rng::Rng;
+use base::Rng;
 use raid::Geometry;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -94,9 +94,10 @@ impl Stats {
 /// A slot as the world knows it.
 #[derive(Clone, Copy, Debug, Default)]
 struct SlotFate {
-    /// Its member does not hold all data: dead, taken out, stale or being filled.
+    /// Its member does not hold all data: dead, failed, stale or rebuilding.
     is_lost: bool,
-    /// It was killed or detached by hand, or a write to it has failed: reasons for the array to detach it.
+    /// It was killed or detached by hand, or a write to it has failed: reasons for the array to
+    /// detach it.
     has_reason: bool,
 }
 
@@ -114,13 +115,13 @@ pub struct World {
     pub shape: Shape,
     /// Power.
     pub machine: Arc<Machine>,
-    /// What may be read.
+    /// The data that reads may return.
     pub oracle: RefCell<Oracle>,
     /// Counts.
     pub stats: Cell<Stats>,
     /// Disks of no slot.
     pub extras: Extras,
-    /// What was set about read errors.
+    /// The budget of read errors that was set.
     pub budget: Cell<Budget>,
     disks: RefCell<Vec<SimDisk>>,
     slots: RefCell<Vec<SlotFate>>,
@@ -138,16 +139,19 @@ pub struct World {
     fragile: RefCell<BTreeSet<u64>>,
     /// Groups that have lost something while there were fragile regions.
     was_hurt: RefCell<Vec<bool>>,
-    /// Groups in which the array may have noted blocks as bad in this boot: it has filled something, or met blocks that a
-    /// member cannot read.
+    /// Groups in which the array may have noted blocks as bad in this boot: it has filled
+    /// something, or met blocks that a member cannot read.
     gives_up: RefCell<Vec<bool>>,
-    /// Slots whose disks may hold a commit that power has cut off elsewhere, and that no assembly has seen since.
+    /// Slots whose disks may hold a commit that power has cut off elsewhere, and that no assembly
+    /// has seen since.
     may_be_ahead: RefCell<BTreeSet<usize>>,
     /// Damage to logs and maps, by slot, until it is rewritten and parity is right everywhere.
     tainted: RefCell<Vec<(usize, Range<u64>)>>,
+    /// The array has been created.
+    is_created: Cell<bool>,
     /// Whether the array was stopped cleanly when power went last.
     was_stopped: Cell<bool>,
-    /// What writes are working on.
+    /// The sectors that writes work on.
     writes: RefCell<Vec<InFlight>>,
     /// Disks that came in the place of others.
     replacements: Cell<u64>,
@@ -172,7 +176,11 @@ impl World {
         let disks: Vec<SimDisk> = (0..count)
             .map(|slot| {
                 let capacity = shape.disk_bytes + shape.more_bytes(slot);
-                new_disk(shape, &machine, format!("disk{slot}"), rng.draw(), capacity)
+                let config = DiskConfig {
+                    has_zeroes: shape.has_zeroes(slot),
+                    ..disk_config(shape, rng.draw(), capacity)
+                };
+                SimDisk::new(format!("disk{slot}"), &machine, &config)
             })
             .collect();
         if let Some((slot, extra_ns)) = shape.slow {
@@ -201,6 +209,7 @@ impl World {
             gives_up: RefCell::new(vec![false; shape.most_groups]),
             may_be_ahead: RefCell::default(),
             tainted: RefCell::default(),
+            is_created: Cell::new(false),
             was_stopped: Cell::new(false),
             writes: RefCell::default(),
             replacements: Cell::default(),
@@ -226,7 +235,7 @@ impl World {
         self.failure.borrow_mut().get_or_insert(what);
     }
 
-    /// What is wrong.
+    /// Returns the first failure.
     pub fn failure(&self) -> Option<String> {
         self.failure.borrow().clone()
     }
@@ -234,6 +243,16 @@ impl World {
     /// Whether something is wrong.
     pub fn has_failed(&self) -> bool {
         self.failure.borrow().is_some()
+    }
+
+    /// The array has been created.
+    pub fn note_created(&self) {
+        self.is_created.set(true);
+    }
+
+    /// Whether the array has been created.
+    pub fn is_created(&self) -> bool {
+        self.is_created.get()
     }
 
     /// The disk of a slot.
@@ -268,10 +287,28 @@ impl World {
         self.disks.borrow_mut()[slot] = disk;
     }
 
+    /// Whether the slot has the disk of that name.
+    pub fn has_disk(&self, slot: usize, name: &str) -> bool {
+        block::Device::name(&self.disks.borrow()[slot]) == name
+    }
+
+    /// Two slots exchange their disks.
+    pub fn swap_disks(&self, one: usize, other: usize) {
+        self.disks.borrow_mut().swap(one, other);
+        let swapped = |slot: &usize| match *slot {
+            slot if slot == one => other,
+            slot if slot == other => one,
+            slot => slot,
+        };
+        let ahead: BTreeSet<usize> = self.may_be_ahead.borrow().iter().map(swapped).collect();
+        self.may_be_ahead.replace(ahead);
+    }
+
     /// A blank disk of no slot.
     pub fn new_extra(&self) -> SimDisk {
         let name = format!("extra{}", self.replacements.replace(self.replacements.get() + 1));
-        let disk = new_disk(&self.shape, &self.machine, name, self.draw(), self.disk_bytes.get());
+        let config = disk_config(&self.shape, self.draw(), self.disk_bytes.get());
+        let disk = SimDisk::new(name, &self.machine, &config);
         self.extras.add(&disk);
         disk
     }
@@ -285,7 +322,7 @@ impl World {
     pub fn replace(&self, slot: usize) -> SimDisk {
         let name = format!("disk{slot}.{}", self.replacements.replace(self.replacements.get() + 1));
         let capacity = self.disk_bytes.get() + self.shape.more_bytes(slot);
-        let disk = new_disk(&self.shape, &self.machine, name, self.draw(), capacity);
+        let disk = SimDisk::new(name, &self.machine, &disk_config(&self.shape, self.draw(), capacity));
         self.disks.borrow()[slot].kill();
         self.disks.borrow_mut()[slot] = disk.clone();
         self.may_be_ahead.borrow_mut().remove(&slot);
@@ -298,7 +335,7 @@ impl World {
         self.disk_bytes.set(self.disk_bytes.get() + bytes);
     }
 
-    /// The array says what shape it has, and how large it is. What was there before lies where it lay.
+    /// Notes the shape and size that the array reports. Old data stays in its place.
     pub fn note_geometry(&self, geometry: Option<Geometry>, bytes: u64) {
         let geometry = geometry.unwrap_or(self.geometry.get());
         if geometry.groups < self.geometry.get().groups {
@@ -361,8 +398,8 @@ impl World {
         self.sectors.get()
     }
 
-    /// Whether there was a reason for the array to detach some member, or not to change: blocks that cannot be read,
-    /// damaged metadata.
+    /// Whether there was a reason for the array to detach some member, or not to change: blocks
+    /// that cannot be read, damaged metadata.
     pub fn has_reason(&self) -> bool {
         let is_unsound = |disk: &SimDisk| disk.is_failing() || disk.has_medium_errors();
         self.slots.borrow().iter().any(|slot| slot.has_reason)
@@ -377,8 +414,8 @@ impl World {
         self.slots.borrow()[slot].is_lost || self.disk(slot).has_failed_write()
     }
 
-    /// Whether some block of a member of the group cannot be read from it, or could not when a read failed before: a
-    /// block that was lost then stays bad until it is written.
+    /// Whether some block of a member of the group cannot be read from it, or could not when a read
+    /// failed before. A block that was lost then stays bad until it is written.
     pub fn is_impaired(&self, group: usize) -> bool {
         let is_bad = |slot: usize| self.is_lost(slot) || self.disks.borrow()[slot].has_medium_errors();
         let mut was_impaired = self.was_impaired.borrow_mut();
@@ -409,9 +446,9 @@ impl World {
         group * members..(group + 1) * members
     }
 
-    /// Whether the run may lose the slot's member now. When it may lose too many and does, the group is beyond help
-    /// from here on, and what was lost before does not come back, with this loss or a later one: nobody could tell
-    /// that it is stale.
+    /// Whether the run may lose the slot's member now. When it may lose too many and does, the
+    /// group is beyond help from here on. This loss and each later one then kill the disks that
+    /// were lost before: the array could not tell that they are stale.
     pub fn may_lose(&self, slot: usize) -> bool {
         let group = self.shape.group_of(slot);
         if !self.is_beyond(group) {
@@ -431,34 +468,35 @@ impl World {
         true
     }
 
-    /// Whether a member counts as lost as a whole: it is, or a write to it may fail, or too much of it cannot be read.
+    /// Whether a member counts as lost as a whole: it is, or a write to it may fail, or too much of
+    /// it cannot be read.
     fn is_used_up(&self, slot: usize) -> bool {
         let disk = self.disk(slot);
-        // While an array changes its shape, a strip's number says nothing about its stripe.
+        // During a reshape, a block's number says nothing about its row.
         let is_unreadable =
             if self.shape.next.is_some() { disk.has_medium_errors() } else { disk.is_unreadable() };
         self.is_lost(slot) || disk.is_failing() || is_unreadable
     }
 
-    /// Losses of a stripe among some members: those that count as lost, those that cannot read their strip of the stripe
-    /// for which these are most (of the stripe whose strips have the number `only`), and damage to metadata.
-    fn losses(&self, slots: impl Iterator<Item = usize>, only: Option<u64>) -> usize {
+    /// Counts losses of a row among some members, and damage to metadata. Members count that are
+    /// lost, and those that cannot read their block. The row is the one with the most unreadable
+    /// blocks, of those with numbers in `only`, or else of all.
+    fn losses(&self, slots: impl Iterator<Item = usize>, only: Option<&Range<u64>>) -> usize {
         let (used_up, others): (Vec<usize>, Vec<usize>) = slots.partition(|slot| self.is_used_up(*slot));
         let mut unreadable: BTreeMap<u64, usize> = BTreeMap::new();
-        for number in others.iter().flat_map(|slot| self.disk(*slot).unreadable_strips()) {
+        let blocks = others.iter().flat_map(|slot| self.disk(*slot).unreadable_blocks());
+        for number in blocks.filter(|number| only.is_none_or(|only| only.contains(number))) {
             *unreadable.entry(number).or_default() += 1;
         }
-        let strips = match only {
-            Some(number) => unreadable.get(&number).copied(),
-            None => unreadable.values().max().copied(),
-        };
-        // The log of an array with one parity opens it everywhere, and it stays open until the array has its next shape.
+        // The log of an array with one parity opens it everywhere, and it stays open until the
+        // array has its next shape.
         let weight = if self.shape.next.is_some() { raid::config::MAX_PARITY } else { 1 };
-        used_up.len() + strips.unwrap_or(0) + self.damaged().len() * weight
+        used_up.len() + unreadable.values().max().unwrap_or(&0) + self.damaged().len() * weight
     }
 
-    /// Whether parity covers one loss more of a slot, besides what is lost already: of its member, or of one strip.
-    fn is_covered_at(&self, slot: usize, only: Option<u64>) -> bool {
+    /// Whether parity covers one loss more of a slot, besides what is lost already: of its member,
+    /// or of some of its blocks.
+    fn is_covered_at(&self, slot: usize, only: Option<&Range<u64>>) -> bool {
         let group = self.shape.group_of(slot);
         let is_left = |(slots, parity): (Range<usize>, usize)| {
             let others = slots.clone().filter(|other| *other != slot);
@@ -472,16 +510,17 @@ impl World {
         self.is_covered_at(slot, None)
     }
 
-    /// Whether parity covers the loss of one strip of the slot's member, the one with that number, besides what is lost.
-    pub fn is_strip_covered(&self, slot: usize, number: u64) -> bool {
+    /// Whether parity covers the loss of blocks of the slot's member, counted from its first strip,
+    /// besides what is lost.
+    pub fn are_blocks_covered(&self, slot: usize, blocks: &Range<u64>) -> bool {
         match self.shape.next {
             Some(_) => self.is_covered(slot),
-            None => self.is_covered_at(slot, Some(number)),
+            None => self.is_covered_at(slot, Some(blocks)),
         }
     }
 
-    /// Whether parity of every group covers damage to a slot's metadata, besides all that is lost already and may fail
-    /// soon, the member itself included.
+    /// Whether parity of every group covers damage to a slot's metadata, besides all that is lost
+    /// already and may fail soon, the member itself included.
     pub fn covers_damage(&self, slot: usize) -> bool {
         let more = usize::from(!self.damaged().contains(&slot));
         let groups = 0..self.is_beyond.borrow().len();
@@ -489,7 +528,8 @@ impl World {
         !self.is_any_beyond() && sets.all(|(slots, parity)| self.losses(slots, None) + more <= parity)
     }
 
-    /// Slots of a group, and how many of them parity covers: of both shapes when the array may have two.
+    /// Slots of a group, and how many of them parity covers: of both shapes when the array may have
+    /// two.
     fn sets_of(&self, group: usize) -> Vec<(Range<usize>, usize)> {
         let set = |geometry: Geometry| (0..geometry.members(), geometry.parity);
         match self.shape.next {
@@ -501,8 +541,8 @@ impl World {
         }
     }
 
-    /// Slots whose metadata is damaged in a way that counts like a loss in every group: parity may be open in all of them,
-    /// as they share the regions.
+    /// Slots whose metadata is damaged in a way that counts like a loss in every group: parity may
+    /// be open in all of them, as they share the regions.
     fn damaged(&self) -> BTreeSet<usize> {
         self.tainted.borrow().iter().map(|(slot, _)| *slot).collect()
     }
@@ -512,13 +552,14 @@ impl World {
         !self.tainted.borrow().is_empty()
     }
 
-    /// Whether the array was stopped before power went last, or has just been made: nothing needs its log.
+    /// Whether the array was stopped before power went last, or has just been made: nothing needs
+    /// its log.
     pub fn was_stopped(&self) -> bool {
         self.was_stopped.get()
     }
 
-    /// A part of the slot's log or maps is damaged: until it is rewritten and parity is right everywhere, that counts like
-    /// a loss.
+    /// A part of the slot's log or maps is damaged: until it is rewritten and parity is right
+    /// everywhere, that counts like a loss.
     pub fn note_damaged(&self, slot: usize, range: Range<u64>) {
         self.tainted.borrow_mut().push((slot, range));
     }
@@ -548,7 +589,8 @@ impl World {
         }
     }
 
-    /// Something is the matter with the slot's member, and that is no reason for the array to detach it.
+    /// Something is the matter with the slot's member, and that is no reason for the array to
+    /// detach it.
     pub fn note_hurt(&self, slot: usize) {
         self.was_hurt.borrow_mut()[self.shape.group_of(slot)] = true;
     }
@@ -560,11 +602,12 @@ impl World {
         self.disk(slot).forgive();
     }
 
-    /// Whether a read-only start must succeed: the array was stopped cleanly and lacks nothing. Copies of a mirror may
-    /// differ where they were never synced.
+    /// Whether a read-only start must succeed: the array was stopped cleanly and lacks nothing.
+    /// Copies of a mirror may differ where they were never synced.
     pub fn must_be_readable(&self) -> bool {
         let is_mirror = self.shape.geometry.data == 1;
-        self.was_stopped.get() && self.is_whole() && !self.is_any_beyond() && !self.is_damaged() && !is_mirror
+        let is_sound = self.is_whole() && !self.is_any_beyond() && !self.is_damaged();
+        self.was_stopped.get() && is_sound && !is_mirror && !self.is_crossing.get()
     }
 
     /// The array says which members are live.
@@ -586,18 +629,20 @@ impl World {
         }
     }
 
-    /// The array has been assembled, and says which members are live. What became of writes that failed is known now:
-    /// the member is out; or the array could do without the write, or power went before it was acknowledged. While the
-    /// array runs nobody can tell: it takes the member out when the other writes of the stripe have ended, or later.
+    /// Notes the live members of an array that was assembled. The result of writes that failed is
+    /// known now: the member failed, the array could do without the write, or power went before it
+    /// was acknowledged. While the array runs this is unknown: it fails the member when the other
+    /// writes of the stripe have ended, or later.
     pub fn note_assembled(&self, live: &[bool]) {
         self.note_states(live);
-        // Who is out keeps what it says, and may be met again without those that know better.
+        // A failed member keeps its superblock, and may later be assembled without the members that
+        // superseded it.
         let is_in = |slot: &usize| !self.disk(*slot).is_dead() && live.get(*slot) == Some(&true);
         self.may_be_ahead.borrow_mut().retain(|slot| !is_in(slot));
         for (slot, disk) in self.disks.borrow().iter().enumerate() {
             self.count(|stats| stats.failed_writes += u64::from(disk.has_failed_write()));
             disk.forgive();
-            // A keeper goes on with what was being filled.
+            // A keeper continues to fill slots.
             let is_filled = self.shape.has_keeper && live.get(slot) == Some(&false);
             if disk.has_medium_errors() || is_filled {
                 self.note_giving_up(slot);
@@ -605,8 +650,9 @@ impl World {
         }
     }
 
-    /// A slot is being filled, or its disk cannot read some block: what open parity cannot bring back in its group is
-    /// noted as bad from now on, and stays so, however the array is started.
+    /// A disk fills a slot, or the slot's disk cannot read some block. Blocks of its group that
+    /// open parity cannot reconstruct are noted as bad from now on, and stay so, however the array
+    /// is started.
     pub fn note_giving_up(&self, slot: usize) {
         self.gives_up.borrow_mut()[self.shape.group_of(slot)] = true;
     }
@@ -647,8 +693,8 @@ impl World {
         }
     }
 
-    /// As [`World::note_logging`], with what the array says of its members. A keeper fills one that is there on its own,
-    /// and nobody is told when that is done.
+    /// As [`World::note_logging`], with the live members that the array reports. If all disks are
+    /// alive, a keeper fills empty slots on its own, and the simulator gets no notice of the end.
     pub fn note_logging_with(&self, live: &[bool]) {
         let is_filled_soon = self.shape.has_keeper && self.disks.borrow().iter().all(|disk| !disk.is_dead());
         self.note_logging(!live.contains(&false) || is_filled_soon);
@@ -694,7 +740,8 @@ impl World {
             for write in writes.iter().filter(|write| write.is_unlogged) {
                 self.torn.borrow_mut().extend(self.stripes_of(write));
             }
-            // Recovery writes a block that it cannot read anew: what it could not bring back then is noted as bad.
+            // Recovery rewrites a block that it cannot read: a block that it could not reconstruct
+            // is noted as bad then.
             let groups = self.was_impaired.borrow().len();
             (0..groups).for_each(|group| {
                 self.is_impaired(group);
@@ -712,7 +759,8 @@ impl World {
         self.oracle.borrow_mut().crash();
     }
 
-    /// What nothing can bring back the array gives up by writes of its own, which power may cut off like any other.
+    /// The array gives up blocks that cannot be reconstructed by writes of its own, which power may
+    /// cut off like any other.
     fn tear_given_up(&self) {
         let gives_up = self.gives_up.borrow();
         let may_be_torn = |stripe: &u64| {
@@ -723,10 +771,10 @@ impl World {
         self.torn.borrow_mut().extend(stripes);
     }
 
-    /// Two lines of the array look as if they had gone on without each other. That may be so when power cut a commit off
-    /// that took members out, who had got it was away when the array was assembled next, and now it is back: nothing on
-    /// the disks tells that from an array whose halves were both used. Whoever was away is taken away again; whether
-    /// there is anybody.
+    /// Two lines of the array look as if they had continued without each other. That may be so when
+    /// power cut off a commit that failed members. The disks that had got it were away when the
+    /// array was assembled next, and now they are back. Nothing on the disks tells that from an
+    /// array whose halves were both used. Takes the disks away again; whether there are any.
     pub fn take_split_away(&self) -> bool {
         let is_back = |slot: &usize| !self.disk(*slot).is_dead() && self.is_lost(*slot);
         let back: Vec<usize> = self.may_be_ahead.borrow().iter().copied().filter(is_back).collect();
@@ -734,23 +782,28 @@ impl World {
         !back.is_empty()
     }
 
-    /// Whether a sector has no redundancy: power went while its region was marked, and no resync has made its parity
-    /// right. What a member of its group holds there is lost with the member.
+    /// Whether a sector has no redundancy: power went while its region was marked, and no resync
+    /// has made its parity right. A member's data there is lost with the member.
     fn is_fragile(&self, lba: u64) -> bool {
         self.fragile.borrow().contains(&self.region_of_stripe(self.stripe_of(lba)))
     }
 
-    /// Whether a sector may have been lost because it has no redundancy: something of its group is lost, or was since
-    /// power went.
+    /// Whether a sector may have been lost because it has no redundancy: something of its group is
+    /// lost, or was since power went.
     pub fn may_be_lost(&self, lba: u64) -> bool {
         let group = self.group_of(lba);
         self.is_fragile(lba) && (self.is_impaired(group) || self.was_hurt.borrow()[group])
     }
 
+    /// Whether a write of some sectors may be refused: blocks that only open parity could hold are.
+    pub fn may_refuse(&self, lba: u64, count: u64) -> bool {
+        (lba..lba + count).any(|lba| self.may_be_lost(lba))
+    }
+
     /// Every stripe's parity is right. Blocks that were lost before stay so until they are written.
     ///
-    /// What nothing could bring back the array has given up by a write of its own, which leaves its region marked like
-    /// any other.
+    /// The array has given up blocks that could not be reconstructed by a write of its own, which
+    /// leaves its region marked like any other.
     pub fn note_synced(&self) {
         if self.is_unlogged.get() {
             let gives_up = self.gives_up.borrow();
@@ -766,7 +819,8 @@ impl World {
         self.was_hurt.borrow_mut().fill(false);
     }
 
-    /// What could not be brought back in fragile regions of some groups stays unreadable until it is written.
+    /// Blocks that could not be reconstructed in fragile regions of some groups stay unreadable
+    /// until they are written.
     fn excuse_fragile(&self, is_chosen: impl Fn(usize) -> bool) {
         let is_lost = |stripe: &u64| {
             let is_fragile = self.fragile.borrow().contains(&self.region_of_stripe(*stripe));
@@ -788,8 +842,8 @@ impl World {
         stripe * sectors..(stripe + 1) * sectors
     }
 
-    /// Somebody tries to start the array by force: in stripes that were being written, blocks of lost members may be
-    /// wrong, even if power goes before it is up. All others are right.
+    /// A boot tries to start the array by force: in stripes that were being written, blocks of lost
+    /// members may be wrong, even if power goes before it is up. All others are right.
     pub fn give_up_dirty(&self) {
         for stripe in self.torn.take() {
             let sectors = self.sectors_of(stripe);
@@ -797,22 +851,22 @@ impl World {
         }
     }
 
-    /// The array has been started by force: parity is trusted, and all can be read. Until then, if power goes, the next
-    /// start finds what it left open.
+    /// The array has been started by force: parity is trusted, and all can be read. Until then, if
+    /// power goes, the next start finds what it left open.
     pub fn note_forced(&self) {
         self.fragile.borrow_mut().clear();
     }
 }
 
-fn new_disk(shape: &Shape, machine: &Arc<Machine>, name: String, seed: u64, capacity: u64) -> SimDisk {
-    let config = DiskConfig {
+fn disk_config(shape: &Shape, seed: u64, capacity: u64) -> DiskConfig {
+    DiskConfig {
         capacity,
         block_size: shape.block_size,
         has_volatile_cache: shape.has_volatile_cache,
+        has_zeroes: true,
         latency_ns: shape.latency_ns,
         seed,
-    };
-    SimDisk::new(name, machine, &config)
+    }
 }
 
 #[cfg(test)]
@@ -843,20 +897,23 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_strips_count_per_stripe_and_members_in_every_stripe() {
+    fn unreadable_blocks_count_per_row_and_members_in_every_row() {
         let filter = Filter { levels: vec![raid::Level::Raid6], ..Filter::default() };
         let shape = Plan::draw(1, &filter).shape;
         let world = World::new(1, &shape, shape.geometry.capacity());
+        let block = u64::from(shape.block_size);
         world.note_loss(0);
         let spoil = |slot: usize, number: u64| {
-            assert!(world.is_strip_covered(slot, number));
-            world.disk(slot).add_medium_error(0..512, Unreadable::Strip(number));
+            assert!(world.are_blocks_covered(slot, &(number..number + 1)));
+            let range = number * block..(number + 1) * block;
+            world.disk(slot).add_medium_error(range, Unreadable::Blocks(0));
         };
         spoil(1, 0);
-        assert!(!world.is_strip_covered(2, 0) && !world.is_covered(2) && !world.covers_damage(2));
+        assert!(!world.are_blocks_covered(2, &(0..2)));
+        assert!(!world.is_covered(2) && !world.covers_damage(2));
         spoil(2, 1);
         assert!(world.is_covered(0), "it is lost already");
-        assert!(!world.is_covered(1) && !world.is_covered(3), "one stripe would lose three strips");
+        assert!(!world.is_covered(1) && !world.is_covered(3), "one row would lose three blocks");
     }
 
     /// A world in which a crash has left parity open in the first stripe.
@@ -886,7 +943,8 @@ mod tests {
         }
     }
 
-    /// Whether a block may be unreadable after a start by force, where a crash had left parity open.
+    /// Whether a block may be unreadable after a start by force, where a crash had left parity
+    /// open.
     fn may_be_unreadable_by_force(was_filling: bool, is_up: bool) -> bool {
         let world = with_open_parity();
         world.note_loss(0);

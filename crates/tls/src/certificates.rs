@@ -63,7 +63,7 @@ pub(crate) fn within(directory: &Path, name: &str) -> PathBuf {
 
 fn parse(path: &Path) -> Result<Vec<X509>, Error> {
     X509::stack_from_pem(&secrets::read_public(path, MAX_FILE)?)
-        .map_err(|stack| Error::content(path, format!("is no certificate in PEM: {}", reasons(&stack))))
+        .map_err(|stack| Error::content(path, format!("no PEM certificate: {}", reasons(&stack))))
 }
 
 fn private_key(path: &Path) -> Result<PKey<Private>, Error> {
@@ -75,7 +75,7 @@ fn private_key(path: &Path) -> Result<PKey<Private>, Error> {
         Ok(0)
     });
     key.map_err(|stack| match is_locked {
-        true => Error::content(path, "is locked with a password"),
-        false => Error::content(path, format!("is no private key in PEM: {}", reasons(&stack))),
+        true => Error::content(path, "private key is locked with a password"),
+        false => Error::content(path, format!("no PEM private key: {}", reasons(&stack))),
     })
 }

@@ -26,7 +26,7 @@ pub enum Error {
     #[error("TLS cannot be set up: {0}")]
     Library(String),
     /// This was built without the feature `openssl`.
-    #[error("this build has no TLS")]
+    #[error("TLS is not part of this build")]
     Absent,
 }
 

@@ -71,7 +71,7 @@ fn directory() -> TempDir {
 }
 
 #[test]
-fn what_is_said_arrives_and_a_goodbye_is_told_from_a_cut() {
+fn sent_bytes_arrive_and_a_goodbye_differs_from_a_cut() {
     let files = directory();
     let client = Client::with_certificates(files.path()).unwrap();
     for verifies_peer in [false, true] {
@@ -92,7 +92,7 @@ fn what_is_said_arrives_and_a_goodbye_is_told_from_a_cut() {
 }
 
 #[test]
-fn who_is_not_trusted_is_told_so() {
+fn an_untrusted_peer_gets_an_alert() {
     let files = directory();
     let strangers = directory();
     let server = Server::with_certificates(files.path(), true).unwrap();
@@ -148,7 +148,7 @@ fn a_key_that_both_have_is_enough_and_another_is_not() {
 }
 
 #[test]
-fn what_is_no_session_is_refused_and_what_was_changed_is_noticed() {
+fn other_protocols_are_refused_and_changed_bytes_are_noticed() {
     let files = directory();
     let server = Server::with_certificates(files.path(), false).unwrap();
     let mut session = server.session().unwrap();
@@ -189,11 +189,11 @@ fn files_are_refused_by_name() {
     };
     for name in ["server-cert.pem", "client-cert.pem", "ca-cert.pem"] {
         assert!(spoilt(name, b"").contains("holds no certificate"), "{name}");
-        assert!(spoilt(name, b"-----BEGIN CERTIFICATE-----\nxx\n").contains("is no certificate"), "{name}");
+        assert!(spoilt(name, b"-----BEGIN CERTIFICATE-----\nxx\n").contains("no PEM certificate"), "{name}");
         assert!(spoilt(name, &vec![b'x'; (4 << 20) + 1]).contains("longer than"), "{name}");
     }
     for name in ["server-key.pem", "client-key.pem"] {
-        assert!(spoilt(name, b"nothing").contains("is no private key"));
+        assert!(spoilt(name, b"nothing").contains("no PEM private key"));
         let other = directory();
         let stranger = std::fs::read(other.path().join(name)).unwrap();
         assert!(spoilt(name, &stranger).contains("is not the key of the certificate"));

@@ -57,7 +57,7 @@ fn everything_arrives_in_order_however_little_room_there_is() {
 }
 
 #[test]
-fn what_lies_here_in_the_clear_is_not_taken_for_nothing() {
+fn decrypted_bytes_that_wait_are_not_taken_for_nothing() {
     let [(mut ours, out), (mut theirs, back)] = pair();
     say(&mut ours, &bytes(1000));
     ours.send(&out).unwrap();
@@ -73,7 +73,7 @@ fn what_lies_here_in_the_clear_is_not_taken_for_nothing() {
 }
 
 #[test]
-fn what_came_before_the_end_is_handed_over_first() {
+fn bytes_before_the_end_are_handed_over_first() {
     for says_goodbye in [true, false] {
         let [(mut ours, out), (mut theirs, back)] = pair();
         say(&mut ours, b"last words");

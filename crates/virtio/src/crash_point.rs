@@ -1,13 +1,14 @@
-//! Where a process can be killed with consequences: before each store that another process will see.
+//! Marks the points where killing a process has consequences: before each store that another
+//! process will see.
 
-/// Marks such a place. Tests end the "process" here; otherwise it is nothing.
+/// Marks such a point. Tests end the simulated process here; otherwise it does nothing.
 #[inline(always)]
 pub(crate) fn crash_point() {
     #[cfg(test)]
     fuse::burn();
 }
 
-/// The way tests choose the place.
+/// Lets tests choose the point.
 #[cfg(test)]
 pub(crate) mod fuse {
     use std::cell::Cell;

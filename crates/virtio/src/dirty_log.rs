@@ -1,18 +1,19 @@
-//! The dirty log of live migration: a bitmap in shared memory with one bit for each page of guest memory.
+//! The dirty log of live migration: a bitmap in shared memory with one bit for each page of guest
+//! memory.
 //!
-//! Whatever the device writes into guest memory (data of reads, status bytes, the used ring) is marked after it
-//! was written, so that a page that is copied too early is copied again. Source: vhost-user specification,
-//! "Migration".
+//! The device marks every page of guest memory that it writes (data of reads, status bytes, the
+//! used ring) after the write. So a page that was copied too early is copied again. Source:
+//! vhost-user specification, "Migration".
 
 use crate::mapping::Mapping;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU8, Ordering, fence};
 
-/// What one bit stands for, in bytes.
+/// Bytes that one bit represents.
 pub const LOG_PAGE_BYTES: u64 = 4096;
 
-/// The bitmap. Every queue marks it, the front-end reads and clears it at any time.
+/// The bitmap. Every queue marks it; the front-end reads and clears it at any time.
 #[derive(Debug)]
 pub struct DirtyLog {
     mapping: Mapping,
@@ -27,8 +28,18 @@ impl DirtyLog {
         Ok(DirtyLog { mapping: Mapping::new(fd, offset, len)? })
     }
 
-    /// Marks every page that `len` bytes at `guest_addr` touch. What the bitmap does not cover is skipped: the
-    /// front-end has sized it for all of its memory, or does not care.
+    /// The bitmap's first byte in this process, for a kernel that marks pages itself.
+    pub fn addr(&self) -> *mut u8 {
+        self.mapping.addr()
+    }
+
+    /// Whether the bitmap has a bit for each page below `end`, a guest address.
+    pub fn covers(&self, end: u64) -> bool {
+        end.div_ceil(LOG_PAGE_BYTES) <= (self.mapping.len() as u64).saturating_mul(8)
+    }
+
+    /// Marks every page that `len` bytes at `guest_addr` touch. Pages beyond the bitmap are
+    /// skipped: the front-end sizes it for the memory that it tracks.
     pub fn mark(&self, guest_addr: u64, len: u64) {
         if len == 0 {
             return;
@@ -39,7 +50,8 @@ impl DirtyLog {
         if first > last {
             return;
         }
-        // A bit that is found set after this is cleared by somebody who then sees what was written before it.
+        // If a bit is already set after this fence, the front-end that clears it sees the data
+        // written before the fence.
         fence(Ordering::SeqCst);
         for index in first / 8..=last / 8 {
             let at = self.mapping.addr().wrapping_add(index as usize);
@@ -47,7 +59,7 @@ impl DirtyLog {
             let byte = unsafe { AtomicU8::from_ptr(at) };
             let from = if index == first / 8 { u8::MAX << (first % 8) } else { u8::MAX };
             let to = if index == last / 8 { u8::MAX >> (7 - last % 8) } else { u8::MAX };
-            // A guest may name terabytes: what is marked already costs a load.
+            // A guest may name terabytes: a page that is marked already costs only a load.
             if byte.load(Ordering::Relaxed) & from & to != from & to {
                 byte.fetch_or(from & to, Ordering::Release);
             }

@@ -1,28 +1,28 @@
-//! Shared memory that remembers which requests a device has taken and not completed, so that its successor can
-//! resubmit them after a crash: nothing is lost and nothing is completed twice.
+//! Shared memory that tracks which requests a device has popped and not completed. After a crash
+//! its successor resubmits them: no request is lost or completed twice.
 //!
 //! ```text
 //!   region = queue 0 │ queue 1 │ …      each starts on a multiple of 64 bytes
 //!   queue  = header (16 B split, 32 B packed) │ one entry for each descriptor (16 B split, 32 B packed)
 //! ```
 //!
-//! Source of truth: vhost-user specification, "Inflight I/O tracking". The device makes the region and the
-//! front-end keeps it while the device is dead. A process can be killed between any two stores, so each step has
-//! one store that decides:
+//! Source of truth: vhost-user specification, "Inflight I/O tracking". The device creates the
+//! region, and the front-end keeps it while the device is dead. A process can be killed between any
+//! two stores, so each step has one decisive store:
 //!
-//! | step | decided by | before it, the successor sees | after it |
+//! | step | decided by |  before it, the successor finds | after it |
 //! |---|---|---|---|
 //! | pop, split | `inflight = 1` | an available chain | a chain to resubmit |
 //! | pop, packed | `old_free_head` | an available chain | a chain to resubmit |
 //! | publish, split | the ring's `used.idx` | chains to resubmit | used chains; it clears their marks |
 //! | publish, packed | the flags of the batch's first slot | chains to resubmit | used chains; it commits the new heads |
 //!
-//! Where the successor goes on in the ring follows from that: what is used plus what is in flight has been
-//! popped. Every store here is a release store, which keeps the compiler from changing their order; what the
-//! processor has done when the process dies is in program order.
+//! The successor's position in the ring follows: used plus in-flight chains have been popped. Every
+//! store here is a release store, which keeps the compiler from reordering them. The processor's
+//! stores are in program order when the process dies.
 //!
-//! The front-end can write the region too. What is read from it is an index that is checked, a descriptor that
-//! is walked like any other, or a number that only orders requests.
+//! The front-end can write the region too. A value read from it is a checked index, a descriptor
+//! that is walked like any other, or a number that only orders requests.
 
 use crate::device::RingError;
 use crate::mapping::{Mapping, sealed_file};
@@ -36,11 +36,11 @@ mod split;
 pub(crate) use packed::{PackedTracker, RecoveredChain, RecoveredPacked};
 pub(crate) use split::SplitTracker;
 
-/// The version of the layout; 0 marks a region that nobody has used.
+/// The version of the layout; 0 marks an unused region.
 const VERSION: u16 = 1;
-/// What the region of a queue starts on, as other back-ends have it.
+/// Alignment of a queue's region, as in other back-ends.
 const QUEUE_ALIGNMENT: u64 = 64;
-/// Most queues in one region: what vhost-user can address.
+/// Largest number of queues in one region, which vhost-user can address.
 const MAX_QUEUES: u16 = 256;
 
 /// The region of all queues of a device.
@@ -59,20 +59,20 @@ impl InflightRegion {
         u64::from(num_queues) * queue_bytes(queue_size, is_packed)
     }
 
-    /// Makes a fresh region (GET_INFLIGHT_FD), in a file that cannot be truncated.
+    /// Creates an empty region (GET_INFLIGHT_FD) in a file that cannot be truncated.
     ///
     /// # Errors
-    /// `InvalidInput` for no or too many queues or descriptors; else what the system says.
+    /// `InvalidInput` for zero or too many queues or descriptors; else the system's error.
     pub fn create(num_queues: u16, queue_size: u16, is_packed: bool) -> io::Result<InflightRegion> {
         check_counts(num_queues, queue_size)?;
         let len = Self::size(num_queues, queue_size, is_packed);
         Self::map(sealed_file(c"inflight", len)?, 0, len, num_queues, queue_size, is_packed)
     }
 
-    /// Maps a region that an earlier device has made (SET_INFLIGHT_FD).
+    /// Maps a region that an earlier device created (SET_INFLIGHT_FD).
     ///
     /// # Errors
-    /// As [`InflightRegion::create`], and when `len` bytes are too few or not in the file.
+    /// As [`InflightRegion::create`], and when `len` is too small or exceeds the file.
     pub fn map(
         fd: OwnedFd,
         offset: u64,
@@ -91,13 +91,13 @@ impl InflightRegion {
         Ok(InflightRegion { mapping, fd, num_queues, queue_size, is_packed })
     }
 
-    /// The file with the region, to be sent to the front-end. It starts at offset 0 if [`InflightRegion::create`]
-    /// made it.
+    /// The file of the region, which is sent to the front-end. The region starts at offset 0 if
+    /// [`InflightRegion::create`] made it.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The part that belongs to one queue; `None` for a queue without one. Only one [`crate::device::VirtQueue`]
+    /// The part of one queue; `None` beyond the last queue. Only one [`crate::device::VirtQueue`]
     /// may use it at a time.
     pub fn queue(&self, index: u16) -> Option<InflightQueue> {
         (index < self.num_queues).then(|| InflightQueue {
@@ -122,14 +122,14 @@ pub struct InflightQueue {
 }
 
 impl InflightQueue {
-    /// Makes the part as if nobody had used it. For a ring that was stopped in order, with nothing in flight:
-    /// wherever it starts next is for the front-end to say, not for what is remembered here.
+    /// Marks the part as unused. For a ring that was stopped with nothing in flight: the front-end
+    /// chooses its next start, not the stored state.
     pub fn reset(&mut self) {
-        // Layouts agree on the place of the version. What else is there is written anew by the first use.
+        // Both layouts have the version at the same offset. The first use rewrites the rest.
         self.part.set_header::<16, 8, u16>(0);
     }
 
-    /// The part, if it fits a ring of this kind and size.
+    /// Returns the part if it matches a ring of this kind and size.
     fn for_ring(self, size: u16, is_packed: bool) -> Result<Part, RingError> {
         let tracked = self.part.desc_num;
         if self.is_packed != is_packed || tracked < size {
@@ -153,7 +153,7 @@ fn queue_bytes(queue_size: u16, is_packed: bool) -> u64 {
     (header + entry * u64::from(queue_size)).next_multiple_of(QUEUE_ALIGNMENT)
 }
 
-/// The bytes of one queue. Offsets are the caller's matter, bounds are checked here.
+/// The bytes of one queue. Bounds are checked here; the caller chooses the offsets.
 #[derive(Debug)]
 struct Part {
     base: *mut u8,
@@ -164,7 +164,7 @@ struct Part {
 // SAFETY: `base` points into the mapping that comes with it; all access is atomic.
 unsafe impl Send for Part {}
 
-/// A number in the region: one atomic load, one atomic store that is also a place to be killed at.
+/// A number in the region: one atomic load, and one atomic store that is also a crash point.
 trait Field: Copy {
     /// # Safety
     /// `at` is mapped and aligned for the type.
@@ -211,17 +211,17 @@ impl Part {
         unsafe { T::store(self.base.add(OFFSET), value) }
     }
 
-    /// Where an entry lies; header and entries have `BYTES` bytes each.
+    /// Address of an entry; header and entries have `BYTES` bytes each.
     ///
     /// # Panics
-    /// When there is no such entry.
+    /// When no such entry exists.
     #[inline]
     fn entry<const BYTES: usize>(&self, index: u16) -> *mut u8 {
         assert!(index < self.desc_num);
         self.base.wrapping_add(BYTES + BYTES * usize::from(index))
     }
 
-    /// A field of an entry. Panics as `entry`.
+    /// Loads a field of an entry. Panics as `entry`.
     #[inline]
     fn get<const BYTES: usize, const OFFSET: usize, T: Field>(&self, index: u16) -> T {
         const { assert!(OFFSET + size_of::<T>() <= BYTES && OFFSET.is_multiple_of(size_of::<T>())) };
@@ -253,7 +253,7 @@ impl Part {
         }
     }
 
-    /// The last step of the first use.
+    /// Last step of the first use.
     fn set_initialised<const HEADER: usize>(&self) {
         self.set_header::<HEADER, 0, u64>(0);
         self.set_header::<HEADER, 10, u16>(self.desc_num);

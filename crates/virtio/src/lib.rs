@@ -1,22 +1,22 @@
-//! Virtqueues and virtio-blk: everything that two sides of a virtio device agree on, and both sides.
+//! Virtqueues and virtio-blk: the shared layouts, and both the driver and the device side.
 //!
 //! ```text
 //!   driver::  (issues requests: our initiator)            device::  (serves requests: our exports)
 //!        add ──► kick ──► poll                                 pop ──► push_used ──► publish
 //!              \                                               /
 //!               ring:: the layout of split and packed rings in guest memory (memory::)
-//!               blk::  what virtio-blk puts into the buffers
+//!               blk::  the content of virtio-blk buffers
 //! ```
 //!
-//! Source of truth: virtio 1.3, sections 2.7 (split virtqueues), 2.8 (packed virtqueues) and 5.2 (block
-//! device); for [`inflight`] and [`dirty_log`] the vhost-user specification of QEMU.
+//! Source of truth: virtio 1.3, sections 2.7 (split virtqueues), 2.8 (packed virtqueues) and 5.2
+//! (block device); for [`inflight`] and [`dirty_log`] the vhost-user specification of QEMU.
 //!
-//! Whatever lies in guest memory is volatile and hostile: a field is read once, the copy is validated, and
-//! only the copy is used. Nothing a guest writes makes this crate panic or touch memory outside what the guest
-//! was given.
+//! Guest memory is volatile and hostile: a field is read once, the copy is validated, and only the
+//! copy is used. Nothing that a guest writes makes this crate panic or touch memory outside that
+//! guest's.
 //!
-//! Whoever hands over a file as guest memory can truncate it later, and the next access then raises SIGBUS: a
-//! program that serves clients contains that with [`contain_truncation`].
+//! The owner of a file used as guest memory can truncate it later, and the next access then raises
+//! SIGBUS. A program that serves clients contains that with [`contain_truncation`].
 
 #[cfg(not(all(target_endian = "little", target_pointer_width = "64")))]
 compile_error!("rings are little-endian and addresses are 64 bits wide; other hosts would need conversions");

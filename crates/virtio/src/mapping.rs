@@ -10,27 +10,29 @@ use std::ptr::NonNull;
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     mapped_len: usize,
-    /// Where in the mapping the wished offset lies: files on hugetlbfs map whole huge pages only.
+    /// Offset of the requested range in the mapping: files on hugetlbfs map only whole huge pages.
     lead: usize,
     len: usize,
-    /// Where truncation is watched for.
+    /// Place in the table of watched mappings.
     watch: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; access to its bytes is the users' matter.
+// SAFETY: the mapping belongs to the process, not to a thread; users order the accesses to its
+// bytes.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; a shared reference gives out only the address.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes of `fd` from `offset` on.
+    /// Maps `len` bytes of `fd` at `offset`.
     ///
-    /// A regular file (memfd included) must be long enough now: an access beyond its end would raise SIGBUS.
-    /// It can still be truncated later ([`truncation`]); only a memfd sealed against shrinking cannot.
+    /// A regular file (memfd included) must be long enough now: an access beyond its end would
+    /// raise SIGBUS. It can still be truncated later ([`truncation`]); only a memfd sealed against
+    /// shrinking cannot.
     ///
     /// # Errors
-    /// `InvalidInput` when the range is empty, overflows or lies outside the file, `QuotaExceeded` when the process
-    /// watches as many mappings as it can; else what the system says.
+    /// `InvalidInput` when the range is empty, overflows or exceeds the file; `QuotaExceeded` when
+    /// the process watches as many mappings as it can; else the system's error.
     pub(crate) fn new(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<Mapping> {
         let end =
             offset.checked_add(len).filter(|&end| len > 0 && end <= i64::MAX as u64).ok_or_else(|| {
@@ -66,17 +68,17 @@ impl Mapping {
         Ok(Mapping { base, mapped_len, lead: (offset - start) as usize, len: len as usize, watch })
     }
 
-    /// First byte of the wished range.
+    /// First byte of the requested range.
     pub(crate) fn addr(&self) -> *mut u8 {
         self.base.as_ptr().wrapping_add(self.lead)
     }
 
-    /// Whether the file was truncated and private zeroes stand for a part of it.
+    /// Whether the file was truncated and private zeroes replace a part of it.
     pub(crate) fn is_lost(&self) -> bool {
         truncation::is_lost(self.watch)
     }
 
-    /// Length of the wished range in bytes.
+    /// Length of the requested range in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -85,13 +87,14 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         truncation::forget(self.watch);
-        // SAFETY: exactly what `new` mapped; whoever still uses the bytes breaks the contract of the owner.
+        // SAFETY: exactly what `new` mapped; a user that still accesses the bytes breaks the
+        // owner's contract.
         let result = unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped_len) };
         debug_assert_eq!(result, 0, "munmap: {}", io::Error::last_os_error());
     }
 }
 
-/// The size of a regular file; `None` for others (a device), which say nothing useful.
+/// The size of a regular file; `None` for others (a device), whose size is not meaningful.
 fn file_size(fd: BorrowedFd<'_>) -> io::Result<Option<u64>> {
     // SAFETY: all-zero is a valid `stat`, and `fstat` fills it.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -102,7 +105,7 @@ fn file_size(fd: BorrowedFd<'_>) -> io::Result<Option<u64>> {
     Ok((stat.st_mode & libc::S_IFMT == libc::S_IFREG).then_some(stat.st_size as u64))
 }
 
-/// What offset and length of a mapping of this file are multiples of.
+/// Alignment of offset and length of a mapping of this file.
 fn page_size(fd: BorrowedFd<'_>) -> io::Result<u64> {
     // SAFETY: all-zero is a valid `statfs`, and `fstatfs` fills it.
     let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
@@ -117,8 +120,8 @@ fn page_size(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64)
 }
 
-/// An anonymous file of `len` zero bytes that nobody can shrink or grow any more: mapping it cannot end in
-/// SIGBUS. `name` is for people who look into /proc.
+/// An anonymous file of `len` zero bytes, sealed against shrinking and growing: mapping it cannot
+/// end in SIGBUS. `name` appears in /proc.
 pub(crate) fn sealed_file(name: &std::ffi::CStr, len: u64) -> io::Result<std::os::fd::OwnedFd> {
     use std::os::fd::FromRawFd;
     // SAFETY: the name is a C string.

@@ -1,4 +1,4 @@
-//! Guest memory as this process has it mapped.
+//! Guest memory mapped into this process.
 //!
 //! ```text
 //!   guest address ──►┐
@@ -6,15 +6,15 @@
 //!   host address  ◄──┘   (user addresses are those of the front-end: vhost-user names rings by them)
 //! ```
 //!
-//! A [`GuestMemory`] never changes. A front-end that adds or removes a region gets a new one that shares the
-//! other mappings; a mapping goes away with the last snapshot that has it.
+//! A [`GuestMemory`] never changes. A front-end that adds or removes a region gets a new one that
+//! shares the other mappings; a mapping is removed with the last snapshot that has it.
 //!
-//! **What is checked, and what cannot be.** Regions are non-empty, do not overflow and do not overlap, and their
-//! files are long enough when they are mapped. A front-end that truncates such a file later makes the next
-//! access raise SIGBUS, in this process or (as `EFAULT`) in a system call. Only the owner of the file can
-//! prevent that, with a memfd sealed against shrinking; a program that must survive it calls
-//! [`crate::contain_truncation`]. Every region is watched for that, so their number is bounded: for each guest
-//! ([`MAX_REGIONS`]) and for the process.
+//! **Checks and their limits.** Regions are non-empty, do not overflow and do not overlap, and
+//! their files are long enough when they are mapped. A front-end that truncates such a file later
+//! makes the next access raise SIGBUS, in this process or (as `EFAULT`) in a system call. Only the
+//! owner of the file can prevent that, with a memfd sealed against shrinking. A program that must
+//! survive it calls [`crate::contain_truncation`]. Every region is watched for truncation, so their
+//! number is limited: for each guest ([`MAX_REGIONS`]) and for the process.
 
 use crate::mapping::Mapping;
 use crate::truncation;
@@ -22,30 +22,31 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// Most regions of one guest: what QEMU can use at most (its memory slots number 509), rounded up.
+/// Largest number of regions of one guest: the 509 memory slots of QEMU, rounded up.
 pub const MAX_REGIONS: usize = 512;
-/// Regions that any guest may have, however many others have: more than VMMs use without hot-plugged memory.
+/// Number of regions that any guest may have, however many others have. VMMs use fewer without
+/// hot-plugged memory.
 const FEW_REGIONS: usize = 16;
 
-/// A region as a front-end describes it.
+/// Description of a region by a front-end.
 #[derive(Debug)]
 pub struct RegionSpec {
     /// First guest address.
     pub guest_addr: u64,
     /// Length in bytes.
     pub len: u64,
-    /// First address in the front-end's process. Where there is none (VDUSE), the guest address again.
+    /// First address in the front-end's process. VDUSE has none and repeats the guest address.
     pub user_addr: u64,
     /// The file with the bytes.
     pub fd: OwnedFd,
-    /// Where in the file the region starts, in bytes.
+    /// Offset of the region in the file, in bytes.
     pub fd_offset: u64,
 }
 
 /// Why a memory table was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// No bytes, or addresses that wrap around.
+    /// The region is empty or its addresses wrap around.
     #[error(
         "guest memory region at {guest_addr:#x} of {len} bytes (user address {user_addr:#x}) is empty or wraps around"
     )]
@@ -57,7 +58,7 @@ pub enum MemoryError {
         /// Length in bytes.
         len: u64,
     },
-    /// Two regions have guest or user addresses in common.
+    /// Two regions share guest or user addresses.
     #[error("guest memory regions at {first:#x} and {second:#x} overlap")]
     Overlap {
         /// First guest address of one.
@@ -65,13 +66,13 @@ pub enum MemoryError {
         /// First guest address of the other.
         second: u64,
     },
-    /// More than [`MAX_REGIONS`].
-    #[error("{0} guest memory regions, at most {MAX_REGIONS} are taken")]
+    /// The guest has more than [`MAX_REGIONS`].
+    #[error("{0} guest memory regions: the limit is {MAX_REGIONS}")]
     TooMany(usize),
-    /// Other guests have so many regions that the rest is kept for guests with few.
+    /// Other guests have so many regions that the rest is reserved for guests with few.
     #[error("{0} guest memory regions: this process has room for guests with at most {FEW_REGIONS} now")]
     NoRoom(usize),
-    /// A region to remove that is not there.
+    /// The region to remove does not exist.
     #[error("no guest memory region at {guest_addr:#x} of {len} bytes")]
     NoSuchRegion {
         /// First guest address.
@@ -86,7 +87,7 @@ pub enum MemoryError {
         guest_addr: u64,
         /// Length in bytes.
         len: u64,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -151,7 +152,7 @@ impl Region {
     }
 }
 
-/// All memory of a guest at one time.
+/// All memory of a guest at one moment.
 #[derive(Debug, Default)]
 pub struct GuestMemory {
     /// Ordered by guest address, without overlaps.
@@ -162,8 +163,8 @@ impl GuestMemory {
     /// Maps every region.
     ///
     /// # Errors
-    /// When a region is malformed, overlaps another or cannot be mapped, or when there are too many of one guest or
-    /// of all guests.
+    /// When a region is malformed, overlaps another or cannot be mapped, or when the guest or all
+    /// guests together have too many.
     pub fn map(specs: Vec<RegionSpec>) -> Result<GuestMemory, MemoryError> {
         if specs.len() > MAX_REGIONS {
             return Err(MemoryError::TooMany(specs.len()));
@@ -173,7 +174,7 @@ impl GuestMemory {
         GuestMemory::of(regions.collect::<Result<_, _>>()?)
     }
 
-    /// This memory and one more region.
+    /// Returns this memory with one more region.
     ///
     /// # Errors
     /// As [`GuestMemory::map`].
@@ -187,10 +188,10 @@ impl GuestMemory {
         GuestMemory::of(regions)
     }
 
-    /// This memory without the region that has exactly these addresses.
+    /// Returns this memory without the region that has exactly these addresses.
     ///
     /// # Errors
-    /// When there is no such region.
+    /// When no such region exists.
     pub fn without(&self, guest_addr: u64, user_addr: u64, len: u64) -> Result<GuestMemory, MemoryError> {
         let is_it =
             |r: &Arc<Region>| r.guest_addr == guest_addr && r.user_addr == user_addr && r.len() == len;
@@ -207,7 +208,7 @@ impl GuestMemory {
         Ok(GuestMemory { regions })
     }
 
-    /// The regions, by rising guest address.
+    /// The regions in ascending order of guest address.
     pub fn regions(&self) -> impl ExactSizeIterator<Item = &Arc<Region>> {
         self.regions.iter()
     }
@@ -219,12 +220,14 @@ impl GuestMemory {
         (guest_addr - region.guest_addr < region.len()).then_some(region)
     }
 
-    /// Whether the file of a region was truncated since it was mapped ([`crate::contain_truncation`]).
+    /// Whether the file of a region was truncated since it was mapped
+    /// ([`crate::contain_truncation`]).
     pub fn is_lost(&self) -> bool {
         self.regions.iter().any(|region| region.mapping.is_lost())
     }
 
-    /// Where `len` bytes at a guest address lie in this process. They lie in one region, or there is no answer.
+    /// Address of `len` bytes at a guest address in this process. Returns `None` if the range does
+    /// not lie in one region.
     pub fn translate(&self, guest_addr: u64, len: u64) -> Option<*mut u8> {
         let region = self.region_at(guest_addr)?;
         region.part(guest_addr - region.guest_addr, len)
@@ -244,13 +247,14 @@ impl GuestMemory {
     }
 }
 
-/// Keeps some of what a process can watch for guests with few regions. `new` regions make a guest have `total`.
+/// Reserves part of the process's limit for guests with few regions. `new` regions bring the guest
+/// to `total`.
 fn check_room(total: usize, new: usize) -> Result<(), MemoryError> {
     let is_free = total <= FEW_REGIONS || truncation::room() >= truncation::RESERVED + new;
     if is_free { Ok(()) } else { Err(MemoryError::NoRoom(total)) }
 }
 
-/// Leaves the regions ordered by `start`.
+/// Checks for overlaps and leaves the regions ordered by `start`.
 fn check_overlap(regions: &mut [Arc<Region>], start: impl Fn(&Region) -> u64) -> Result<(), MemoryError> {
     regions.sort_by_key(|r| start(r));
     match regions.windows(2).find(|pair| start(&pair[1]) - start(&pair[0]) < pair[0].len()) {
@@ -308,7 +312,7 @@ mod tests {
         std::os::unix::fs::FileExt::write_at(&file, b"hello", 0x1810).unwrap();
         let memory = GuestMemory::map(vec![spec]).unwrap();
         let at = memory.translate(0x10, 5).unwrap();
-        // SAFETY: five mapped bytes that nobody else touches.
+        // SAFETY: five mapped bytes that only this test touches.
         assert_eq!(unsafe { std::slice::from_raw_parts(at, 5) }, b"hello");
     }
 

@@ -1,13 +1,18 @@
 //! The layout of virtqueues in shared memory: virtio 1.3, sections 2.7 (split) and 2.8 (packed).
 //!
 //! ```text
-//! split    descriptor table   16 B × size     avail  flags idx ring[size] used_event    used  flags idx ring[size]{id,len} avail_event
-//! packed   descriptor ring    16 B × size     driver event suppression 4 B               device event suppression 4 B
+//! split
+//!   descriptor table  16 B × size
+//!   avail             flags idx ring[size] used_event
+//!   used              flags idx ring[size]{id,len} avail_event
+//! packed
+//!   descriptor ring   16 B × size
+//!   driver, device    event suppression, 4 B each
 //! ```
 //!
-//! [`SplitRing`] and [`PackedRing`] are views that both sides use. Every access is an atomic one of at most 8
-//! bytes, so that the other side may write at any time; the ordering is the caller's matter, who knows which
-//! store publishes what.
+//! Both sides use [`SplitRing`] and [`PackedRing`] as views. Every access is atomic and at most 8
+//! bytes long, so that the other side may write at any time. The caller chooses the memory order,
+//! since it knows which store publishes what.
 
 pub mod barrier;
 mod packed;
@@ -18,7 +23,7 @@ pub use split::SplitRing;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The chain goes on: in the descriptor `next` (split), in the slot that follows (packed).
+/// The chain continues in the descriptor `next` (split) or in the following slot (packed).
 pub const DESC_F_NEXT: u16 = 1;
 /// The device writes this buffer; otherwise it reads it.
 pub const DESC_F_WRITE: u16 = 2;
@@ -43,11 +48,14 @@ pub const EVENT_F_DESC: u16 = 2;
 
 /// Bytes of one descriptor, in rings and in indirect tables, split or packed.
 pub const DESC_BYTES: usize = 16;
-/// Most entries of a queue.
+/// Largest number of entries of a queue.
 pub const MAX_QUEUE_SIZE: u16 = 1 << 15;
+/// Largest number of memory segments in one chain: the 1024 of a request (`IOV_MAX` of Linux, which
+/// devices offer in `seg_max`), a header and a status byte.
+pub const MAX_SEGMENTS: usize = 1024 + 2;
 
-/// Whether the step from `old` to `new` passes `event`, so that the other side wants to hear of it; all three
-/// count modulo 2^16 (2.7.10).
+/// Whether the step from `old` to `new` passes `event`, so that the other side wants a
+/// notification; all three count modulo 2^16 (2.7.10).
 #[inline]
 pub const fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
@@ -73,9 +81,9 @@ pub struct SplitDescriptor {
 pub struct PackedDescriptor {
     /// Guest address of the buffer.
     pub addr: u64,
-    /// Bytes in the buffer; in a used descriptor what the device wrote.
+    /// Bytes in the buffer; in a used descriptor the bytes that the device wrote.
     pub len: u32,
-    /// What the driver calls the buffer; valid in the last descriptor of a chain.
+    /// The driver's identifier of the buffer; valid in the last descriptor of a chain.
     pub id: u16,
     /// `DESC_F_*` and `PACKED_DESC_F_*`.
     pub flags: u16,

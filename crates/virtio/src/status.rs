@@ -2,13 +2,13 @@
 
 /// The driver has noticed the device.
 pub const ACKNOWLEDGE: u8 = 1;
-/// The driver knows how to drive it.
+/// The driver supports the device.
 pub const DRIVER: u8 = 2;
 /// The driver is ready: the device runs.
 pub const DRIVER_OK: u8 = 4;
 /// Both sides have agreed on the features.
 pub const FEATURES_OK: u8 = 8;
-/// The device cannot go on.
+/// The device needs a reset to continue.
 pub const NEEDS_RESET: u8 = 64;
-/// The driver has given the device up.
+/// The driver has given up on the device.
 pub const FAILED: u8 = 128;

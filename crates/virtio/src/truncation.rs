@@ -1,32 +1,34 @@
-//! Survives clients that truncate a file which is mapped here as guest memory.
+//! Survives clients that truncate a file that is mapped as guest memory.
 //!
-//! The next access beyond the new end raises SIGBUS, which ends the process and with it every other client.
-//! A program that serves clients it does not trust calls [`contain_truncation`]: from then on the mapping from the
-//! page in question to its end becomes private memory of zeroes, and the region counts as lost. The queues of that
-//! client are broken then ([`losses`]); others notice nothing. Libraries do not call it: signal handlers belong to the
-//! program. See `mmap(2)` and `sigaction(2)`.
+//! The next access beyond the new end raises SIGBUS, which would end the process and with it every
+//! other client. A program that serves untrusted clients calls [`contain_truncation`]. From then on
+//! private zeroes replace the mapping from that page to its end, and the region counts as lost. The
+//! queues of that client are broken ([`losses`]); other clients are not affected. Libraries do not
+//! call it: signal handlers belong to the program. See `mmap(2)` and `sigaction(2)`.
 //!
-//! A mapping is replaced to its end at once, not page by page: a client that touches every second page would otherwise
-//! use up the mappings that the kernel allows a process (`vm.max_map_count`), and the next page would end it.
+//! A mapping is replaced to its end at once, not page by page. Otherwise a client that touches
+//! every second page would exhaust the mappings that the kernel allows a process
+//! (`vm.max_map_count`), and the next page would end the process.
 
 use std::io;
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Most mappings that a process watches. Each may become two, and the kernel allows a process 65,530 by default.
+/// Largest number of mappings that a process watches. Each may become two, and the kernel allows a
+/// process 65,530 by default.
 const MAX_RANGES: usize = 16_384;
-/// Of those, how many are kept for clients with few regions.
+/// Number of them reserved for clients with few regions.
 pub(crate) const RESERVED: usize = 4_096;
 
 struct Range {
     /// First address; 0 while the place is free.
     start: AtomicUsize,
-    /// Bytes; 0 while nothing is watched.
+    /// Bytes; 0 while no mapping is watched.
     len: AtomicUsize,
-    /// What may be replaced: pages of this many bytes.
+    /// Bytes of a page, the unit of replacement.
     page: AtomicUsize,
-    /// Something was replaced.
+    /// A part was replaced.
     is_lost: AtomicBool,
 }
 
@@ -44,7 +46,7 @@ static LOSSES: AtomicUsize = AtomicUsize::new(0);
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 static HAS_WARNED: AtomicBool = AtomicBool::new(false);
 
-/// Lets the process survive clients that truncate the memory they share with it. Calling it again does nothing.
+/// Makes the process survive clients that truncate shared memory. Further calls do nothing.
 ///
 /// # Errors
 /// When the system refuses the signal handler.
@@ -62,23 +64,23 @@ pub fn contain_truncation() -> io::Result<()> {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_sigbus as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: the handler has the signature that SA_SIGINFO asks for and does only what a handler may.
+    // SAFETY: the handler has the signature that SA_SIGINFO requires and makes only
+    // async-signal-safe calls.
     match unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Watches a mapping of whole pages of `page` bytes; the place to give to [`forget`].
+/// Watches a mapping of whole pages of `page` bytes. Returns the place to pass to [`forget`].
 ///
 /// # Errors
-/// When the process watches as many mappings as it may.
+/// When the process watches as many mappings as it can.
 pub(crate) fn watch(start: usize, len: usize, page: usize) -> io::Result<usize> {
     let free =
         |range: &Range| range.start.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok();
     let Some(place) = RANGES.iter().position(free) else {
-        let text =
-            format!("the process maps {MAX_RANGES} regions of guest memory already, the most it can watch");
+        let text = format!("the process already watches {MAX_RANGES} regions of guest memory, the limit");
         return Err(io::Error::new(io::ErrorKind::QuotaExceeded, text));
     };
     WATCHED.fetch_add(1, Ordering::Relaxed);
@@ -89,14 +91,14 @@ pub(crate) fn watch(start: usize, len: usize, page: usize) -> io::Result<usize> 
     Ok(place)
 }
 
-/// Ends that, before the mapping goes.
+/// Stops watching before the mapping is removed.
 pub(crate) fn forget(place: usize) {
     RANGES[place].len.store(0, Ordering::Release);
     RANGES[place].start.store(0, Ordering::Release);
     WATCHED.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// How many mappings can be watched besides those that are.
+/// Number of further mappings that can be watched.
 pub(crate) fn room() -> usize {
     MAX_RANGES.saturating_sub(WATCHED.load(Ordering::Relaxed))
 }
@@ -106,17 +108,18 @@ pub(crate) fn is_lost(place: usize) -> bool {
     RANGES[place].is_lost.load(Ordering::Acquire)
 }
 
-/// How often guest memory was lost in this process. While the number stays, no region has been lost.
+/// Number of regions of guest memory lost in this process. While it does not change, no further
+/// region was lost.
 #[inline]
 pub fn losses() -> usize {
     LOSSES.load(Ordering::Acquire)
 }
 
-/// Only system calls that may be made in a signal handler, and atomics.
+/// Makes only async-signal-safe system calls, and uses atomics.
 extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel hands over a valid structure.
     let (addr, code) = unsafe { ((*info).si_addr().addr(), (*info).si_code) };
-    // Memory that has failed is no client's doing, and zeroes in its place could end up on a disk.
+    // No client causes failed memory, and zeroes in its place could end up on a disk.
     let is_failed_memory = matches!(code, libc::BUS_MCEERR_AR | libc::BUS_MCEERR_AO);
     if !is_failed_memory && range_of(addr).is_some_and(|range| replace_rest(range, addr)) {
         if !HAS_WARNED.swap(true, Ordering::Relaxed) {
@@ -126,7 +129,8 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
         }
         return;
     }
-    // Not ours: whoever was there before decides (the standard library's, which knows stack overflows).
+    // Not our mapping: the previous handler decides (the standard library's detects stack
+    // overflows).
     let before = BEFORE.get().expect("set before the handler is");
     if before.sa_flags & libc::SA_SIGINFO == 0 {
         // SAFETY: the default action then ends the process at the same instruction.
@@ -146,18 +150,20 @@ fn range_of(addr: usize) -> Option<&'static Range> {
     })
 }
 
-/// Puts private zeroes where the file has nothing any more: from the page of `addr` to the mapping's end.
+/// Replaces the part of the mapping without file content by private zeroes: from the page of `addr`
+/// to the mapping's end.
 fn replace_rest(range: &Range, addr: usize) -> bool {
     let page = range.page.load(Ordering::Relaxed);
     let (start, len) = (range.start.load(Ordering::Acquire), range.len.load(Ordering::Acquire));
     let from = addr / page * page;
-    // First the notice: nothing that follows from the zeroes may be taken for the client's.
+    // Mark the region first: no effect of the zeroes may be attributed to the client.
     range.is_lost.store(true, Ordering::Release);
     LOSSES.fetch_add(1, Ordering::AcqRel);
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let at = ptr::without_provenance_mut(from);
-    // SAFETY: whole pages of a mapping of ours that lives while it is watched. The file has no byte there.
+    // SAFETY: whole pages of a mapping of ours that lives while it is watched. The file has no byte
+    // there.
     unsafe { libc::mmap(at, start + len - from, protection, flags, -1, 0) != libc::MAP_FAILED }
 }
 
@@ -193,7 +199,7 @@ mod tests {
         let at = |offset: usize| mapping.addr().wrapping_add(offset);
         assert!(!mapping.is_lost());
         let before = losses();
-        // SAFETY: all inside the mapping, which nobody else uses.
+        // SAFETY: all inside the mapping, which only this test uses.
         unsafe {
             at(0).write_volatile(1);
             at(8192).write_volatile(2);
@@ -218,7 +224,7 @@ mod tests {
         let mapping = Mapping::new(file.as_fd(), 0, (PAGES * 4096) as u64).unwrap();
         file.set_len(4096).unwrap();
         for page in (1..PAGES).rev().step_by(2) {
-            // SAFETY: inside the mapping, which nobody else uses.
+            // SAFETY: inside the mapping, which only this test uses.
             unsafe { mapping.addr().wrapping_add(page * 4096).write_volatile(1) };
         }
         assert_eq!(mappings(mapping.addr().addr(), PAGES * 4096), 2);
@@ -228,16 +234,16 @@ mod tests {
     fn huge_pages_that_are_not_there_end_nothing() {
         contain_truncation().unwrap();
         const HUGE: usize = 2 << 20;
-        // Without huge pages in the machine's pool the first access finds none: as after a truncation.
+        // Without huge pages in the machine's pool the first access fails as after a truncation.
         let Some(file) = memfd(libc::MFD_HUGETLB | libc::MFD_HUGE_2MB, 2 * HUGE as u64) else {
-            eprintln!("this kernel has no huge pages of 2 MiB: not tried");
+            eprintln!("skipped: this kernel has no huge pages of 2 MiB");
             return;
         };
         let mapping = Mapping::new(file.as_fd(), 0, 2 * HUGE as u64).unwrap();
         file.set_len(0).unwrap();
         for offset in [HUGE + 5000, 5000] {
             let at = mapping.addr().wrapping_add(offset);
-            // SAFETY: inside the mapping, which nobody else uses.
+            // SAFETY: inside the mapping, which only this test uses.
             unsafe {
                 assert_eq!(at.read_volatile(), 0);
                 at.write_volatile(7);

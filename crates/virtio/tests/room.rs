@@ -1,4 +1,5 @@
-//! How much guest memory a process watches: one test, since the limit is the process's.
+//! The amount of guest memory that a process watches. The only test of this binary, since the limit
+//! belongs to the process.
 
 use std::fs::File;
 use std::os::fd::FromRawFd;
@@ -17,7 +18,7 @@ fn guest(file: &File, regions: usize) -> Result<GuestMemory, MemoryError> {
 
 #[test]
 fn guests_with_many_regions_leave_room_for_those_with_few_and_what_cannot_be_watched_is_refused() {
-    // A descriptor a region: more than most shells allow.
+    // One descriptor for each region, more than most shells allow.
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: reads and writes a live structure; the descriptor is fresh and ours.
     let file = unsafe {
@@ -38,7 +39,7 @@ fn guests_with_many_regions_leave_room_for_those_with_few_and_what_cannot_be_wat
             Err(error) => break error,
         }
     };
-    // 8 such guests filled what a process watched once.
+    // Eight such guests once filled the limit of a process.
     assert!(guests.len() >= 16, "{} guests", guests.len());
     assert!(matches!(refused, MemoryError::NoRoom(MAX_REGIONS)), "{refused}");
     let many = guests.len();
@@ -50,8 +51,8 @@ fn guests_with_many_regions_leave_room_for_those_with_few_and_what_cannot_be_wat
     };
     assert!(guests.len() - many >= 250, "{} guests with few regions", guests.len() - many);
     let MemoryError::Map { source, .. } = refused else { panic!("{refused}") };
-    assert!(source.to_string().contains("the most it can watch"), "{source}");
-    // What goes makes room.
+    assert!(source.to_string().contains("already watches"), "{source}");
+    // Removed guests free room.
     guests.truncate(many - 1);
     guest(&file, MAX_REGIONS).unwrap();
 }

@@ -3,39 +3,39 @@
 use crate::Uuid;
 use crate::extents::Extent;
 use block::{
-    Channel, Device, DeviceError, IoError, IoFuture, IoResult, Limits, MAX_JOINED, MemoryRegion, Op, Request,
-    SharedLimits, join_all,
+    Channel, Device, DeviceError, IoError, IoFuture, IoResult, KernelBacking, Limits, MAX_JOINED,
+    MemoryRegion, Op, Request, SharedLimits, join_all,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A volume that is open. Any number of exports may share it.
+/// An open volume. Any number of exports may share it.
 pub struct Volume {
     name: String,
     base: Arc<dyn Device>,
     shared: Arc<Shared>,
 }
 
-/// What all who have a volume open have in common.
+/// State that all users of a volume share.
 pub(crate) struct Shared {
-    /// Replaced when the volume grows; what was there stays as it was.
+    /// Replaced when the volume grows. The old ranges never move.
     map: Mutex<Arc<Map>>,
     limits: Arc<SharedLimits>,
 }
 
-/// Where the bytes of a volume lie.
+/// Maps the bytes of a volume to its device.
 struct Map {
-    /// Pieces side by side on the device, in the order of the volume's bytes.
+    /// Contiguous ranges of the device, in the order of the volume's bytes.
     pieces: Vec<Piece>,
 }
 
 #[derive(Clone, Copy)]
 struct Piece {
-    /// Where it begins in the volume, and ends.
+    /// First byte in the volume; `end` is exclusive.
     start: u64,
     end: u64,
-    /// Where it begins on the device.
+    /// First byte on the device.
     place: u64,
 }
 
@@ -46,7 +46,7 @@ impl Map {
         for extent in extents {
             let (place, len) = (data_offset + extent.start * unit, extent.len * unit);
             match pieces.last_mut() {
-                // A volume that grew in place.
+                // The volume grew in place.
                 Some(last) if last.place + (last.end - last.start) == place => last.end += len,
                 _ => pieces.push(Piece { start, end: start + len, place }),
             }
@@ -68,10 +68,10 @@ impl Shared {
         Shared { map, limits: SharedLimits::new(limits) }
     }
 
-    /// The volume has grown to `size` bytes.
+    /// Grows the volume to `size` bytes.
     pub(crate) fn grow(&self, extents: &[Extent], unit: u64, data_offset: u64, size: u64) {
         *self.lock() = Arc::new(Map::new(extents, unit, data_offset));
-        // Only now: whoever sees the size finds the place of its last byte.
+        // The map comes first: a user that sees the new size finds its last byte.
         self.limits.set_capacity(size);
     }
 
@@ -82,7 +82,8 @@ impl Shared {
 
 impl Volume {
     pub(crate) fn new(uuid: Uuid, base: Arc<dyn Device>, shared: Arc<Shared>) -> Volume {
-        // By what it keeps: clients know disks by the names of their devices, also after a restart.
+        // The name stays the same when volumes are renamed: clients know disks by device name, also
+        // after a restart.
         Volume { name: format!("volume:{uuid}"), base, shared }
     }
 }
@@ -102,7 +103,7 @@ impl Device for Volume {
         Ok(Rc::new(VolumeChannel { child, map, shared: self.shared.clone() }))
     }
 
-    /// A volume has the size that its pool has given it.
+    /// Returns the size that the pool has set.
     fn refresh(&self) -> Result<Limits, DeviceError> {
         Ok(self.limits())
     }
@@ -114,35 +115,39 @@ impl Device for Volume {
     fn unmap_region(&self, region: &MemoryRegion) {
         self.base.unmap_region(region);
     }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }
 
 struct VolumeChannel {
     child: Rc<dyn Channel>,
-    /// As it was when a request needed it last.
+    /// The map as of the last request that needed it.
     map: RefCell<Arc<Map>>,
     shared: Arc<Shared>,
 }
 
 impl VolumeChannel {
-    /// The piece that holds byte `offset`, which is below the volume's size.
+    /// Returns the range that holds byte `offset`, which is below the volume's size.
     #[inline]
     fn locate(&self, offset: u64) -> Result<Piece, IoError> {
         if let Some(piece) = self.map.borrow().locate(offset) {
             return Ok(piece);
         }
-        self.locate_anew(offset)
+        self.locate_in_new_map(offset)
     }
 
-    /// The volume has grown since.
+    /// Locates an offset after the volume has grown.
     #[cold]
-    fn locate_anew(&self, offset: u64) -> Result<Piece, IoError> {
+    fn locate_in_new_map(&self, offset: u64) -> Result<Piece, IoError> {
         let map = self.shared.lock().clone();
         let piece = map.locate(offset).ok_or(IoError::OutOfRange);
         *self.map.borrow_mut() = map;
         piece
     }
 
-    /// The parts of a request for each piece, in groups that run together.
+    /// Submits the parts of a request in groups that run concurrently.
     async fn split(&self, req: &Request<'_>, offset: u64) -> IoResult {
         let mut done = 0;
         while done < req.len {

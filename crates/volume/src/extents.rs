@@ -1,22 +1,22 @@
-//! Finding room in a pool.
+//! Allocation of units in a pool.
 
-/// Units that lie side by side.
+/// A contiguous range of units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The first.
+    /// First unit.
     pub start: u64,
-    /// How many; never 0.
+    /// Number of units; never 0.
     pub len: u64,
 }
 
 impl Extent {
-    /// The unit behind the last.
+    /// The unit after the last.
     pub fn end(&self) -> u64 {
         self.start + self.len
     }
 }
 
-/// What is free among `units`, in order, when `used` is taken.
+/// Returns the free extents among `units` in order, given the `used` ones.
 pub fn holes(units: u64, used: impl IntoIterator<Item = Extent>) -> Vec<Extent> {
     let mut used: Vec<Extent> = used.into_iter().collect();
     used.sort_unstable_by_key(|extent| extent.start);
@@ -31,8 +31,9 @@ pub fn holes(units: u64, used: impl IntoIterator<Item = Extent>) -> Vec<Extent> 
     holes
 }
 
-/// Takes `len` units out of `holes`, in as few extents as that goes: right behind `after` as far as there is room, then
-/// the smallest hole that takes the rest, else the largest first. `None` when there is not as much.
+/// Takes `len` units from `holes` in as few extents as possible. Units directly after `after` are
+/// preferred, then the smallest hole that fits the rest, then the largest holes. Returns `None` if
+/// too few units are free.
 pub fn allocate(holes: &[Extent], len: u64, after: Option<u64>) -> Option<Vec<Extent>> {
     let mut free = holes.to_vec();
     let mut found = Vec::new();
@@ -85,7 +86,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_found_was_free_and_is_as_much_as_was_asked_for(
+        fn an_allocation_was_free_and_has_the_requested_length(
             lens in prop::collection::vec((0..20u64, 1..20u64), 0..12), wanted in 1..200u64, after in any::<Option<u8>>(),
         ) {
             let mut used = Vec::new();

@@ -1,9 +1,10 @@
 //! Broken variants of pools that the simulator must catch.
 //!
-//! Each names a rule that looks as if it could be left out. The code that keeps the rule asks [`is`] whether it is to
-//! be broken; without the feature `mutants` that is a constant `false` and the question costs nothing.
+//! Each mutant breaks a rule that looks dispensable. The code that keeps the rule asks [`is`]
+//! whether to break it. Without the feature `mutants` the answer is a constant `false` and costs
+//! nothing.
 
-/// A rule that is broken. At most one is, in the whole process.
+/// A broken rule. At most one is broken in the whole process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mutant {
@@ -11,37 +12,38 @@ pub enum Mutant {
     OneCopy = 1,
     /// The copies of a table are written without a flush between them.
     CopiesAtOnce,
-    /// Both sets get each table: nothing is left while it is written.
+    /// Both sets get each table: no older table remains during the write.
     BothSets,
-    /// Copies that are damaged or torn stay so when the pool is opened.
+    /// The opening leaves damaged or torn copies as they are.
     NoMend,
-    /// The newest whole table counts, whether or not a newer one may be lost.
+    /// The newest whole table counts, even if a newer one may be lost.
     TrustLoneSet,
-    /// A change that failed leaves its copies of the table.
+    /// A failed change leaves its copies of the table.
     NoTakeBack,
-    /// Room is given away before it reads as zeroes.
+    /// Room is allocated without zeroing.
     NoZeroing,
-    /// The table that gives room away is written before the zeroes in that room are durable.
+    /// The table that allocates room is written before its zeroes are durable.
     ZeroesNotFlushed,
     /// A change is acknowledged before the table is durable.
     CommitNotFlushed,
-    /// Room that is reserved for one volume can be reserved for another.
+    /// Reserved room can be reserved again for another volume.
     ReservedIsFree,
     /// A volume is deleted although it is in use.
     DeleteInUse,
-    /// What a copy has behind its end in its last unit is not zeroed: a growth shows it.
+    /// The rest of a copy's last unit is not zeroed, and a growth exposes it.
     CopyEndNotZeroed,
-    /// The rest of a volume that moves is copied while its users still write.
+    /// The rest of a migrating volume is copied while its users still write.
     CopyBeforeHold,
-    /// A move is done by its record before the copy has the volume's identity.
+    /// The record of a migration says done before the copy has the volume's identity.
     DoneBeforeSwitch,
-    /// A record that says that a move is not done counts more than the pool that says it is.
+    /// An older record, not yet done, outweighs the pool that shows the migration done.
     OlderRecordCounts,
-    /// The copy of a move that failed at its end keeps the volume's identity.
+    /// The copy of a migration that failed at its end keeps the volume's identity.
     IdentityKept,
-    /// Copies that no move will finish stay.
+    /// Copies that no migration will finish stay.
     LeftoversStay,
-    /// The record of a move does not stand in the older state file when the copy becomes the volume.
+    /// The record of a migration is missing in the older state file when the copy becomes the
+    /// volume.
     RecordOnce,
 }
 
@@ -72,13 +74,13 @@ impl Mutant {
 #[cfg(feature = "mutants")]
 static CHOSEN: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
 
-/// Chooses the rule that is broken from now on, in the whole process; `None` breaks none.
+/// Chooses the broken rule of the whole process; `None` breaks none.
 #[cfg(feature = "mutants")]
 pub fn choose(mutant: Option<Mutant>) {
     CHOSEN.store(mutant.map_or(0, |mutant| mutant as u8), std::sync::atomic::Ordering::Relaxed);
 }
 
-/// Nothing can be chosen without the feature `mutants`.
+/// Does nothing: without the feature `mutants` no rule can be broken.
 #[cfg(not(feature = "mutants"))]
 pub fn choose(_: Option<Mutant>) {}
 
@@ -89,7 +91,7 @@ pub fn is(mutant: Mutant) -> bool {
     CHOSEN.load(std::sync::atomic::Ordering::Relaxed) == mutant as u8
 }
 
-/// Whether the rule is broken: never, without the feature `mutants`.
+/// Whether the rule is broken: never without the feature `mutants`.
 #[cfg(not(feature = "mutants"))]
 #[inline(always)]
 pub const fn is(_: Mutant) -> bool {

@@ -1,16 +1,18 @@
 //! A pool: a device, and the volumes on it.
 //!
-//! Everything here waits for the device, which a core is asked to work with: it is for control threads, not for cores. A
-//! change is durable when it returns; one that fails has not happened.
+//! All functions of this module wait for the device, and a core does the I/O. They are for control
+//! threads, not for cores. A change is durable when it returns; a failed change leaves the pool as
+//! it was.
 
 mod check;
 
 use crate::device::{Shared, Volume};
 use crate::extents::{Extent, allocate};
 use crate::mutant::{self, Mutant};
-use crate::name::{Name, Uuid};
-use crate::store::{self, Former, Found, RESERVED, ReadError};
-use crate::table::{ALIGNMENT, COPIES, DecodeError, Record, Table};
+use crate::name::Name;
+use crate::store::{self, Former, Found, ReadError};
+use crate::table::{ALIGNMENT, COPIES, DecodeError, RESERVED, Record, Table};
+use base::Uuid;
 use block::{Channel, Device, DeviceError, IoError, Limits, Request};
 use reactor::{CoreRef, CoreStopped};
 use std::collections::HashMap;
@@ -18,123 +20,125 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// The least that a unit should have: a thousand volumes on a hundred terabytes are a table of a few kilobytes.
+/// Smallest unit. A thousand volumes on a hundred terabytes make a table of a few kilobytes.
 const UNIT: u64 = 1 << 20;
 
 /// A device with volumes on it.
 pub struct Pool {
     device: Arc<dyn Device>,
-    /// Who reads and writes the table. It is there as long as the device: arrays stay with the core that had them first.
+    /// The core that reads and writes the table for the lifetime of the device: arrays stay with
+    /// the first core that used them.
     core: CoreRef,
-    /// Held by whoever changes something, as long as that takes.
+    /// Held for the duration of a change.
     changing: Mutex<()>,
-    /// Held for a moment only: who asks does not wait for a change.
+    /// Held only briefly: queries do not wait for a change.
     state: Mutex<State>,
-    /// Where copies of the table began that were damaged and were rewritten at the opening, in bytes.
+    /// Offsets in bytes of damaged copies of the table that the opening rewrote.
     rewritten_at_opening: Vec<u64>,
-    /// How many copies were rewritten since the opening, those included.
+    /// Number of copies rewritten since the opening, including those.
     rewritten: AtomicU64,
 }
 
 struct State {
     table: Table,
-    /// Volumes that somebody has open.
+    /// Open volumes.
     open: HashMap<Uuid, Weak<Shared>>,
-    /// What is made ready for volumes that are new, or grow. The table knows nothing of it.
+    /// Extents reserved for new or growing volumes. The table does not contain them.
     reserved: Vec<Record>,
     /// A table whose commit failed may stand on the device, newer than `table`.
     is_unsettled: bool,
 }
 
-/// Room for a volume that is new, or for what one grows by, which nobody else gets. Nothing is durable before
-/// [`Reservation::commit`]; dropped before, it is free again.
+/// Room reserved for a new volume or for the growth of one. Nothing is durable before
+/// [`Reservation::commit`]; dropping the reservation frees the room.
 pub struct Reservation<'a> {
     pool: &'a Pool,
-    /// The volume, with its extents; or the one that grows, with those that are added.
+    /// The new volume with its extents, or the growing volume with the added extents.
     record: Record,
-    /// The size of a volume that grows.
+    /// Size in bytes before growth; `None` for a new volume.
     grows_from: Option<u64>,
-    /// What has to read as zeroes, in bytes of the device.
+    /// Ranges of the device in bytes that must still be zeroed.
     unclean: Vec<Range<u64>>,
     is_committed: bool,
 }
 
-/// Why something cannot be done with a pool.
+/// Why an operation on a pool failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// The device refuses something.
+    /// The device refuses an operation.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// There is no pool on the device, or none that can be read.
+    /// The device has no readable pool.
     #[error("{0}: {1}")]
     Read(String, ReadError),
-    /// There is one already.
-    #[error("{0}: the pool {1} is there")]
+    /// The device already contains a pool.
+    #[error("{0} already contains pool {1}")]
     Exists(String, Name),
-    /// The device is too small for any volume, or for what the pool has on it.
+    /// The device is too small for a volume, or for the extent of its pool.
     #[error("{device} has {has} bytes: a pool needs {needs}")]
     TooSmall {
         /// The device.
         device: String,
-        /// Bytes it has.
+        /// Bytes that the device has.
         has: u64,
-        /// Bytes that it would need.
+        /// Bytes that the pool needs.
         needs: u64,
     },
     /// No volume has this name or UUID.
-    #[error("there is no volume {0:?}")]
+    #[error("volume {0:?} does not exist")]
     NoVolume(String),
-    /// A volume has this name.
-    #[error("there is a volume {0} already")]
+    /// Another volume has this name or UUID.
+    #[error("volume {0} already exists")]
     Taken(Name),
-    /// Somebody has the volume open.
+    /// The volume is open or growing.
     #[error("volume {0} is in use")]
     InUse(Name),
-    /// A size that no volume can have.
+    /// The size is invalid, with the reason.
     #[error("a volume of {0} bytes: {1}")]
     Size(u64, String),
-    /// There is not as much room.
+    /// The pool has too little free room.
     #[error("{wants} bytes: {free} are free")]
     Full {
-        /// Bytes that were asked for.
+        /// Bytes requested.
         wants: u64,
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
     },
-    /// The table takes no more, in words.
+    /// The table has no room for another entry, with the reason.
     #[error("{0}")]
     TooMany(String),
     /// The device failed.
     #[error("{0}: {1}")]
     Io(String, IoError),
-    /// A change failed, and the device took neither the new table wholly nor the one before again.
-    #[error("{device}: {error}; the table before is not restored: the next start may find the change made")]
+    /// A change failed, and the device accepted neither all of the new table nor the previous one
+    /// again.
+    #[error("{device}: {error}; the previous table is not restored: the next start may find the change made")]
     Unsettled {
         /// The device.
         device: String,
         /// Why the change failed.
         error: String,
     },
-    /// The core that works with the device has ended.
+    /// The core that does the I/O has stopped.
     #[error(transparent)]
     Core(#[from] CoreStopped),
-    /// The system gave no random bytes.
+    /// The system returned no random bytes.
     #[error("no UUID can be made: {0}")]
     Random(std::io::Error),
 }
 
-/// What a pool says about a volume.
+/// State of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Info {
-    /// Its identity.
+    /// UUID.
     pub uuid: Uuid,
-    /// Its name.
+    /// Name.
     pub name: Name,
-    /// Its size in bytes.
+    /// Bytes.
     pub size: u64,
-    /// In how many pieces it lies.
+    /// Number of extents.
     pub pieces: usize,
-    /// Somebody has it open.
+    /// Whether a user has the volume open.
     pub is_open: bool,
 }
 
@@ -142,15 +146,18 @@ impl Pool {
     /// Makes a pool without volumes on a device.
     ///
     /// # Errors
-    /// When the device has one already, is too small, or fails. What else may be on it is for the caller to find out.
+    /// When the device already contains a pool, is too small, or fails. The caller checks for other
+    /// content of the device.
     pub fn create(device: Arc<dyn Device>, name: Name, core: CoreRef) -> Result<Pool, PoolError> {
         Pool::create_over(device, name, core).map(|(pool, _)| pool)
     }
 
-    /// As [`Pool::create`], with what stood in the places of its tables, for [`Pool::undo_create`].
+    /// Like [`Pool::create`]; also returns the former content at the places of the tables, for
+    /// [`Pool::undo_create`].
     ///
     /// # Errors
-    /// As [`Pool::create`]; what stood there is written back then, as far as the device takes it.
+    /// As [`Pool::create`]. The former content is then written back as far as the device accepts
+    /// it.
     pub fn create_over(
         device: Arc<dyn Device>,
         name: Name,
@@ -164,7 +171,7 @@ impl Pool {
         }
         let (unit, data_offset, units) = plan(&of, &limits)?;
         let pool = Uuid::random().map_err(PoolError::Random)?;
-        // Both sets: no copy may be what another pool has left.
+        // Write both sets, so that no copy of a former pool remains.
         let table = |sequence| Table {
             pool,
             name: name.clone(),
@@ -189,15 +196,15 @@ impl Pool {
             Ok(pool) => Ok((pool, former)),
             Err(error) => {
                 if let Err(error) = restore(&device, &core, former) {
-                    tracing::error!(device = of, %error, "what a pool was written over is not restored");
+                    tracing::error!(device = of, %error, "the content before the pool was created is not restored");
                 }
                 Err(error)
             }
         }
     }
 
-    /// Puts back what stood on the device before [`Pool::create_over`], unless there are volumes by now. Says whether it
-    /// did. The pool is not used any more then.
+    /// Restores the content of the device before [`Pool::create_over`], unless the pool has volumes
+    /// by now. Returns whether it did; the pool must not be used afterwards.
     ///
     /// # Errors
     /// When the device fails.
@@ -209,10 +216,10 @@ impl Pool {
         restore(&self.device, &self.core, former).map(|()| true)
     }
 
-    /// Whether a volume of `size` bytes fits on a device that has no pool yet. Nothing is read or written.
+    /// Checks whether a volume of `size` bytes fits on a device that has no pool yet, without I/O.
     ///
     /// # Errors
-    /// As [`Pool::create`] and [`Pool::reserve_volume`] have them about sizes.
+    /// As [`Pool::create`] and [`Pool::reserve_volume`] for invalid sizes.
     pub fn check_fits(device: &dyn Device, size: u64) -> Result<(), PoolError> {
         let limits = device.limits();
         check_size(&limits, size)?;
@@ -229,12 +236,12 @@ impl Pool {
     /// Opens the pool on a device.
     ///
     /// # Errors
-    /// When there is none, or the device is smaller than the pool.
+    /// When the device has no pool, or is smaller than the pool.
     pub fn open(device: Arc<dyn Device>, core: CoreRef) -> Result<Pool, PoolError> {
         let found = read(&device, &core)?;
         let table = &found.table;
         let (needs, has) = (table.data_offset + table.unit * table.units, device.limits().capacity);
-        // Before anything is written: a device that is refused stays as it is.
+        // Check before any write: a refused device stays unchanged.
         if has < needs {
             return Err(PoolError::TooSmall { device: device.name().to_owned(), has, needs });
         }
@@ -246,19 +253,20 @@ impl Pool {
         Ok(Pool { device, core, changing: Mutex::default(), state, rewritten_at_opening, rewritten })
     }
 
-    /// Its name and its identity.
+    /// Name and identity of the pool.
     pub fn identity(&self) -> (Name, Uuid) {
         let state = self.lock();
         (state.table.name.clone(), state.table.pool)
     }
 
-    /// Bytes that volumes can have in all, and that are free.
+    /// Total and free bytes for volumes.
     pub fn room(&self) -> (u64, u64) {
         let state = self.lock();
         (state.table.units * state.table.unit, free(&state.occupied()))
     }
 
-    /// Takes what the device has become larger by. Returns bytes that volumes can have in all, before and after.
+    /// Extends the pool to the present capacity of its device. Returns the bytes for volumes before
+    /// and after.
     ///
     /// # Errors
     /// When the device fails.
@@ -274,29 +282,30 @@ impl Pool {
         Ok((before * unit, after * unit))
     }
 
-    /// The volumes, in the order in which they were made.
+    /// The volumes in the order of their creation.
     pub fn volumes(&self) -> Vec<Info> {
         let state = self.lock();
         state.table.volumes.iter().map(|record| state.info(record)).collect()
     }
 
-    /// Makes a volume that reads as zeroes: [`Pool::reserve_volume`] and what belongs to it.
+    /// Creates a volume that reads as zeroes: [`Pool::reserve_volume`], zeroing and commit.
     ///
     /// # Errors
-    /// When the name is taken, there is no room, or the device fails.
+    /// When the name is taken, the pool has too little room, or the device fails.
     pub fn create_volume(&self, name: Name, size: u64) -> Result<Info, PoolError> {
         let mut new = self.reserve_volume(name, size)?;
         new.zero(async |left| left)?;
         new.commit()
     }
 
-    /// Makes a volume with this identity, of which every byte is written before any is read: what a copy needs.
+    /// Creates a volume with this identity for a copy: the caller writes every byte before it reads
+    /// any.
     ///
     /// # Errors
-    /// When the identity or the name is taken, there is no room, or the device fails.
+    /// When the identity or the name is taken, the pool has too little room, or the device fails.
     pub fn create_copy(&self, uuid: Uuid, name: Name, size: u64) -> Result<Info, PoolError> {
         let mut new = self.reserve(uuid, name, size)?;
-        // The end of its last unit is nobody's until it grows.
+        // The copy does not write the rest of its last unit, which a later growth exposes.
         let unit = self.lock().table.unit;
         new.unclean = new.unclean.pop().map(|range| range.end - unit..range.end).into_iter().collect();
         if mutant::is(Mutant::CopyEndNotZeroed) {
@@ -306,10 +315,10 @@ impl Pool {
         new.commit()
     }
 
-    /// Takes room for a new volume. Others may change the pool meanwhile.
+    /// Reserves room for a new volume. Other changes of the pool may run meanwhile.
     ///
     /// # Errors
-    /// When the name is taken, or there is no room.
+    /// When the name is taken, or the pool has too little room.
     pub fn reserve_volume(&self, name: Name, size: u64) -> Result<Reservation<'_>, PoolError> {
         self.reserve(Uuid::random().map_err(PoolError::Random)?, name, size)
     }
@@ -325,26 +334,29 @@ impl Pool {
         state.reserve(self, Record { uuid, name, size, extents }, None)
     }
 
-    /// Makes a volume larger, which may be open: [`Pool::reserve_growth`] and what belongs to it.
+    /// Grows a volume, which may be open: [`Pool::reserve_growth`], zeroing and commit.
     ///
     /// # Errors
-    /// When there is no such volume, it is that large already, there is no room, or the device fails.
+    /// When no such volume exists, it has this size or more, the pool has too little room, or the
+    /// device fails.
     pub fn grow_volume(&self, key: &str, size: u64) -> Result<Info, PoolError> {
         let mut more = self.reserve_growth(key, size)?;
         more.zero(async |left| left)?;
         more.commit()
     }
 
-    /// Takes room for what a volume grows by. It may be open; whoever exports it tells its users when it has grown.
+    /// Reserves room for the growth of a volume, which may be open. After the growth its exports
+    /// report the new size to their clients.
     ///
     /// # Errors
-    /// When there is no such volume, it is that large already or grows already, or there is no room.
+    /// When no such volume exists, it has this size or more, it is growing already, or the pool has
+    /// too little room.
     pub fn reserve_growth(&self, key: &str, size: u64) -> Result<Reservation<'_>, PoolError> {
         self.check_size(size)?;
         let mut state = self.lock();
         let old = state.table.volumes[place(&state.table, key)?].clone();
         if size <= old.size {
-            return Err(PoolError::Size(size, format!("{} has {} already", old.name, old.size)));
+            return Err(PoolError::Size(size, format!("{} already has {}", old.name, old.size)));
         }
         state.check_not_growing(&old)?;
         let all = state.occupied();
@@ -353,18 +365,18 @@ impl Pool {
         state.reserve(self, Record { size, extents, ..old.clone() }, Some(old.size))
     }
 
-    /// Gives a volume another name.
+    /// Renames a volume.
     ///
     /// # Errors
-    /// When there is no such volume, another has the name, or the device fails.
+    /// When no such volume exists, another has the name, or the device fails.
     pub fn rename_volume(&self, key: &str, name: Name) -> Result<Info, PoolError> {
         self.identify(key, None, name)
     }
 
-    /// Makes a volume, which may be open, the one with this identity and name: a copy becomes what it is a copy of.
+    /// Gives a volume, which may be open, this identity and name: a copy replaces its original.
     ///
     /// # Errors
-    /// When there is no such volume, another has the identity or the name, or the device fails.
+    /// When no such volume exists, another has the identity or the name, or the device fails.
     pub fn identify_volume(&self, key: &str, uuid: Uuid, name: Name) -> Result<Info, PoolError> {
         self.identify(key, Some(uuid), name)
     }
@@ -388,10 +400,10 @@ impl Pool {
         Ok(state.info(&record))
     }
 
-    /// Removes a volume that nobody has open.
+    /// Deletes a volume that is not open.
     ///
     /// # Errors
-    /// When there is no such volume, somebody has it open, or the device fails.
+    /// When no such volume exists, it is open or growing, or the device fails.
     pub fn delete_volume(&self, key: &str) -> Result<Info, PoolError> {
         let (_alone, mut table) = self.change();
         let place = place(&table, key)?;
@@ -407,12 +419,13 @@ impl Pool {
         Ok(info)
     }
 
-    /// Opens a volume by its name or UUID. It may be open already: all have the same bytes.
+    /// Opens a volume by name or UUID. All users of a volume share its bytes.
     ///
     /// # Errors
-    /// When there is no such volume.
+    /// When no such volume exists.
     pub fn open_volume(&self, key: &str) -> Result<Arc<Volume>, PoolError> {
-        // One that is being removed is not opened any more, and one that grows is opened as it will be.
+        // Waits for changes: a deleted volume is not opened, and a growing one is opened with its
+        // new size.
         let (_alone, table) = self.change();
         let record = table.volumes[place(&table, key)?].clone();
         let mut state = self.lock();
@@ -430,8 +443,8 @@ impl Pool {
         check_size(&self.device.limits(), size)
     }
 
-    /// Makes `table` the one that counts. Where that fails, the copies that were written are taken back, so that no start
-    /// finds a change that was answered with an error.
+    /// Makes `table` the current one. If that fails, the copies already written are overwritten
+    /// with the previous table, so that no start finds a failed change.
     fn commit(&self, mut table: Table) -> Result<MutexGuard<'_, State>, PoolError> {
         self.settle()?;
         table.sequence += 1;
@@ -454,8 +467,8 @@ impl Pool {
         Ok(state)
     }
 
-    /// Overwrites what a failed commit may have left. Its place has to hold any older table: the current one, under the
-    /// number before its own, is one.
+    /// Overwrites what a failed commit may have left. That place must hold an older table, such as
+    /// the current one with the preceding sequence number.
     fn settle(&self) -> Result<(), PoolError> {
         let current = {
             let state = self.lock();
@@ -473,7 +486,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Begins a change: nobody else makes one meanwhile. With the table as it is.
+    /// Begins a change and excludes other changes. Returns the lock and the current table.
     fn change(&self) -> (MutexGuard<'_, ()>, Table) {
         let alone = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let table = self.lock().table.clone();
@@ -486,18 +499,19 @@ impl Pool {
 }
 
 impl Reservation<'_> {
-    /// The volume as it is to be.
+    /// The volume as it will be after the commit.
     pub fn info(&self) -> Info {
         self.pool.lock().info(&self.record)
     }
 
-    /// Bytes that do not read as zeroes yet.
+    /// Bytes that are not zeroed yet.
     pub fn left(&self) -> u64 {
         bytes(&self.unclean)
     }
 
-    /// Makes it read as zeroes, on the pool's core. `next` is asked again and again, with the bytes that are left, how many to
-    /// do next (whole MiB; at least one is done), and may wait before it answers; 0 ends it for now. Returns how many are left.
+    /// Zeroes the room on the pool's core. Before each step `next` receives the bytes left and
+    /// returns how many to zero, in whole MiB and at least one; 0 stops. `next` may wait before it
+    /// answers. Returns the bytes left.
     ///
     /// # Errors
     /// When the device fails.
@@ -528,18 +542,18 @@ impl Reservation<'_> {
         Ok(self.left())
     }
 
-    /// Makes it durable. For a volume that is open, its users see the new size.
+    /// Makes the volume or its growth durable. Users of an open volume see the new size.
     ///
     /// # Panics
-    /// When something does not read as zeroes yet.
+    /// When bytes are not zeroed yet.
     ///
     /// # Errors
-    /// When the table takes no more, or the device fails.
+    /// When the table has no room for the entry, or the device fails.
     pub fn commit(mut self) -> Result<Info, PoolError> {
-        assert!(self.unclean.is_empty(), "volume {} would show what was there before", self.record.name);
+        assert!(self.unclean.is_empty(), "volume {} would expose former content", self.record.name);
         let (_alone, mut table) = self.pool.change();
         let record = add(&mut table, &self.record, self.grows_from)?;
-        // Before the table: a volume must never show what was there before.
+        // Flush the zeroes before the table: a volume must never expose former content.
         on(&self.pool.device, &self.pool.core, async |channel: &dyn Channel| {
             if mutant::is(Mutant::ZeroesNotFlushed) {
                 return Ok(());
@@ -566,7 +580,7 @@ impl Drop for Reservation<'_> {
 }
 
 impl State {
-    /// The table as it is to be when everything that is made ready is there.
+    /// The table including all reservations.
     fn occupied(&self) -> Table {
         let mut table = self.table.clone();
         if !mutant::is(Mutant::ReservedIsFree) {
@@ -581,7 +595,7 @@ impl State {
         record: Record,
         grows_from: Option<u64>,
     ) -> Result<Reservation<'a>, PoolError> {
-        // What the table cannot hold is found out before anything is written.
+        // Check that the table can hold the record before anything is written.
         let mut table = self.table.clone();
         add(&mut table, &record, grows_from)?;
         table.encode().map_err(PoolError::TooMany)?;
@@ -610,7 +624,7 @@ impl State {
     }
 }
 
-/// The unit, the data offset and the units of a new pool.
+/// Returns the unit, the data offset and the number of units of a new pool.
 fn plan(device: &str, limits: &Limits) -> Result<(u64, u64, u64), PoolError> {
     let unit = unit_of(limits);
     let data_offset = RESERVED.next_multiple_of(unit);
@@ -627,7 +641,7 @@ fn plan(device: &str, limits: &Limits) -> Result<(u64, u64, u64), PoolError> {
 fn check_size(limits: &Limits, size: u64) -> Result<(), PoolError> {
     let block = u64::from(limits.block_size);
     match size {
-        0 => Err(PoolError::Size(size, "there is nothing in it".into())),
+        0 => Err(PoolError::Size(size, "a volume must not be empty".into())),
         size if !size.is_multiple_of(block) => {
             Err(PoolError::Size(size, format!("the device has blocks of {block} bytes")))
         }
@@ -635,7 +649,7 @@ fn check_size(limits: &Limits, size: u64) -> Result<(), PoolError> {
     }
 }
 
-/// A unit that suits a device: whole stripes of an array.
+/// A unit that suits the device: whole stripes of an array.
 fn unit_of(limits: &Limits) -> u64 {
     let alignment = ALIGNMENT.max(limits.block_size.into());
     match u64::from(limits.optimal_io_size) {
@@ -648,10 +662,10 @@ fn bytes(ranges: &[Range<u64>]) -> u64 {
     ranges.iter().map(|range| range.end - range.start).sum()
 }
 
-/// Adds a volume to a table, or to a volume what it grows by; the volume as it is then.
+/// Adds a volume, or the growth of one, to a table. Returns the volume as it is afterwards.
 fn add(table: &mut Table, record: &Record, grows_from: Option<u64>) -> Result<Record, PoolError> {
     let Some(size) = grows_from else {
-        // Somebody may have taken the name since.
+        // Another change may have taken the name since the reservation.
         if table.volumes.iter().any(|volume| volume.uuid == record.uuid || volume.name == record.name) {
             return Err(PoolError::Taken(record.name.clone()));
         }
@@ -663,7 +677,7 @@ fn add(table: &mut Table, record: &Record, grows_from: Option<u64>) -> Result<Re
     let grown = grown.ok_or_else(|| PoolError::NoVolume(record.uuid.to_string()))?;
     grown.size = record.size;
     let mut new = record.extents.iter();
-    // One that begins where the last ends makes that longer.
+    // An extent that begins at the end of the last one extends it.
     if let (Some(last), Some(first)) = (grown.extents.last_mut(), record.extents.first())
         && last.end() == first.start
     {
@@ -687,7 +701,7 @@ fn room_for(table: &Table, units: u64, after: Option<u64>) -> Result<Vec<Extent>
     allocate(&table.holes(), units, after).ok_or_else(full)
 }
 
-/// Every copy of the table of the pool on a device, which no pool has open.
+/// Reads every copy of the table on a device whose pool is not open.
 ///
 /// # Errors
 /// When the device cannot be read.
@@ -695,10 +709,10 @@ pub fn inspect(device: &Arc<dyn Device>, core: &CoreRef) -> Result<Vec<store::Co
     on(device, core, async |channel: &dyn Channel| store::inspect(channel).await)
 }
 
-/// Rewrites damaged copies of the table of the pool on a device, which no pool has open. Returns how many there were.
+/// Rewrites damaged copies of the table on a device whose pool is not open. Returns their number.
 ///
 /// # Errors
-/// When there is no pool, its newest table may be lost, or the device fails.
+/// When the device has no pool, the newest table may be lost, or the device fails.
 pub fn repair(device: &Arc<dyn Device>, core: &CoreRef) -> Result<usize, PoolError> {
     let found = read(device, core)?;
     let damaged = found.damaged().len();
@@ -706,7 +720,8 @@ pub fn repair(device: &Arc<dyn Device>, core: &CoreRef) -> Result<usize, PoolErr
     Ok(damaged)
 }
 
-/// Makes a table that was found the current one, in every copy, whatever the copies hold. The pool is not open.
+/// Makes a table that was found the current one and overwrites every copy. The pool must not be
+/// open.
 ///
 /// # Errors
 /// When the device fails.
@@ -714,7 +729,7 @@ pub fn choose(device: &Arc<dyn Device>, core: &CoreRef, table: &Table) -> Result
     let copies = inspect(device, core)?;
     let sequences = copies.iter().filter_map(|copy| Some(copy.table()?.sequence));
     let newest = sequences.max().unwrap_or(table.sequence);
-    // A copy that cannot be read may hold a later one: all four are written.
+    // An unreadable copy may hold a later table, so all four are written.
     for sequence in [newest + 1, newest + 2] {
         let table = Table { sequence, copies: COPIES, ..table.clone() };
         let bytes = table.encode().map_err(PoolError::TooMany)?;
@@ -732,8 +747,8 @@ fn restore(device: &Arc<dyn Device>, core: &CoreRef, former: Former) -> Result<(
     on(device, core, async move |channel: &dyn Channel| former.restore(channel).await)
 }
 
-/// Writes damaged copies of the table again, and says where they begin. Where that fails the pool works with the copies
-/// that are whole.
+/// Rewrites damaged copies of the table and returns their offsets. If that fails, the pool uses the
+/// intact copies.
 fn mend(device: &Arc<dyn Device>, core: &CoreRef, found: &Found) -> Vec<u64> {
     if found.is_whole() || mutant::is(Mutant::NoMend) {
         return Vec::new();
@@ -754,7 +769,7 @@ fn mend(device: &Arc<dyn Device>, core: &CoreRef, found: &Found) -> Vec<u64> {
     }
 }
 
-/// Runs `work` with a channel of the device, on the core.
+/// Runs `work` with a channel of the device on the core.
 fn on<R, F>(device: &Arc<dyn Device>, core: &CoreRef, work: F) -> Result<R, PoolError>
 where
     R: Send + 'static,

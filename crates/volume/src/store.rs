@@ -1,52 +1,51 @@
 //! The table on the pool's device: four copies in two sets, so that the current table stands twice.
 //!
 //! ```text
-//!   set 0   64 KiB, 3 MiB   tables with an even sequence number        a commit writes the set that does not hold
-//!   set 1   2 MiB, 1 MiB    tables with an odd one                     the newest table, one copy after the other
+//!   set 0   64 KiB, 3 MiB   tables with an even sequence number
+//!   set 1   2 MiB, 1 MiB    tables with an odd one
 //! ```
 //!
-//! Each copy is durable before the next one is written. So a crash tears one copy at most, and a
-//! table that was acknowledged is in both copies of its set. From that follows what a reader may
-//! believe, with `g` the highest sequence number of a whole copy:
+//! A commit writes the set that does not hold the newest table, one copy after the other.
+//! Each copy is durable before the next one is written. So a crash tears one copy at most, and both
+//! copies of a set hold an acknowledged table. A reader may therefore conclude the following, with
+//! `g` the highest sequence number of an intact copy:
 //!
-//! - When a copy of the other set is whole, it is older, so `g + 1` was never written to both
-//!   copies of it: `g` is the
-//!   latest table that was acknowledged, or one that was being written.
-//! - When neither is, both may have held `g + 1`. No crash leaves that; two copies are damaged. The
-//!   pool is refused.
-//!   A table with sequence number 1 is an exception: only the table without volumes that follows it at the creation may
-//!   be missing.
-//! - A whole table in the set to which its sequence number does not belong counts as damaged: no
+//! - If a copy of the other set is intact, it is older. So `g + 1` was never written to both of its
+//!   copies: `g` is the latest acknowledged table, or one that was being written.
+//! - If neither is intact, both may have held `g + 1`. No crash leaves that: two copies are
+//!   damaged, and the pool is refused.
+//!   A table with sequence number 1 is an exception: only the table without volumes that follows it
+//!   at the creation may be missing.
+//! - An intact table in the set to which its sequence number does not belong counts as damaged: no
 //!   commit writes it there.
-//! - Two different tables with the sequence number `g` leave no choice. The pool is refused.
+//! - Two different tables with the sequence number `g` cannot be ranked. The pool is refused.
 //!
-//! A copy that is damaged, or that a crash has torn, is written again at the next opening, from the
-//! other copy of its set. Pools of a former format have one copy in each set; their first commit
-//! makes them what stands above.
+//! The next opening rewrites a damaged or torn copy from the other copy of its set. Pools of the
+//! former format have one copy in each set; their first commit converts them.
+
+pub use crate::table::RESERVED;
 
 use crate::mutant::{self, Mutant};
-use crate::name::Uuid;
 use crate::table::{ALIGNMENT, COPIES, DecodeError, MAX_BYTES, Table};
+use base::Uuid;
 use block::{Channel, Flags, IoError, IoResult, Limits, Op, Request};
 use reactor::{BufferPool, MAX_BUFFER};
 
-/// Where the copies begin, by set. What stands before is left alone, so that the device is taken
-/// for nothing else.
+/// Offsets of the copies, by set. The bytes before the first copy stay unchanged, so that the
+/// device is not mistaken for another kind.
 pub const SETS: [[u64; 2]; 2] = [[64 << 10, 3 << 20], [2 << 20, 1 << 20]];
-/// Bytes before the first unit, at least.
-pub const RESERVED: u64 = 4 << 20;
-/// Longest transfer: every device takes it.
+/// Longest transfer, which every device accepts.
 const PART: usize = 128 << 10;
 
 const _: () = assert!(SETS[0][0] + (MAX_BYTES as u64) < SETS[1][1] && MAX_BYTES < 1 << 20);
 
-/// Why there is no table.
+/// Why no table could be chosen.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// The device cannot be read.
     #[error("the pool's table cannot be read: {0}")]
     Io(IoError),
-    /// What is there is none.
+    /// The device holds no usable table.
     #[error(transparent)]
     Decode(DecodeError),
     /// So many copies are damaged that the newest table may be lost.
@@ -60,28 +59,28 @@ pub enum ReadError {
 /// A copy of the table as it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Copy {
-    /// Where it begins on the device, in bytes.
+    /// Offset on the device in bytes.
     pub offset: u64,
-    /// What is there.
+    /// Content found at this place.
     pub state: State,
 }
 
-/// What is found in the place of a copy.
+/// Content at the place of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// A whole table.
     Whole(Table),
-    /// Bytes that are no table, or none that can be used.
+    /// Bytes that are no usable table.
     Bad(DecodeError),
     /// A whole table with this sequence number, which belongs to the other set. No commit writes it
-    /// here, so it proves nothing.
+    /// here, so it counts as damaged.
     Misplaced(u64),
-    /// It cannot be read.
+    /// The copy cannot be read.
     Unreadable(IoError),
 }
 
 impl Copy {
-    /// The table, where it is whole.
+    /// The table, if the copy is whole.
     pub fn table(&self) -> Option<&Table> {
         match &self.state {
             State::Whole(table) => Some(table),
@@ -109,14 +108,14 @@ fn describe(copies: &[Copy]) -> String {
     copies.iter().map(Copy::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// What was read, and what has to be written before it can be relied on.
+/// The table that was chosen, and the copies to rewrite before it is safe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     /// The newest table.
     pub table: Table,
     /// Every copy, those of set 0 first.
     pub copies: Vec<Copy>,
-    /// Copies that are to be written again: offset, and the table.
+    /// Offset and table of each copy to rewrite.
     damaged: Vec<(u64, Table)>,
 }
 
@@ -126,12 +125,12 @@ impl Found {
         self.damaged.is_empty()
     }
 
-    /// Where the copies begin that are to be written again, in bytes.
+    /// Offsets of the copies to rewrite, in bytes.
     pub fn damaged(&self) -> Vec<u64> {
         self.damaged.iter().map(|(offset, _)| *offset).collect()
     }
 
-    /// Writes damaged copies again; durable when it returns.
+    /// Rewrites damaged copies; durable when it returns.
     ///
     /// # Errors
     /// When the device fails.
@@ -146,7 +145,7 @@ impl Found {
 /// Reads every copy.
 ///
 /// # Errors
-/// When the device cannot be read at all. A copy that cannot be read is no error.
+/// When the device fails. An unreadable copy is not an error.
 pub async fn inspect(channel: &dyn Channel) -> Result<Vec<Copy>, IoError> {
     let mut copies = Vec::new();
     for (place, offset) in SETS.into_iter().flatten().enumerate() {
@@ -162,26 +161,27 @@ pub async fn inspect(channel: &dyn Channel) -> Result<Vec<Copy>, IoError> {
     Ok(copies)
 }
 
-/// Reads the table.
+/// Reads all copies and chooses the current table.
 ///
-/// # Errors When there is none, a later version was here, which may have written more since, or the
-/// newest may be lost.
+/// # Errors
+/// When the device has no table, the newest may be lost, or a later version, which may have
+/// written more since, used the pool.
 pub async fn read(channel: &dyn Channel) -> Result<Found, ReadError> {
     choose(inspect(channel).await.map_err(ReadError::Io)?)
 }
 
-/// The table that counts; see the module.
+/// Chooses the current table; see the module documentation.
 ///
 /// # Errors
-/// As [`read`], but that the device is not read.
+/// As [`read`], without those of the device.
 pub fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
     let later = copies.iter().filter_map(|copy| match &copy.state {
         State::Bad(error @ DecodeError::Version(_)) => Some(error.clone()),
         _ => None,
     });
     let later: Vec<DecodeError> = later.collect();
-    // A table that was acknowledged stands twice; one alone is a damaged copy, or of a change that
-    // has not happened.
+    // An acknowledged table stands twice. A single one is a damaged copy, or belongs to a change
+    // that was not acknowledged.
     let is_later = later.len() > 1 || copies.iter().all(|copy| copy.table().is_none());
     if let Some(error) = later.into_iter().next().filter(|_| is_later) {
         return Err(ReadError::Decode(error));
@@ -189,12 +189,12 @@ pub fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
     let whole = || copies.iter().filter_map(Copy::table);
     let newest = whole().max_by_key(|table| table.sequence).cloned();
     let is_rival = |copy: &Table, newest: &Table| copy.sequence == newest.sequence && copy != newest;
-    // No commit writes two tables with one number: nothing says which of them was acknowledged.
+    // No commit writes two tables with one number, so the acknowledged one is unknown.
     if newest.as_ref().is_some_and(|newest| whole().any(|copy| is_rival(copy, newest))) {
         return Err(ReadError::Damaged(copies));
     }
     let Some(table) = newest else {
-        // One copy that is no table: what a creation leaves that was cut short.
+        // A single invalid copy is left by an interrupted creation.
         let is_blank = |copy: &&Copy| copy.state == State::Bad(DecodeError::None);
         return match copies.iter().filter(|copy| !is_blank(copy)).collect::<Vec<_>>()[..] {
             [] => Err(ReadError::Decode(DecodeError::None)),
@@ -207,7 +207,7 @@ pub fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
     let (own, other) = (2 * set, 2 * (1 - set));
     let other_whole: Vec<&Table> = copies[other..other + 2].iter().filter_map(Copy::table).collect();
     let is_former = table.copies < COPIES;
-    // One copy in each set: of a damaged one nothing says whether it was the newest.
+    // The former format has one copy in each set: a damaged copy may have been the newest.
     let is_proved = if is_former { copies[other].table().is_some() } else { !other_whole.is_empty() };
     if !is_proved && table.sequence > 1 && !mutant::is(Mutant::TrustLoneSet) {
         return Err(ReadError::Damaged(copies));
@@ -219,13 +219,13 @@ pub fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
         damaged.extend(
             copies[own..own + 2].iter().filter(|copy| stale(copy, &table)).map(|c| rewrite(c, &table)),
         );
-        // Which of two older tables stands there does not matter; both are older.
+        // Either of two older tables will do: both are older.
         let twin = other_whole.first().map(|older| (*older).clone());
         let twin = twin.unwrap_or_else(|| Table { sequence: table.sequence + 1, ..table.clone() });
         let broken = copies[other..other + 2].iter().filter(|copy| copy.table().is_none());
         damaged.extend(broken.map(|copy| rewrite(copy, &twin)));
-        // The twin counts, so that the next change is 3: a lone 1 never stands for a change that
-        // was acknowledged.
+        // The twin counts, so that the next change is 3: a single 1 never stands for an
+        // acknowledged change.
         if !is_proved {
             return Ok(Found { table: twin, copies, damaged });
         }
@@ -233,12 +233,11 @@ pub fn choose(mut copies: Vec<Copy>) -> Result<Found, ReadError> {
     Ok(Found { table, copies, damaged })
 }
 
-/// What copies are worth beside the table that a pool works with: that alone counts, whatever the
-/// copies hold.
+/// Compares copies with the table in use, which is the authority whatever the copies hold.
 pub fn compare(mut copies: Vec<Copy>, table: Table) -> Found {
     disown(&mut copies, table.pool);
     let set = (table.sequence % 2) as usize;
-    // In the former format nothing stands in the second place of a set.
+    // The former format does not use the second place of a set.
     let places = if table.copies < COPIES { 1 } else { 2 };
     let [own, other] = [set, 1 - set].map(|set| 2 * set..2 * set + places);
     let is_older = |found: &Table| found.sequence < table.sequence;
@@ -252,7 +251,7 @@ pub fn compare(mut copies: Vec<Copy>, table: Table) -> Found {
     Found { table, copies, damaged }
 }
 
-/// Copies of another pool are none of this one.
+/// Marks copies of another pool as empty.
 fn disown(copies: &mut [Copy], pool: Uuid) {
     for copy in copies {
         if copy.table().is_some_and(|table| table.pool != pool) {
@@ -261,7 +260,7 @@ fn disown(copies: &mut [Copy], pool: Uuid) {
     }
 }
 
-/// A whole table, or why there is none.
+/// Returns a whole table, or why the place holds none.
 async fn read_copy(channel: &dyn Channel, at: u64) -> Result<Result<Table, DecodeError>, IoError> {
     let first = read_bytes(channel, at, ALIGNMENT as usize).await?;
     let len = match Table::length(&first) {
@@ -284,14 +283,14 @@ async fn read_bytes(channel: &dyn Channel, offset: u64, len: usize) -> Result<Ve
     Ok(bytes)
 }
 
-/// Writes a table over the older of the two that are there; durable when it returns.
+/// Writes a table over the older one of its set; durable when it returns.
 ///
 /// # Errors
-/// When the device fails. A copy of the new table may be whole all the same: see [`take_back`].
+/// When the device fails. A copy of the new table may still be whole: see [`take_back`].
 pub async fn write(channel: &dyn Channel, bytes: &[u8], sequence: u64) -> IoResult {
     let [first, second] = SETS[sequence as usize % 2];
-    // In the former format nothing stands in the second place. While that is written the first
-    // holds the table before.
+    // The former format does not use the second place. During its write, the first place holds the
+    // previous table.
     for offset in [second, first] {
         if mutant::is(Mutant::OneCopy) && offset == second {
             continue;
@@ -309,18 +308,25 @@ pub async fn write(channel: &dyn Channel, bytes: &[u8], sequence: u64) -> IoResu
     Ok(())
 }
 
-/// Puts an older table back over one whose [`write`] failed. `current` is the sequence number of
-/// the table that counts. A place that cannot be written is passed over when what it holds is
-/// known, and is not newer.
+/// Restores an older table after a failed [`write()`]. `current` is the sequence number of the
+/// current table. A place that cannot be written is skipped if its content is known and not newer.
 ///
 /// # Errors
-/// When the device fails: a copy that is newer than `current` may be left.
+/// When the device fails: a copy newer than `current` may remain.
 pub async fn take_back(channel: &dyn Channel, bytes: &[u8], sequence: u64, current: u64) -> IoResult {
     let mut last = Ok(());
     let mut older = 0;
-    for offset in SETS[sequence as usize % 2] {
+    let [first, second] = SETS[sequence as usize % 2];
+    // The damaged place is written while the other one is whole: the set keeps a whole copy.
+    let is_first_whole = read_copy(channel, first).await?.is_ok();
+    for offset in if is_first_whole { [second, first] } else { [first, second] } {
+        // The other place stays damaged. This write could damage the last copy of the set.
+        if last.is_err() && read_copy(channel, offset).await?.is_ok_and(|table| table.sequence <= current) {
+            older += 1;
+            continue;
+        }
         let written = write_padded(channel, offset, bytes).await;
-        // Without it the newer copy may still be the durable one.
+        // Without the flush the newer copy may still be the durable one.
         channel.submit(&Request::flush(), 0).await?;
         let Err(error) = written else {
             older += 1;
@@ -357,12 +363,12 @@ async fn write_bytes(channel: &dyn Channel, offset: u64, bytes: &[u8]) -> IoResu
     Ok(())
 }
 
-/// What stands where the first tables of a new pool are written.
+/// Former content at the places where the first tables of a new pool are written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Former(Vec<(u64, Vec<u8>)>);
 
 impl Former {
-    /// Reads the first `len` bytes of every copy's place. A place that cannot be read is left out.
+    /// Reads the first `len` bytes at the place of every copy. Unreadable places are skipped.
     ///
     /// # Errors
     /// When the device fails in another way.
@@ -378,10 +384,10 @@ impl Former {
         Ok(Former(places))
     }
 
-    /// Writes it back; durable when it returns.
+    /// Writes the former content back; durable when it returns.
     ///
     /// # Errors
-    /// When the device fails. Every place was tried.
+    /// When the device fails. Every place is tried.
     pub async fn restore(&self, channel: &dyn Channel) -> IoResult {
         let mut result = Ok(());
         for (offset, bytes) in &self.0 {
@@ -391,7 +397,7 @@ impl Former {
     }
 }
 
-/// Makes a range read as zeroes, durably with the next flush.
+/// Zeroes a range; durable after the next flush.
 ///
 /// # Errors
 /// When the device fails.

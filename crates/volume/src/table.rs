@@ -1,23 +1,23 @@
-//! The table of a pool: which volumes there are and where they lie. Bytes and rules, without I/O.
+//! The table of a pool: its volumes and their extents. Bytes and rules, without I/O.
 //!
 //! All numbers are little-endian. `docs/on-disk-formats.md` describes every byte.
 
 use crate::extents::{Extent, holes};
-use crate::name::{MAX_NAME, Name, Uuid};
-use crate::store::RESERVED;
+use crate::name::{MAX_NAME, Name};
+use base::Uuid;
 use std::collections::HashSet;
 
-/// What a table begins with.
+/// First bytes of a table.
 pub const MAGIC: [u8; 8] = *b"FsPool\0\0";
 /// The version of the format.
 pub const VERSION: u16 = 1;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 192;
-/// Most volumes of a pool.
+/// Largest number of volumes in a pool.
 pub const MAX_VOLUMES: usize = 4096;
-/// Most extents of all volumes together.
+/// Largest number of extents of all volumes together.
 pub const MAX_EXTENTS: usize = 24 << 10;
-/// Most bytes of a table.
+/// Largest size of a table in bytes.
 pub const MAX_BYTES: usize = HEADER_BYTES + MAX_VOLUMES * VOLUME_BYTES + MAX_EXTENTS * EXTENT_BYTES;
 
 /// Highest sequence number. No pool reaches it, and changes beyond it are still numbers.
@@ -25,97 +25,99 @@ const MAX_SEQUENCE: u64 = u64::MAX / 2;
 
 const VOLUME_BYTES: usize = 104;
 const EXTENT_BYTES: usize = 16;
-/// Bytes of a name's field: zeroes behind the name.
+/// Bytes of the name field, padded with zeroes.
 const NAME_BYTES: usize = MAX_NAME + 1;
-/// Where the length of the table and its checksum stand in the header.
+/// Offsets of the table's length and checksum in the header.
 const LENGTH_AT: usize = 128;
 const CHECKSUM_AT: usize = 132;
-/// Where the number of copies stands.
+/// Offset of the number of copies in the header.
 const COPIES_AT: usize = 136;
 /// Copies of the table that a pool has.
 pub const COPIES: u32 = 4;
-/// Units and their place are multiples of it, so that no device has larger blocks.
+/// Smallest number of bytes before the first unit.
+pub const RESERVED: u64 = 4 << 20;
+/// Units and their offsets are multiples of this, which is the largest block size.
 pub const ALIGNMENT: u64 = 4096;
 
 /// One volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its identity.
+    /// UUID of the volume.
     pub uuid: Uuid,
-    /// Its name.
+    /// Name of the volume.
     pub name: Name,
-    /// Bytes that its users see: what the last unit has beyond is not theirs.
+    /// Bytes that users see; they never see the rest of the last unit.
     pub size: u64,
-    /// Where it lies, in units, in the order of its bytes.
+    /// Extents in units, in the order of the volume's bytes.
     pub extents: Vec<Extent>,
 }
 
 /// A pool's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// The pool's identity.
+    /// UUID of the pool.
     pub pool: Uuid,
-    /// The pool's name.
+    /// Name of the pool.
     pub name: Name,
-    /// Counts the changes: of two tables the one with the higher number is valid.
+    /// Number of the change: of two tables the one with the higher number is newer.
     pub sequence: u64,
-    /// Copies that the pool keeps: [`COPIES`], or 0 in a table of the former format, which has two.
+    /// Number of copies: [`COPIES`], or 0 in a table of the former format, which has two.
     pub copies: u32,
     /// Bytes of a unit.
     pub unit: u64,
-    /// Where the first unit begins.
+    /// Offset of the first unit in bytes.
     pub data_offset: u64,
-    /// Units there are.
+    /// Number of units.
     pub units: u64,
-    /// The volumes, in the order in which they were made.
+    /// The volumes in the order of their creation.
     pub volumes: Vec<Record>,
 }
 
-/// Why bytes are no table.
+/// Why bytes are not a usable table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// There is none.
-    #[error("no pool is there")]
+    /// The bytes do not begin with a table.
+    #[error("no pool found")]
     None,
-    /// A later version has written it.
-    #[error("the pool has format {0}, and only {VERSION} is known here")]
+    /// A later version wrote the table.
+    #[error("the pool has format {0}, and this version supports only {VERSION}")]
     Version(u16),
-    /// It was not written whole, or was damaged.
+    /// The table was not written completely, or was damaged.
     #[error("the pool's table is damaged")]
     Checksum,
-    /// It contradicts itself.
+    /// The table contradicts itself, with the reason.
     #[error("the pool's table is invalid: {0}")]
-    Nonsense(String),
+    Invalid(String),
 }
 
 impl Table {
-    /// The place of the volume with this name or UUID.
+    /// Index of the volume with this name or UUID.
     pub fn position(&self, key: &str) -> Option<usize> {
-        let uuid = Uuid::parse(key);
+        let uuid = Uuid::parse_hyphenated(key);
         self.volumes.iter().position(|volume| Some(volume.uuid) == uuid || volume.name.as_str() == key)
     }
 
-    /// What is free, in units.
+    /// Free extents, in units.
     pub fn holes(&self) -> Vec<Extent> {
         holes(self.units, self.volumes.iter().flat_map(|volume| volume.extents.iter().copied()))
     }
 
-    /// Units that a volume of `size` bytes takes.
+    /// Number of units for `size` bytes.
     pub fn units_of(&self, size: u64) -> u64 {
         size.div_ceil(self.unit)
     }
 
-    /// The bytes, as many as there are; [`MAX_BYTES`] at most.
+    /// Encodes the table in at most [`MAX_BYTES`] bytes.
     ///
     /// # Errors
-    /// When there is more than a table takes, in words.
+    /// When the table has too many volumes or extents, in words.
     pub fn encode(&self) -> Result<Vec<u8>, String> {
         let extents: usize = self.volumes.iter().map(|volume| volume.extents.len()).sum();
         if self.volumes.len() > MAX_VOLUMES {
             return Err(format!("{} volumes: a pool has at most {MAX_VOLUMES}", self.volumes.len()));
         }
         if extents > MAX_EXTENTS {
-            return Err(format!("volumes in {extents} pieces: a pool has at most {MAX_EXTENTS}"));
+            return Err(format!("volumes in {extents} extents: a pool has at most {MAX_EXTENTS}"));
         }
         let mut bytes = vec![0; HEADER_BYTES];
         put(&mut bytes, 0, &MAGIC);
@@ -147,10 +149,10 @@ impl Table {
         Ok(bytes)
     }
 
-    /// How many bytes the table has whose header begins `bytes`.
+    /// Length in bytes of the table whose header begins `bytes`.
     ///
     /// # Errors
-    /// When there is no table, or none that can be read here.
+    /// When the bytes are no table, or none of this version.
     pub fn length(bytes: &[u8]) -> Result<usize, DecodeError> {
         let header = bytes.get(..HEADER_BYTES).filter(|header| header.starts_with(&MAGIC));
         let header = header.ok_or(DecodeError::None)?;
@@ -162,10 +164,10 @@ impl Table {
         if (HEADER_BYTES..=MAX_BYTES).contains(&len) { Ok(len) } else { Err(DecodeError::Checksum) }
     }
 
-    /// Reads a table; what stands behind it does not matter.
+    /// Decodes a table and ignores the bytes behind it.
     ///
     /// # Errors
-    /// When there is none, or it contradicts itself.
+    /// When the bytes are no table, or the table contradicts itself.
     pub fn decode(bytes: &[u8]) -> Result<Table, DecodeError> {
         let len = Table::length(bytes)?;
         let bytes = bytes.get(..len).filter(|bytes| u32_at(bytes, CHECKSUM_AT) == checksum(bytes));
@@ -182,7 +184,7 @@ impl Table {
         };
         let mut at = HEADER_BYTES;
         for _ in 0..u32_at(bytes, 12) {
-            let cut = || DecodeError::Nonsense("a volume is cut off".into());
+            let cut = || DecodeError::Invalid("a volume is cut off".into());
             let record = bytes.get(at..at + VOLUME_BYTES).ok_or_else(cut)?;
             let count = u32_at(record, 24) as usize;
             at += VOLUME_BYTES;
@@ -197,14 +199,14 @@ impl Table {
                 extents: extents.chunks_exact(EXTENT_BYTES).map(extent).collect(),
             });
         }
-        table.check().map_err(DecodeError::Nonsense)?;
-        if at == len { Ok(table) } else { Err(DecodeError::Nonsense(format!("{} bytes too many", len - at))) }
+        table.check().map_err(DecodeError::Invalid)?;
+        if at == len { Ok(table) } else { Err(DecodeError::Invalid(format!("{} bytes too many", len - at))) }
     }
 
-    /// Whether it contradicts itself, in words.
+    /// Checks that the table does not contradict itself.
     ///
     /// # Errors
-    /// If it does.
+    /// With the contradiction in words.
     pub fn check(&self) -> Result<(), String> {
         let Table { unit, data_offset, units, .. } = *self;
         if unit == 0 || !unit.is_multiple_of(ALIGNMENT) || !data_offset.is_multiple_of(ALIGNMENT) {
@@ -266,10 +268,10 @@ fn name_at(bytes: &[u8], at: usize) -> Result<Name, DecodeError> {
     let field = &bytes[at..at + NAME_BYTES];
     let len = field.iter().position(|byte| *byte == 0).unwrap_or(NAME_BYTES);
     let text = String::from_utf8_lossy(&field[..len]);
-    Name::new(&text).map_err(|error| DecodeError::Nonsense(error.to_string()))
+    Name::new(&text).map_err(|error| DecodeError::Invalid(error.to_string()))
 }
 
-/// CRC-32C of a table, its own field taken as zero.
+/// CRC-32C of a table with its checksum field taken as zero.
 fn checksum(bytes: &[u8]) -> u32 {
     let (before, after) = bytes.split_at(CHECKSUM_AT);
     crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(before), &[0; 4]), &after[4..])

@@ -1,4 +1,4 @@
-//! A pool is found by the table of signatures, from any copy of the pool's table that is left.
+//! The table of signatures finds a pool from any remaining copy of the pool's table.
 
 use block::{Device, IoError};
 use drivers::io_uring::{Options, UringDevice};
@@ -30,7 +30,7 @@ fn every_copy_of_a_pools_table_is_a_signature() {
     assert!(found.len() >= 2, "{found:?}");
 }
 
-/// Where the table finds a pool.
+/// Returns the offset at which the table of signatures finds a pool.
 fn probe(bytes: Vec<u8>, cores: &Cores) -> Option<u64> {
     let read = async move |at: u64, len: usize| Ok::<_, IoError>(bytes[at as usize..][..len].to_vec());
     let findings =

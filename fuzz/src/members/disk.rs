@@ -1,10 +1,12 @@
 //! A disk in memory.
 
-use block::{Channel, Device, DeviceError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request};
+use block::{
+    Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op, Request,
+};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A disk that answers after a drawn time, at most so long; at once when that is 0.
+/// A disk that answers after a random time, at most `latency_ns`; immediately if that is 0.
 pub struct Disk {
     name: String,
     bytes: Arc<Mutex<Vec<u8>>>,
@@ -17,7 +19,7 @@ impl Disk {
         Disk { name: format!("disk{index}"), bytes: Arc::new(Mutex::new(bytes)), latency_ns }
     }
 
-    /// What it holds now.
+    /// The present content.
     pub fn image(&self) -> Vec<u8> {
         lock(&self.bytes).clone()
     }
@@ -45,6 +47,10 @@ impl Device for Disk {
         Ok(())
     }
     fn unmap_region(&self, _: &MemoryRegion) {}
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }
 
 struct DiskChannel {

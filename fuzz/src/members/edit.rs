@@ -1,26 +1,26 @@
-//! Edits of members' metadata, and checksums that fit them.
+//! Edits of members' metadata, and matching checksums.
 //!
-//! Where things lie stands in docs/on-disk-formats.md.
+//! `docs/on-disk-formats.md` documents the offsets.
 
 use crate::input::Input;
 
 const PAGE: usize = 4096;
 const SUPERBLOCK: usize = 12 << 10;
-/// The longest member: what an edit may make of one.
+/// Length of the longest member that an edit may make.
 const MAX_MEMBER: usize = 1 << 20;
 
-/// Where the copies of a member's superblock lie.
+/// Offsets of the copies of a member's superblock.
 fn superblocks(member: &[u8]) -> [usize; 4] {
     let end = member.len() / PAGE * PAGE;
     [PAGE, PAGE + SUPERBLOCK, end.saturating_sub(2 * SUPERBLOCK), end.saturating_sub(SUPERBLOCK)]
 }
 
-/// Where pages begin with a magic.
+/// Offsets of the pages that begin with a magic.
 fn places(member: &[u8], magic: &[u8; 8]) -> Vec<usize> {
     (0..member.len() / PAGE).map(|page| page * PAGE).filter(|at| member[*at..].starts_with(magic)).collect()
 }
 
-/// The next edit.
+/// Applies the next edit.
 pub fn edit(members: &mut Vec<Vec<u8>>, others: &[Vec<Vec<u8>>], input: &mut Input<'_>) {
     if members.is_empty() {
         input.u8();
@@ -45,7 +45,7 @@ pub fn edit(members: &mut Vec<Vec<u8>>, others: &[Vec<Vec<u8>>], input: &mut Inp
             let at = input.u32() as usize % (member.len() + 1);
             put(member, at, number(input));
         }
-        // A page as it was at another time, or is on another member, or of another array.
+        // Copies a page from another time, member or array.
         210..=229 => {
             let (base, other, page) = (input.below(others.len()), input.u8(), input.u8());
             let Some(other) = others[base].get(usize::from(other) % others[base].len()) else { return };
@@ -78,7 +78,7 @@ pub fn edit(members: &mut Vec<Vec<u8>>, others: &[Vec<Vec<u8>>], input: &mut Inp
     }
 }
 
-/// A value, and how many bytes it has.
+/// A value and its number of bytes.
 fn number(input: &mut Input<'_>) -> (u64, usize) {
     let width = [1, 2, 4, 8][input.below(4)];
     let value = match input.u8() {
@@ -107,7 +107,7 @@ fn put_in(member: &mut [u8], magic: &[u8; 8], input: &mut Input<'_>) {
     }
 }
 
-/// Makes the checksums of everything that has one in its head fit what is there.
+/// Recomputes every checksum in a page with a header.
 pub fn seal(member: &mut [u8]) {
     for at in superblocks(member) {
         if member.get(at..).is_some_and(|bytes| bytes.starts_with(b"FrstRaid")) {
@@ -133,7 +133,7 @@ fn field(member: &[u8], at: usize) -> usize {
         .map_or(0, |bytes| u32::from_le_bytes(bytes.try_into().expect("four bytes")) as usize)
 }
 
-/// A checksum stands at `place`, over `len` bytes from `at` on, with itself as zero.
+/// Writes the checksum of `len` bytes at `at` to `place`, which counts as zero.
 fn seal_one(member: &mut [u8], at: usize, len: usize, place: usize) {
     if at + len > member.len() || place + 4 > member.len() {
         return;

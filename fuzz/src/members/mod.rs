@@ -1,9 +1,11 @@
-//! Hostile members: arrays whose metadata somebody has changed, with right checksums if he likes.
+//! Hostile members: arrays whose metadata was changed, with valid checksums if the input asks for
+//! them.
 //!
-//! An input takes the members of an array as a crash or a stop has left them (`story`), edits them (`edit`), and does
-//! with them what a program does: assembles, looks at the log, checks, starts, reads, writes, lets the keeper work, stops.
-//! Each step may be refused. Whatever the bytes say, nothing panics, waits for ever, or takes memory that the members'
-//! size does not account for (libFuzzer's limits say so).
+//! An input takes the members of an array after a crash or a stop (`story`), edits them (`edit`),
+//! and uses them as a program does. It assembles the array, reads the log, checks, starts, reads,
+//! writes, runs the background jobs, and stops. Each step may be refused. Nothing may panic, wait
+//! forever, or use more memory than the members' size accounts for, which libFuzzer's limits
+//! detect.
 
 mod disk;
 mod edit;
@@ -21,25 +23,25 @@ use std::sync::{Arc, OnceLock};
 
 /// Nanoseconds since 1970.
 const WALL_NS: u64 = 1_700_000_000_000_000_000;
-/// How long an array's work may take, on disks that take no time.
+/// Limit of an array's work, on disks without latency.
 const HANGS_NS: u64 = 100_000_000_000;
 const BUFFER: usize = 8192;
 
-/// What an input decides beside the members.
+/// Choices of an input apart from the members.
 #[derive(Clone, Copy)]
 struct Choices {
     run: bool,
     force: bool,
     repair: bool,
     is_read_only: bool,
-    /// Places that are read and written, in 256ths of the capacity.
+    /// Offsets that are read and written, in 256ths of the capacity.
     places: [u8; 4],
 }
 
-/// Plays one input.
+/// Runs one input.
 ///
 /// # Panics
-/// When the engine does what it must not.
+/// When the engine violates a requirement.
 pub fn run(bytes: &[u8]) {
     static MEMBERS: OnceLock<Vec<Vec<Vec<u8>>>> = OnceLock::new();
     let bases = MEMBERS.get_or_init(story::all);
@@ -64,9 +66,9 @@ pub fn run(bytes: &[u8]) {
         let disk = |(i, bytes)| Arc::new(Disk::holding(i, bytes, 0)) as Arc<dyn Device>;
         let disks: Vec<_> = members.into_iter().enumerate().map(disk).collect();
         let is_used = use_members(&disks, choices).await;
-        // What a crash has left is not started for reading only.
+        // Members after a crash are not started read-only.
         let must_start = is_untouched && choices.run && !choices.is_read_only;
-        assert!(is_used || !must_start, "nobody has touched these members");
+        assert!(is_used || !must_start, "these members are unedited");
     });
 }
 
@@ -81,12 +83,12 @@ async fn open(disks: &[Arc<dyn Device>], choices: Choices) -> Option<Selection> 
     select(disks.iter().map(candidate).collect(), &wanted).await.ok()
 }
 
-/// Whether the array could be started.
+/// Returns whether the array could be started.
 async fn use_members(disks: &[Arc<dyn Device>], choices: Choices) -> bool {
     let Some(selection) = open(disks, choices).await else { return false };
     let _ = pending(&selection).await;
     let _ = check(&selection, choices.repair, &mut Silent).await;
-    // A repair has written: what was selected before is out of date.
+    // The repair has written, so the earlier selection is outdated.
     let Some(selection) = open(disks, choices).await else { return false };
     let start = match choices.is_read_only {
         true => selection.start_read_only(WALL_NS).await,
@@ -95,7 +97,7 @@ async fn use_members(disks: &[Arc<dyn Device>], choices: Choices) -> bool {
     let Ok(array) = start else { return false };
     use_array(&array, choices).await;
     drop(array);
-    // What it leaves behind is as good as anything.
+    // The state that the run leaves must be usable too.
     if let Some(selection) = open(disks, choices).await {
         let _ = pending(&selection).await;
     }

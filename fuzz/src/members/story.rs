@@ -1,4 +1,4 @@
-//! Members of arrays, as a crash and as a stop have left them.
+//! Members of arrays after a crash and after a stop.
 
 use super::disk::Disk;
 use super::{BUFFER, WALL_NS};
@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 const DISK_BYTES: usize = 288 << 10;
 const LATENCY_NS: u64 = 50_000;
-/// A crash comes that long after the last writes began: some are done.
+/// Time from the last writes to the crash, by which some of the writes have ended.
 const CRASH_NS: u64 = 60_000;
 
-/// An array, and whether it loses a member and gets another one.
+/// An array, and whether a member fails and is replaced.
 struct Plan {
     level: Level,
     groups: Option<usize>,
@@ -25,7 +25,7 @@ struct Plan {
     loses_one: bool,
 }
 
-/// The members of all arrays: each as a crash left them, and as a stop did.
+/// The members of all arrays: each after a crash, and after a stop.
 pub fn all() -> Vec<Vec<Vec<u8>>> {
     let plan = |level, groups, members, consistency, loses_one| Plan {
         level,
@@ -102,7 +102,7 @@ async fn start(disks: &[Arc<dyn Device>]) -> Arc<Array> {
     selection.expect("all members are there").start(WALL_NS).await.expect("they are new")
 }
 
-/// Writes at several places at once.
+/// Writes at several offsets concurrently.
 async fn work(array: &Arc<Array>, writes: u64) {
     let channel = array.open_channel().expect("members are open");
     let places = (0..writes).map(|i| i * 3 * BUFFER as u64 / 2 / 512 * 512);

@@ -1,4 +1,4 @@
-//! A client that does everything right, and must be served in time whatever came before it.
+//! A correct client, which must be served in time whatever clients came before it.
 
 use super::request::{self, BOOT, GET_VRING_BASE, NEED_REPLY, PROTOCOL_FEATURES, VERSION};
 use super::server::{DEADLINE, Server};
@@ -29,7 +29,7 @@ pub fn check(server: &mut Server) {
     let offered = word(ask(request::GET_FEATURES, &[], &[], 0));
     let features = offered & (virtio::VIRTIO_F_VERSION_1 | virtio::VHOST_USER_F_PROTOCOL_FEATURES);
     let plan = request::Plan { features, size: SIZE, bases: [0; 2], layout: 0 };
-    // Only after this may acknowledgements be asked for, except that the answer to it is the first.
+    // Acknowledgements may be requested only after this message, whose own is the first.
     let protocol = PROTOCOL_FEATURES.to_le_bytes();
     send_unanswered(&socket, request::SET_FEATURES, &features.to_le_bytes());
     send_unanswered(&socket, request::SET_PROTOCOL_FEATURES, &protocol);
@@ -67,7 +67,7 @@ pub fn check(server: &mut Server) {
         }
         assert_eq!(guest.read(FRAMES + 32), [0], "a request of type {kind} failed");
     }
-    assert_eq!(toys.guests[0].read(DATA + 0x200), data, "what was written is not what is read");
+    assert_eq!(toys.guests[0].read(DATA + 0x200), data, "the data read differs from the data written");
     let base = word(ask(GET_VRING_BASE, &[0; 8], &[], 0));
     assert_eq!(base, 2 << 32, "two chains were popped");
 }

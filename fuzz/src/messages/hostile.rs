@@ -1,4 +1,4 @@
-//! The client under whom the export must not break.
+//! A hostile client, which must not break the export.
 
 use super::request::{self, BOOT, HUGE_ADDR, MAX_REQUEST, Message, NEED_REPLY, Plan, VERSION};
 use super::server::{QUEUES, Server};
@@ -12,20 +12,21 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// Actions in one input at most.
+/// Largest number of actions in one input.
 const MAX_ACTIONS: usize = 100;
-/// How long the client waits for an answer that it may have spoilt itself.
-const PATIENCE: Duration = Duration::from_millis(20);
-/// Requests in one storm, which races with the cores.
+/// Timeout for an answer that the client may have made impossible.
+const TIMEOUT: Duration = Duration::from_millis(20);
+/// Number of requests in one storm, which races with the cores.
 const STORM: usize = 64;
 
-/// A connection, and what its client has in mind.
+/// A connection and its client's plan.
 pub struct Hostile<'a> {
     server: &'a mut Server,
     socket: UnixStream,
     plan: Plan,
     drivers: [Driver; QUEUES as usize],
-    /// A message was cut short: what follows is taken for its rest, and nothing is answered in time.
+    /// A message was cut short: the following bytes count as its rest, and no answer arrives in
+    /// time.
     is_out_of_step: bool,
 }
 
@@ -41,7 +42,7 @@ impl<'a> Hostile<'a> {
             unsafe { libc::read(event.as_raw_fd(), (&raw mut count).cast(), 8) };
         }
         for queue in 0..QUEUES {
-            // An earlier input may have moved it.
+            // An earlier input may have moved the queue.
             server.export.remap_queue(queue, queue.into()).expect("the core exists");
         }
         let toys = &mut server.toys;
@@ -50,7 +51,7 @@ impl<'a> Hostile<'a> {
         Hostile { server, socket, plan, drivers, is_out_of_step: false }
     }
 
-    /// Does everything the input says, and hangs up.
+    /// Runs all actions of the input and disconnects.
     pub fn run(mut self, input: &mut Input<'_>) {
         self.make_plan(input);
         for _ in 0..MAX_ACTIONS {
@@ -129,7 +130,7 @@ impl<'a> Hostile<'a> {
     fn send(&mut self, request: u32, flags: u32, len: usize, message: &Message) {
         let mut bytes: Vec<u8> = [request, flags, len as u32].map(u32::to_le_bytes).concat();
         bytes.extend(&message.body);
-        wire::send(&self.socket, &bytes, &message.fds, PATIENCE);
+        wire::send(&self.socket, &bytes, &message.fds, TIMEOUT);
     }
 
     fn say_plainly(&mut self, request: u32, queue: usize) {
@@ -155,7 +156,7 @@ impl<'a> Hostile<'a> {
         self.keep_step();
     }
 
-    /// One message, right or wrong in some way.
+    /// Sends one message, correct or with an error.
     fn say(&mut self, queue: usize, input: &mut Input<'_>) {
         let request = u32::from(input.u8() % MAX_REQUEST);
         let mut message = request::message(request, queue, &self.plan, &mut self.server.toys);
@@ -187,7 +188,8 @@ impl<'a> Hostile<'a> {
         }
     }
 
-    /// Waits until the export has dealt with everything that was sent, unless it cannot know where a message ends.
+    /// Waits until the export has processed all messages, unless it cannot know the end of a
+    /// message.
     fn keep_step(&mut self) {
         wire::drain(&self.socket);
         if self.is_out_of_step {
@@ -195,7 +197,7 @@ impl<'a> Hostile<'a> {
         }
         self.send(request::GET_FEATURES, VERSION, 0, &Message::default());
         loop {
-            match wire::receive(&self.socket, PATIENCE) {
+            match wire::receive(&self.socket, TIMEOUT) {
                 Some((request::GET_FEATURES, body)) if body.len() == 8 => return,
                 Some(_) => {}
                 None => {
@@ -208,7 +210,7 @@ impl<'a> Hostile<'a> {
 
     fn send_noise(&mut self, input: &mut Input<'_>) {
         let fds: Vec<_> = (0..input.below(4)).map(|_| self.server.toys.any(input.u8())).collect();
-        wire::send(&self.socket, input.bytes(64), &fds, PATIENCE);
+        wire::send(&self.socket, input.bytes(64), &fds, TIMEOUT);
         self.is_out_of_step = true;
     }
 
@@ -224,7 +226,7 @@ impl<'a> Hostile<'a> {
         self.kick(queue);
     }
 
-    /// A request whose lengths add up to more than 32 bits hold.
+    /// Offers a request whose total length exceeds 32 bits.
     fn offer_huge(&mut self, queue: usize, input: &mut Input<'_>) {
         let guest = &self.server.toys.guests[queue];
         guest.write(FRAMES, &u32::from(input.u8() % 16).to_le_bytes());
@@ -241,7 +243,7 @@ impl<'a> Hostile<'a> {
         self.kick(queue);
     }
 
-    /// Changes a few bytes of the ring again and again, while the cores look at them.
+    /// Changes a few bytes of the ring repeatedly while the cores read them.
     fn storm(&mut self, queue: usize, input: &mut Input<'_>) {
         let (at, bytes) = (u64::from(input.u16()) % 0x2400, input.bytes(16));
         let guest = &self.server.toys.guests[queue];
@@ -254,7 +256,7 @@ impl<'a> Hostile<'a> {
     }
 }
 
-/// A number near a limit of something, or any.
+/// Any number, or one near a limit.
 fn some_number(input: &mut Input<'_>) -> u64 {
     match input.u8() % 8 {
         0 => input.u64(),

@@ -1,13 +1,13 @@
-//! The target `messages`: a client of a running vhost-user-blk export that says anything, in any order, with any
-//! descriptors, while its guest works on the rings.
+//! The target `messages`: a client of a running vhost-user-blk export that sends any messages, in
+//! any order, with any descriptors, while its guest works on the rings.
 //!
 //! ```text
-//!   input ──► Hostile ──socket──► export on two cores ──► a memory disk that sometimes takes its time
-//!             then Behaved ──────► must be served, in time; then nothing of either may be left in the process
+//!   input ──► Hostile ──socket──► export on two cores ──► a memory disk that sometimes delays requests
+//!             then Behaved ──────► must be served in time; then the process must hold no resource of either
 //! ```
 //!
-//! The export runs in threads of its own, so an input does not always do the same. By default each message waits
-//! for the export to have dealt with it, which leaves little to chance.
+//! The export runs in its own threads, so the behaviour of an input may vary. By default each
+//! message waits until the export has processed it, which makes most runs repeatable.
 
 mod behaved;
 mod hostile;

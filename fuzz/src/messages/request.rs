@@ -1,12 +1,12 @@
-//! The messages of the specification, each as a client would send it that means well.
+//! The messages of the specification, as a correct client would send them.
 
 use super::server::{QUEUES, Toys};
 use std::os::fd::{AsRawFd, RawFd};
 
-/// Requests by number, those of the specification and some beyond.
+/// Number of requests: those of the specification and some beyond.
 pub const MAX_REQUEST: u8 = 48;
 
-/// The flag that asks for an acknowledgement.
+/// The flag that requests an acknowledgement.
 pub const NEED_REPLY: u32 = 8;
 /// Version 1.
 pub const VERSION: u32 = 1;
@@ -34,23 +34,24 @@ const ADD_MEM_REG: u32 = 37;
 const REM_MEM_REG: u32 = 38;
 const SET_DEVICE_STATE_FD: u32 = 42;
 
-/// MQ, LOG_SHMFD, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
+/// MQ, LOG_SHMFD, REPLY_ACK, BACKEND_REQ, CONFIG, INFLIGHT_SHMFD, RESET_DEVICE,
+/// CONFIGURE_MEM_SLOTS.
 pub const PROTOCOL_FEATURES: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15;
 
-/// What a client has told the export, so that one message fits the next.
+/// Values that the client has sent to the export, so that its messages match each other.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Bits to accept.
     pub features: u64,
     /// Entries of each ring.
     pub size: u16,
-    /// Where each ring goes on.
+    /// Start position of each ring.
     pub bases: [u32; QUEUES as usize],
     /// Layout of the first guest's memory.
     pub layout: u8,
 }
 
-/// A message, before anything is wrong with it.
+/// A message before any error is added.
 #[derive(Debug, Default)]
 pub struct Message {
     /// Payload.
@@ -95,12 +96,13 @@ pub fn message(request: u32, queue: usize, plan: &Plan, toys: &mut Toys) -> Mess
     Message { body, fds }
 }
 
-/// Where guests have more memory than 32-bit lengths can count, none of it real.
+/// Address of a huge sparse memory, more than 32-bit lengths can count.
 pub const HUGE_ADDR: u64 = 1 << 44;
-/// Bytes there.
+/// Its length in bytes.
 pub const HUGE_BYTES: u64 = 1 << 33;
 
-/// The memory of both guests, the first in the plan's layout, the second in one piece; and the huge part.
+/// The memory of both guests, the first in the plan's layout, the second as one region; and the
+/// huge memory.
 fn memory_table(plan: &Plan, toys: &mut Toys) -> Message {
     let mut table = Message::default();
     for (guest, layout) in toys.guests.iter_mut().zip([plan.layout, 0]) {
@@ -117,7 +119,7 @@ fn memory_table(plan: &Plan, toys: &mut Toys) -> Message {
     table
 }
 
-/// The messages that make a queue run, in the usual order.
+/// The messages that start a queue, in the usual order.
 pub const BOOT: [u32; 8] = [
     SET_VRING_NUM,
     SET_VRING_BASE,

@@ -1,8 +1,8 @@
-//! The export under test, its disk, and everything that clients may hand over.
+//! The export under test, its disk, and all descriptors that clients may send.
 
 use crate::guest::Guest;
 use crate::memfd::Memfd;
-use block::{Channel, Device, DeviceError, IoFuture, Limits, MemoryRegion, Request};
+use block::{Channel, Device, DeviceError, IoFuture, KernelBacking, Limits, MemoryRegion, Request};
 use drivers::mem::{MemDevice, Options};
 use exports::Export;
 use exports::vhost_user_blk::{Config, VhostUserBlk};
@@ -19,39 +19,42 @@ use std::time::{Duration, Instant};
 pub const QUEUES: u16 = 2;
 /// Bytes of the disk.
 const DISK_BYTES: u64 = 1 << 20;
-/// How long anything may take. Generous: machines are busy, and a hang lasts for ever.
+/// Timeout for every operation. Generous, because machines are busy and a hang never ends.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 /// Guest addresses of the second queue's memory start here.
 const SECOND_BASE: u64 = 1 << 40;
-/// Most io_urings: each of four threads has one and keeps 16 for events, and the queues use some.
+/// Largest number of io_urings: each of four threads has one and keeps 16 for events, and the
+/// queues use some.
 const MOST_RINGS: usize = 4 * 17 + 2 * QUEUES as usize;
-/// Inputs between two looks at the process's memory map, and how many lines it may grow by from then on.
+/// Number of inputs between two checks of the process's memory map, and the number of lines by
+/// which it may grow afterwards.
 const INPUTS_PER_LOOK: u64 = 512;
 const MAP_SLACK: usize = 256;
 
-/// Descriptors of the kinds a client may send. They stay open, so that what is counted is the export's.
+/// Descriptors of the kinds a client may send. They stay open, so that only the export's
+/// descriptors change the count.
 pub struct Toys {
-    /// For the guest of each queue, as memory.
+    /// Memory for the guest of each queue.
     pub guests: [Guest; QUEUES as usize],
     /// A page of memory.
     pub small: Memfd,
-    /// Far more memory than there is.
+    /// A file larger than the machine's memory.
     pub sparse: OwnedFd,
     /// Kick, call and error of each queue.
     pub events: [[OwnedFd; 3]; QUEUES as usize],
-    /// What is neither memory nor an event: two ends of a pipe, of a socket, a device, a folder.
+    /// Descriptors that are neither memory nor events: two ends of a pipe, of a socket, a device, a
+    /// folder.
     pub others: Vec<OwnedFd>,
     /// An event whose counter is full.
     pub full: OwnedFd,
 }
 
-/// See the module.
 pub struct Server {
-    /// Where the export listens.
+    /// Path of the export's socket.
     pub socket: PathBuf,
-    /// The running export; the tests' operator moves its queues.
+    /// The running export; the operator of the test moves its queues.
     pub export: VhostUserBlk,
-    /// What clients send.
+    /// Descriptors for clients.
     pub toys: Toys,
     fds: usize,
     mappings: usize,
@@ -64,7 +67,7 @@ pub struct Server {
 impl Server {
     /// Starts the export, on a socket in the folder for temporary files.
     pub fn start() -> Server {
-        // By way of a descriptor, because a socket's path must be short.
+        // Through a descriptor, because the path of a socket must be short.
         let path = std::env::temp_dir().join(format!("fuzz-messages.{}", std::process::id()));
         std::fs::create_dir_all(&path).expect("a folder for the socket");
         let dir = OwnedFd::from(std::fs::File::open(&path).expect("the folder was just made"));
@@ -90,12 +93,12 @@ impl Server {
         server
     }
 
-    /// A connection to the export.
+    /// Connects to the export.
     pub fn connect(&self) -> UnixStream {
         UnixStream::connect(&self.socket).expect("the export listens")
     }
 
-    /// Asserts that the process has as many descriptors and mappings as it had before the input.
+    /// Asserts that the process has as many descriptors and mappings as before the input.
     pub fn check_nothing_left(&mut self) {
         self.wait("the client to be gone", |server| !server.export.stats().is_connected());
         let (fds, mappings) = (self.fds, self.mappings);
@@ -127,10 +130,11 @@ impl Server {
     }
 }
 
-/// Open descriptors but rings: each thread keeps some for the events of later clients.
+/// Number of open descriptors without rings: each thread keeps some for the events of later
+/// clients.
 ///
 /// # Panics
-/// When there are more rings than the threads may keep.
+/// When the process has more rings than its threads may keep.
 fn open_fds() -> usize {
     let files = std::fs::read_dir("/proc/self/fd").expect("this process").flatten();
     let is_ring =
@@ -147,7 +151,7 @@ impl Toys {
         let open = |path| OwnedFd::from(std::fs::File::open(path).expect("it is there on every Linux"));
         let others =
             vec![reader.into(), writer.into(), one.into(), other.into(), open("/dev/zero"), open("/proc")];
-        // SAFETY: a fresh descriptor, of a file that is only made longer.
+        // SAFETY: a fresh descriptor, of a file that is only extended.
         let sparse = unsafe {
             let fd = OwnedFd::from_raw_fd(libc::memfd_create(c"sparse".as_ptr(), libc::MFD_CLOEXEC));
             assert_eq!(libc::ftruncate(fd.as_raw_fd(), 1 << 36), 0);
@@ -163,7 +167,7 @@ impl Toys {
         }
     }
 
-    /// Some descriptor.
+    /// A descriptor of any kind.
     pub fn any(&self, which: u8) -> RawFd {
         let which = usize::from(which);
         let queue = which / 16 % usize::from(QUEUES);
@@ -191,12 +195,12 @@ fn eventfd(count: u64) -> OwnedFd {
     }
 }
 
-/// A memory disk whose requests sometimes are not done at once, so that rings are taken back with work in flight.
+/// A memory disk that delays some requests, so that rings are taken back with requests in flight.
 struct Disk(MemDevice);
 
-/// Every so many requests one waits.
+/// Interval of delayed requests.
 const WAIT_EVERY: u32 = 3;
-/// How long, in nanoseconds: a few turns of a core.
+/// Delay in nanoseconds: a few turns of a core.
 const WAIT_NS: u64 = 30_000;
 
 impl Device for Disk {
@@ -222,6 +226,10 @@ impl Device for Disk {
 
     fn unmap_region(&self, region: &MemoryRegion) {
         self.0.unmap_region(region);
+    }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
     }
 }
 

@@ -5,12 +5,12 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// Most descriptors in one message that Linux takes.
+/// Largest number of descriptors in one message that Linux accepts.
 pub const MAX_FDS: usize = 32;
 /// Request, flags and payload size.
 pub const HEADER_BYTES: usize = 12;
 
-/// Sends bytes with descriptors; whether they were taken before `deadline`.
+/// Sends bytes with descriptors. Returns whether the peer accepted them before `deadline`.
 pub fn send(socket: &UnixStream, bytes: &[u8], fds: &[RawFd], deadline: Duration) -> bool {
     let start = Instant::now();
     let (mut rest, mut fds) = (bytes, &fds[..fds.len().min(MAX_FDS)]);
@@ -30,8 +30,8 @@ pub fn send(socket: &UnixStream, bytes: &[u8], fds: &[RawFd], deadline: Duration
 fn send_once(socket: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> std::io::Result<usize> {
     let mut control = [0u64; 2 + MAX_FDS / 2];
     let mut iov = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    // SAFETY: a zeroed header is valid; what it then points to is live and of the lengths it carries; the control
-    // message has room for `MAX_FDS` descriptors.
+    // SAFETY: a zeroed header is valid; what it then points to is live and of the lengths it
+    // carries; the control message has room for `MAX_FDS` descriptors.
     let sent = unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &raw mut iov;
@@ -51,7 +51,7 @@ fn send_once(socket: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> std::io::Resul
     if sent < 0 { Err(std::io::Error::last_os_error()) } else { Ok(sent as usize) }
 }
 
-/// Takes what has arrived; descriptors that come with it are closed by the system.
+/// Discards the received bytes; the system closes descriptors received with them.
 pub fn drain(socket: &UnixStream) {
     let mut bytes = [0u8; 512];
     // SAFETY: the buffer is live and as long as said.
@@ -61,7 +61,8 @@ pub fn drain(socket: &UnixStream) {
     {}
 }
 
-/// The body of the next message, `None` when the export has hung up or does not answer before `deadline`.
+/// The body of the next message; `None` when the export has disconnected or does not answer before
+/// `deadline`.
 pub fn receive(socket: &UnixStream, deadline: Duration) -> Option<(u32, Vec<u8>)> {
     socket.set_read_timeout(Some(deadline)).ok()?;
     let mut header = [0; HEADER_BYTES];

@@ -1,4 +1,4 @@
-//! A host that has to prove who it is, and does, or says something like it.
+//! A host that must authenticate, and does or sends similar messages.
 
 use super::{Host, SUBSYSTEM};
 use crate::input::Input;
@@ -28,14 +28,14 @@ fn name(text: &str) -> Nqn {
     Nqn::new(text).expect("a name")
 }
 
-/// What the target asks for: little that takes time.
+/// The authentication that the target requires, with fast methods.
 pub(super) fn asked() -> Auth {
     let keys = HostKeys { host: key(SECRET), controller: Some(key(OF_TARGET)) };
     let choices = Choices { hashes: Hash::ALL.to_vec(), groups: vec![Group::Null, Group::Ffdhe2048] };
     Auth { keys: Arc::new(Keys::of_hosts([(name(HOST), keys)])), choices: Arc::new(choices) }
 }
 
-/// Plays one input: an action a byte, each a command that is answered, or hung up on.
+/// Runs one input: each byte is an action, a command that the target answers or disconnects for.
 pub(super) fn play(address: &str, setup: u8, input: &mut Input<'_>) {
     let mut host = connect(address).initialize(setup & 1 != 0, setup & 2 != 0);
     host.is_sound = false;
@@ -72,7 +72,7 @@ pub(super) fn play(address: &str, setup: u8, input: &mut Input<'_>) {
             }
         };
         if let Some(mut message) = message {
-            // As it should be, or with a byte that is not.
+            // A correct message, or one with a changed byte.
             if input.u8() & 3 == 3 && !message.is_empty() {
                 let at = input.below(message.len());
                 message[at] = input.u8();
@@ -89,7 +89,7 @@ pub(super) fn play(address: &str, setup: u8, input: &mut Input<'_>) {
     host.listen();
 }
 
-/// Each input comes from an address of its own: the target remembers who has failed.
+/// Connects from another address for each input: the target records failures by address.
 fn connect(address: &str) -> Host {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     let next = NEXT.fetch_add(1, Ordering::Relaxed) % 0xff_fffe + 1;
@@ -102,7 +102,8 @@ fn connect(address: &str) -> Host {
 }
 
 impl Host {
-    /// The end of the only command in flight, with what it returned; `None` when the target has hung up instead.
+    /// The completion of the only command in flight with its data; `None` when the target has
+    /// disconnected.
     fn answer(&mut self) -> Option<Vec<u8>> {
         let mut found = Vec::new();
         loop {
@@ -125,7 +126,7 @@ impl Host {
                     }
                 }
                 PduType::CapsuleResp => return Some(found),
-                // What was said was a PDU only by the look of it, or a command that waits for its data.
+                // The host's message only resembled a PDU, or its command waits for data.
                 _ => return None,
             }
         }

@@ -1,6 +1,9 @@
-//! A sparse disk in memory, some of whose pages cannot be read.
+//! A sparse disk in memory with unreadable pages.
 
-use block::{Channel, Device, DeviceError, IoError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request};
+use block::{
+    Channel, Device, DeviceError, IoError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op,
+    Request,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,11 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
 
-/// What a disk holds. A page that is missing reads as zeroes.
+/// Content of a disk. A missing page reads as zeroes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
     pages: BTreeMap<u64, Vec<u8>>,
-    /// Pages that fail to be read until they are written whole.
+    /// Pages that cannot be read until they are overwritten as a whole.
     unreadable: BTreeSet<u64>,
 }
 
@@ -22,7 +25,7 @@ impl Image {
         self.pages.get(&number).cloned().unwrap_or_else(|| vec![0; PAGE as usize])
     }
 
-    /// `len` bytes from `at` on, both in bytes.
+    /// `len` bytes at `at`, both in bytes.
     pub fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
         let (first, skip) = (at / PAGE, (at % PAGE) as usize);
         let last = (at + len as u64).div_ceil(PAGE);
@@ -32,7 +35,7 @@ impl Image {
         bytes
     }
 
-    /// Replaces the bytes from `at` on, in bytes.
+    /// Replaces the bytes at `at`, in bytes.
     pub fn put(&mut self, at: u64, bytes: &[u8]) {
         for (i, byte) in bytes.iter().enumerate() {
             let at = at + i as u64;
@@ -41,7 +44,7 @@ impl Image {
         }
     }
 
-    /// Makes `len` bytes from `at` on read as zeroes.
+    /// Zeroes `len` bytes at `at`.
     fn clear(&mut self, at: u64, len: u64) {
         let mut at = at;
         let end = at + len;
@@ -56,7 +59,7 @@ impl Image {
         }
     }
 
-    /// Makes a page fail to be read.
+    /// Makes a page unreadable.
     pub fn damage(&mut self, number: u64) {
         self.unreadable.insert(number);
     }
@@ -74,7 +77,7 @@ impl Disk {
         Disk { capacity, image: Arc::new(Mutex::new(image)) }
     }
 
-    /// What it holds now.
+    /// The present content.
     pub fn image(&self) -> Image {
         lock(&self.image).clone()
     }
@@ -101,6 +104,10 @@ impl Device for Disk {
         Ok(())
     }
     fn unmap_region(&self, _: &MemoryRegion) {}
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }
 
 struct DiskChannel {

@@ -1,6 +1,6 @@
-//! Edits of the copies of a pool's table, and checksums that fit them.
+//! Edits of the copies of a pool's table, and matching checksums.
 //!
-//! Where things lie stands in docs/on-disk-formats.md.
+//! `docs/on-disk-formats.md` documents the offsets.
 
 use super::disk::{Image, PAGE};
 use super::story::{Base, name};
@@ -10,25 +10,25 @@ use volume::extents::Extent;
 use volume::store::SETS;
 use volume::table::{HEADER_BYTES, Table};
 
-/// Bytes of a copy that edits reach.
+/// Bytes of a copy that edits may change.
 const REACH: usize = 8192;
-/// Where a header has the length of its table, and the checksum.
+/// Offsets of the table's length and the checksum in the header.
 const LENGTH_AT: usize = 128;
 const CHECKSUM_AT: usize = 132;
 
-/// Where the four copies begin, in bytes.
+/// Offsets of the four copies in bytes.
 pub fn places() -> [u64; 4] {
     let [[a, b], [c, d]] = SETS;
     [a, b, c, d]
 }
 
-/// The copies that a byte of the input names: every one where it names none.
+/// The copies that a byte of the input selects; all if it selects none.
 fn chosen(mask: u8) -> impl Iterator<Item = u64> {
     let is_in = move |i: &usize| mask & 15 == 0 || mask >> i & 1 == 1;
     (0..4).filter(is_in).map(|i| places()[i])
 }
 
-/// The next edit.
+/// Applies the next edit.
 pub fn edit(image: &mut Image, bases: &[Base], input: &mut Input<'_>) {
     let (action, mask) = (input.u8(), input.u8());
     match action {
@@ -39,7 +39,7 @@ pub fn edit(image: &mut Image, bases: &[Base], input: &mut Input<'_>) {
         }
         104..=111 => put(image, mask, usize::from(input.u16()) % REACH, number(input)),
         112..=191 => {
-            // Every copy that is chosen becomes the table of one of them, changed.
+            // Every selected copy becomes the changed table of one of them.
             let from = places()[input.below(4)];
             let Ok(mut table) = Table::decode(&image.bytes(from, REACH)) else { return };
             change(&mut table, input);
@@ -62,7 +62,7 @@ pub fn edit(image: &mut Image, bases: &[Base], input: &mut Input<'_>) {
     }
 }
 
-/// Changes a table in one place.
+/// Changes one field of a table.
 fn change(table: &mut Table, input: &mut Input<'_>) {
     let (what, which) = (input.u8() % 16, usize::from(input.u8()));
     let value = value(input);
@@ -113,7 +113,7 @@ fn value(input: &mut Input<'_>) -> u64 {
     }
 }
 
-/// A value, and how many bytes it has.
+/// A value and its number of bytes.
 fn number(input: &mut Input<'_>) -> (u64, usize) {
     let width = [1, 2, 4, 8][input.below(4)];
     (value(input), width)
@@ -123,7 +123,7 @@ fn put(image: &mut Image, mask: u8, at: usize, (value, width): (u64, usize)) {
     chosen(mask).for_each(|place| image.put(place + at as u64, &value.to_le_bytes()[..width]));
 }
 
-/// Makes the checksum of every copy fit what is there.
+/// Recomputes the checksum of every copy.
 pub fn seal(image: &mut Image) {
     for at in places() {
         let header = image.bytes(at, HEADER_BYTES);

@@ -1,12 +1,13 @@
-//! Hostile pools: copies of a pool's table that were edited, with right checksums where the input says so.
+//! Hostile pools: edited copies of a pool's table, with valid checksums if the input asks for them.
 //!
-//! An input takes a disk as a creation, changes or a crash left it (`story`), edits the copies of its table (`edit`), and
-//! does with it what `freestone pool check`, `pool repair` and the daemon do: inspects, repairs, chooses, opens, makes,
-//! grows, renames and deletes volumes, writes to them, and opens again. Each step may be refused.
+//! An input takes a disk after a creation, changes or a crash (`story`) and edits the copies of its
+//! table (`edit`). Then it does the same as `freestone pool check`, `pool repair` and the daemon:
+//! it inspects, repairs, chooses and opens the pool. It creates, grows, renames and deletes
+//! volumes, writes to them, and opens the pool again. Each step may be refused.
 //!
-//! Nothing panics. Inspecting writes nothing, nor does an opening that is refused. A table that was repaired or chosen is
-//! what the next opening finds. Volumes keep what was written to them, and so never share a place with each other or with
-//! the table.
+//! Nothing may panic. Inspecting and a refused opening write nothing. The next opening must find a
+//! repaired or chosen table. Volumes must keep their data, so they never overlap each other or the
+//! table.
 
 mod disk;
 mod edit;
@@ -22,20 +23,20 @@ use volume::{Pool, PoolError, pool};
 
 /// Bytes of the disk.
 const CAPACITY: u64 = 64 << 20;
-/// Bytes that are written at both ends of a volume.
+/// Bytes written at both ends of a volume.
 const BLOCK: usize = 512;
 const MAX_EDITS: usize = 32;
 
-/// The core that works with every disk.
+/// The core that does the I/O of every disk.
 fn core() -> CoreRef {
     static CORES: OnceLock<Cores> = OnceLock::new();
     CORES.get_or_init(|| Cores::start(&[CoreConfig::default()]).expect("a core")).get(0)
 }
 
-/// Plays one input.
+/// Runs one input.
 ///
 /// # Panics
-/// When the pool does what it must not.
+/// When the pool violates a requirement.
 pub fn run(bytes: &[u8]) {
     static BASES: OnceLock<Vec<story::Base>> = OnceLock::new();
     let bases = BASES.get_or_init(story::all);
@@ -75,7 +76,7 @@ pub fn run(bytes: &[u8]) {
         Err(error) => {
             assert!(!is_untouched || base.volumes.is_none(), "a pool that was not edited: {error}");
             assert!(!error.to_string().is_empty());
-            assert_eq!(disk.image(), before, "an opening that was refused has written: {error}");
+            assert_eq!(disk.image(), before, "a refused opening has written: {error}");
         }
     }
 }
@@ -88,7 +89,7 @@ fn inspect(device: &Arc<dyn Device>) -> Vec<Copy> {
     pool::inspect(device, &core()).expect("the disk answers")
 }
 
-/// What `freestone pool check` does.
+/// Does the same as `freestone pool check`.
 fn look(disk: &Disk, device: &Arc<dyn Device>) {
     let before = disk.image();
     let copies = inspect(device);
@@ -100,12 +101,12 @@ fn look(disk: &Disk, device: &Arc<dyn Device>) {
     assert_eq!(disk.image(), before, "a look has written");
 }
 
-/// The table that an opening would find.
+/// Returns the table that an opening would find.
 fn found(device: &Arc<dyn Device>) -> Option<Found> {
     store::choose(inspect(device)).ok()
 }
 
-/// What `freestone pool repair` does.
+/// Does the same as `freestone pool repair`.
 fn repair(device: &Arc<dyn Device>) {
     let before = found(device);
     if pool::repair(device, &core()).is_ok() {
@@ -115,7 +116,7 @@ fn repair(device: &Arc<dyn Device>) {
     }
 }
 
-/// What `freestone pool repair` does when it is told which copy counts.
+/// Does the same as `freestone pool repair` with a chosen copy.
 fn choose(device: &Arc<dyn Device>, which: usize) {
     let copies = inspect(device);
     let Some(table) = copies[which % copies.len()].table() else { return };

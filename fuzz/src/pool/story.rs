@@ -1,4 +1,4 @@
-//! Pools, as creations, changes and a crash leave them.
+//! Pools after creations, changes and a crash.
 
 use super::CAPACITY;
 use super::disk::Image;
@@ -10,21 +10,21 @@ use volume::{Name, Uuid};
 /// Bytes of a unit.
 pub const UNIT: u64 = 1 << 20;
 
-/// A disk, and the names of the volumes that a start finds on it; `None` where no pool is.
+/// A disk, and the names of the volumes that an opening finds; `None` without a pool.
 pub struct Base {
-    /// What the disk holds.
+    /// Content of the disk.
     pub image: Image,
-    /// The volumes, in their order.
+    /// The volumes in their order.
     pub volumes: Option<Vec<String>>,
 }
 
-/// A volume of so many bytes in these extents (start and length, in units).
+/// A volume of `size` bytes in these extents (start and length, in units).
 pub fn volume(number: u8, size: u64, extents: &[(u64, u64)]) -> Record {
     let extents = extents.iter().map(|(start, len)| Extent { start: *start, len: *len }).collect();
     Record { uuid: Uuid([number; 16]), name: name(number), size, extents }
 }
 
-/// One of the names that volumes have here.
+/// A name of a volume.
 ///
 /// # Panics
 /// Never: every name is allowed.
@@ -39,7 +39,7 @@ fn table(sequence: u64, volumes: Vec<Record>) -> Table {
     Table { pool, name, sequence, copies: COPIES, unit: UNIT, data_offset: RESERVED, units, volumes }
 }
 
-/// A disk with these tables, each at the places in its set that are named.
+/// A disk with these tables, each at the given places of its set.
 fn base(tables: &[(&Table, &[usize])]) -> Base {
     let mut image = Image::default();
     for (table, places) in tables {

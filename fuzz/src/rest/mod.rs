@@ -1,8 +1,8 @@
 //! A hostile client of the daemon's REST API, and a daemon in this process, over its Unix socket.
 //!
-//! The client builds requests from the daemon's own OpenAPI document (`schema`) and spoils some of them. Each is answered
-//! in time, in JSON, and not with a defect of the daemon. A request that is refused leaves the state file as it
-//! was. Whatever was made can be removed again.
+//! The client builds requests from the daemon's own OpenAPI document (`schema`) and invalidates
+//! some of them. Each must be answered in time, in JSON, and not with a defect of the daemon. A
+//! refused request must leave the state file unchanged. Every created object must be removable.
 
 mod schema;
 mod server;
@@ -13,10 +13,10 @@ use server::{Answer, Server, server};
 
 const MAX_REQUESTS: usize = 8;
 
-/// Plays one input.
+/// Runs one input.
 ///
 /// # Panics
-/// When the daemon does what it must not.
+/// When the daemon violates a requirement.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut server = server().lock().expect("inputs come one after the other");
@@ -46,7 +46,7 @@ fn ask(server: &Server, input: &mut Input<'_>) {
         return;
     }
     assert!((400..600).contains(&status), "{}: {status} {}", asked(), said());
-    // The system may refuse something, which is said, too.
+    // The system may refuse an operation, which the daemon reports.
     assert!(!said().contains("a defect of the daemon"), "{}: {status} {}", asked(), said());
     assert_eq!(server.state(), before, "refused, and the state has changed: {}: {}", asked(), said());
     assert!(head.contains("application/problem+json"), "{}: {head}", asked());

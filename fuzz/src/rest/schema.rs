@@ -1,20 +1,21 @@
-//! Requests that fit the OpenAPI document, more or less.
+//! Requests that roughly match the OpenAPI document.
 //!
-//! Each operation of the document is a choice. Its body is built from its schema: the input says which properties are
-//! there and what they hold, and now and then makes one of them something else. Strings come from a list of what the
-//! daemon knows; free text has neither `/` nor `:`, so that no request names a file or host outside the test's directory.
+//! Each operation of the document is a choice. Its body is built from its schema: the input selects
+//! properties and their values, and sometimes replaces a value by one of another type. Strings come
+//! from a list that the daemon knows. Free text has neither `/` nor `:`, so that no request names a
+//! file or host outside the test's directory.
 
 use crate::input::Input;
 use serde_json::{Map, Value, json};
 
-/// How deep a body may be.
+/// Largest depth of a body.
 const MAX_DEPTH: usize = 8;
-/// The longest string and list.
+/// Length of the longest string and list.
 const LONG: usize = 70_000;
 
 /// One operation of the document.
 pub struct Operation {
-    /// The method, in capitals.
+    /// The method in upper case.
     pub method: String,
     path: String,
     query: Vec<String>,
@@ -25,19 +26,19 @@ pub struct Operation {
 pub struct Document {
     operations: Vec<Operation>,
     schemas: Value,
-    /// Where files of the test are.
+    /// Directory of the test's files.
     directory: String,
 }
 
 /// A request.
 pub struct Request {
-    /// The method, in capitals.
+    /// The method in upper case.
     pub method: String,
     /// Path and query.
     pub target: String,
     /// Lines without their ends.
     pub headers: Vec<String>,
-    /// The bytes behind them.
+    /// The body.
     pub body: Vec<u8>,
 }
 
@@ -45,7 +46,7 @@ impl Document {
     /// Reads the document. Strings name files in `directory`.
     ///
     /// # Panics
-    /// When it has another form than OpenAPI's.
+    /// When the document does not have the form of OpenAPI.
     pub fn new(document: &Value, directory: &str) -> Document {
         let mut operations = Vec::new();
         for (path, methods) in document["paths"].as_object().expect("paths") {
@@ -57,7 +58,7 @@ impl Document {
                     parameters.iter().filter(is_there).filter_map(name).collect()
                 };
                 let body = operation.pointer("/requestBody/content/application~1json/schema").cloned();
-                // A stream has no end.
+                // A stream never ends.
                 if !path.ends_with("/stream") {
                     let method = method.to_uppercase();
                     operations.push(Operation { method, path: path.clone(), query: of("query"), body });
@@ -69,7 +70,7 @@ impl Document {
         Document { operations, schemas, directory: directory.into() }
     }
 
-    /// The next request.
+    /// Builds the next request.
     pub fn request(&self, input: &mut Input<'_>) -> Request {
         let operation = &self.operations[input.below(self.operations.len())];
         let flags = input.u8();
@@ -151,7 +152,7 @@ impl Document {
         let properties = schema["properties"].as_object().into_iter().flatten();
         for (i, (name, property)) in properties.enumerate() {
             let is_required = schema["required"].as_array().is_some_and(|all| all.contains(&json!(name)));
-            // One in 64 leaves out what has to be there.
+            // One in 64 leaves out a required property.
             let is_left_out = which % 64 == 63 && i == usize::from(which >> 6) % 16;
             if (is_required && !is_left_out) || which >> (i % 16) & 1 == 1 {
                 object.insert(name.clone(), self.value(property, name, depth + 1, input));
@@ -169,7 +170,7 @@ impl Document {
         object.into()
     }
 
-    /// What stands for a name, a device, an option or another word.
+    /// A string for a name, a device, an option or another word.
     fn string(&self, key: &str, input: &mut Input<'_>) -> String {
         let names = &["v0", "e0", "g0", "d0", "data", "new", "other", "0", ""][..];
         let files = &["disk0", "disk1", "disk2", "m0", "m1", "missing", "sub/missing"][..];
@@ -188,7 +189,7 @@ impl Document {
                 }
             }
             (_, "level") => input.one_of(&["1", "5", "0", "6", "10", "raid5", ""]).into(),
-            // No devices of the kernel: they would outlive the run.
+            // No kernel devices: they would outlive the run.
             (_, "kind") => input.one_of(&["vhost-user-blk", "nbd", "nvme-tcp", "x"]).into(),
             (_, "consistency") => input.one_of(&["bitmap", "ppl", "none", "x"]).into(),
             (_, "after" | "keep") => {
@@ -232,7 +233,7 @@ impl Document {
     }
 }
 
-/// Text of any kind, but no path and no address.
+/// Any text without a path or an address.
 fn free(input: &mut Input<'_>) -> String {
     let text = String::from_utf8_lossy(input.bytes(40)).into_owned();
     text.replace(['/', ':', '='], "_")
@@ -250,7 +251,7 @@ fn number(input: &mut Input<'_>) -> Value {
     }
 }
 
-/// Something of another type.
+/// A value of another type.
 fn anything(choice: u8, input: &mut Input<'_>) -> Value {
     match choice {
         250 => Value::Null,
@@ -262,7 +263,7 @@ fn anything(choice: u8, input: &mut Input<'_>) -> Value {
     }
 }
 
-/// Makes bytes that are no JSON, or strange JSON.
+/// Makes the body invalid or unusual JSON.
 fn spoil(body: &mut Vec<u8>, input: &mut Input<'_>) {
     let at = usize::from(input.u16()) % (body.len() + 1);
     match input.below(6) {
@@ -270,7 +271,7 @@ fn spoil(body: &mut Vec<u8>, input: &mut Input<'_>) {
         1 => *body = b"[".repeat(LONG),
         2 => *body = b"{\"a\":".repeat(LONG / 8),
         3 => body.splice(at..at, input.bytes(16).iter().copied()).for_each(drop),
-        // The same names twice.
+        // Repeats all names.
         4 => {
             if let Some(inner) = body.strip_prefix(b"{").and_then(|rest| rest.strip_suffix(b"}"))
                 && !inner.is_empty()
@@ -282,7 +283,7 @@ fn spoil(body: &mut Vec<u8>, input: &mut Input<'_>) {
     }
 }
 
-/// A part of a path or a query, percent-encoded; cut, as a line has an end.
+/// A percent-encoded part of a path or a query, truncated because a line has a maximum length.
 fn encoded(text: &str) -> String {
     let letter = |byte: u8| match byte.is_ascii_alphanumeric() || b"-._".contains(&byte) {
         true => char::from(byte).to_string(),

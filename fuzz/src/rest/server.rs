@@ -1,4 +1,4 @@
-//! The daemon that all inputs share, and what stands in it at the beginning of each.
+//! The daemon that all inputs share, and its objects at the beginning of each input.
 
 use super::schema::{Document, Request};
 use daemon::confinement::Confinement;
@@ -13,37 +13,37 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long the daemon may take for a request.
+/// Timeout for a request.
 const DEADLINE: Duration = Duration::from_secs(20);
 /// The longest answer, in bytes.
 const MAX_ANSWER: usize = 4 << 20;
 const MIB: u64 = 1 << 20;
 
-/// The daemon. Who uses the engine comes before it.
+/// The daemon. Users of the engine are declared before it, so that they are dropped first.
 pub struct Server {
-    /// What may be asked.
+    /// The requests.
     pub document: Document,
     directory: PathBuf,
-    /// The state as it was when the fixture was made.
+    /// The state after the fixture was built.
     fixture: Value,
     _listeners: Listeners,
     _engine: Arc<Engine>,
 }
 
-/// What the daemon has answered.
+/// An answer of the daemon.
 pub struct Answer {
     /// The status.
     pub status: u16,
-    /// The header, in small letters.
+    /// The header in lower case.
     pub head: String,
-    /// The bytes behind it.
+    /// The body.
     pub body: Vec<u8>,
 }
 
 /// The server.
 ///
 /// # Panics
-/// When it cannot be started.
+/// When the server cannot be started.
 pub fn server() -> &'static Mutex<Server> {
     static SERVER: OnceLock<Mutex<Server>> = OnceLock::new();
     SERVER.get_or_init(|| Mutex::new(Server::start()))
@@ -53,7 +53,7 @@ impl Server {
     fn start() -> Server {
         let directory = std::env::temp_dir().join(format!("fuzz-rest-{}", std::process::id()));
         std::fs::create_dir_all(directory.join("state")).expect("a directory");
-        // A relative path of a request stays inside.
+        // A relative path in a request stays inside the directory.
         std::env::set_current_dir(&directory).expect("it is there");
         let options = Options {
             workers: None,
@@ -61,7 +61,7 @@ impl Server {
             runtime_dir: directory.clone(),
             cores: vec![CoreConfig::default()],
             scan: Vec::new(),
-            patience: Duration::from_secs(1),
+            member_timeout: Duration::from_secs(1),
             has_array_sockets: false,
             confinement: Confinement::new(sandbox::Mode::Off),
         };
@@ -76,10 +76,10 @@ impl Server {
         server
     }
 
-    /// Sends a request, and reads the answer.
+    /// Sends a request and reads the answer.
     ///
     /// # Panics
-    /// When there is none in time.
+    /// When no answer arrives in time.
     pub fn ask(&self, request: &Request) -> Answer {
         let mut stream = UnixStream::connect(self.directory.join("d.sock")).expect("the daemon listens");
         stream.set_read_timeout(Some(DEADLINE)).expect("a socket of ours");
@@ -89,7 +89,7 @@ impl Server {
         let head = format!(
             "{method} {target} HTTP/1.1\r\nHost: d\r\nConnection: close\r\nContent-Length: {len}\r\n{lines}\r\n"
         );
-        // The daemon may have answered and hung up before it has all.
+        // The daemon may have answered and disconnected before it received everything.
         let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
         let (start, mut bytes) = (Instant::now(), Vec::new());
         let end = stream.read_to_end(&mut bytes);
@@ -103,7 +103,7 @@ impl Server {
         Answer { status, head, body: bytes.split_off(at + 4) }
     }
 
-    /// Asks for something that has to be carried out.
+    /// Sends a request that must succeed.
     fn make(&self, method: &str, target: &str, body: &Value) {
         let answer = self.send(method, target, body);
         let text = String::from_utf8_lossy(&answer.body).into_owned();
@@ -116,10 +116,10 @@ impl Server {
         self.ask(&Request { method: method.into(), target: target.into(), headers, body })
     }
 
-    /// What the state file says, but how often it was written.
+    /// Content of the state file, without the generation.
     ///
     /// # Panics
-    /// When it is no JSON.
+    /// When the file is not JSON.
     pub fn state(&self) -> Value {
         let bytes = std::fs::read(self.directory.join("state/state.json")).unwrap_or(b"{}".to_vec());
         let mut state: Value = serde_json::from_slice(&bytes).expect("the state is JSON");
@@ -127,19 +127,19 @@ impl Server {
         state
     }
 
-    /// Whether everything is as at the beginning.
+    /// Whether the state equals that of the fixture.
     pub fn is_as_built(&self) -> bool {
         self.state() == self.fixture
     }
 
-    /// Makes files, and of them everything that requests can name.
+    /// Creates files and the objects that requests can name.
     fn build(&mut self) {
         for (name, size) in [("disk0", 16), ("disk1", 8), ("disk2", 8), ("m0", 8), ("m1", 8)] {
             let path = self.directory.join(name);
             let _ = std::fs::remove_file(&path);
             File::create(&path).and_then(|file| file.set_len(size * MIB)).expect("a file");
         }
-        // Not every file system takes direct I/O.
+        // Some file systems do not support direct I/O.
         let path = |name: &str| format!("io_uring:path={},direct=off", self.directory.join(name).display());
         self.make("POST", "/v1/devices", &json!({ "name": "d0", "spec": path("disk0") }));
         self.make("PUT", "/v1/groups/g0", &json!({}));
@@ -150,14 +150,14 @@ impl Server {
         let members = [path("m0"), path("m1")];
         let array = json!({ "name": "data", "level": "1", "members": members, "force": true });
         self.make("POST", "/v1/arrays", &array);
-        // The identities that were drawn are part of it.
+        // The state includes the random identities.
         self.fixture = self.state();
     }
 
-    /// Removes everything, whatever there is, and builds anew.
+    /// Removes all objects and builds the fixture again.
     ///
     /// # Panics
-    /// When something cannot be removed.
+    /// When an object cannot be removed.
     pub fn rebuild(&mut self) {
         for kind in ["jobs", "exports", "volumes", "groups", "arrays", "devices"] {
             let start = Instant::now();

@@ -1,4 +1,5 @@
-//! The device's side: a queue and what is in flight, with every promise of `virtio::device` checked.
+//! The device side: a queue and its requests in flight. Every promise of `virtio::device` is
+//! checked.
 
 use crate::guest::{FIRST_BYTES, USER};
 use crate::input::Input;
@@ -15,7 +16,7 @@ use virtio::dirty_log::{DirtyLog, LOG_PAGE_BYTES};
 use virtio::inflight::InflightRegion;
 use virtio::memory::GuestMemory;
 
-/// What was negotiated for a ring.
+/// Negotiated values of a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Entries.
@@ -26,11 +27,11 @@ pub struct Settings {
     pub event_idx: bool,
     /// VIRTIO_F_INDIRECT_DESC.
     pub indirect: bool,
-    /// Where the ring lies.
+    /// Addresses of the ring.
     pub areas: RingAreas,
 }
 
-/// A chain that was popped, and the memory it lies in.
+/// A popped chain and its memory.
 #[derive(Debug)]
 struct Held {
     chain: Chain,
@@ -57,12 +58,12 @@ pub struct Device {
 struct Log {
     queue: QueueLog,
     file: Rc<Memfd>,
-    /// Where in the file it lies, in bytes.
+    /// Range in the file, in bytes.
     place: std::ops::Range<usize>,
 }
 
 impl Log {
-    /// Asserts that the pages of these bytes are marked, as far as the log reaches.
+    /// Asserts that the pages of these bytes are marked, within the log's length.
     fn check(&self, addr: u64, len: u64) {
         for page in addr / LOG_PAGE_BYTES..=(addr + (len - 1)) / LOG_PAGE_BYTES {
             let Some(at) = self.place.clone().nth((page / 8) as usize) else { return };
@@ -72,7 +73,7 @@ impl Log {
 }
 
 impl Device {
-    /// Takes a ring over at `base`.
+    /// Takes over a ring at `base`.
     pub fn start(
         settings: Settings,
         base: u32,
@@ -84,19 +85,20 @@ impl Device {
         Ok(Device { settings, queue, memory, held, spare, inflight, log: None, unpublished: 0 })
     }
 
-    /// Ids of the chains in flight.
+    /// IDs of the chains in flight.
     pub fn held(&self) -> impl Iterator<Item = u16> {
         self.held.iter().map(|held| held.chain.id())
     }
 
-    /// Pops a chain and checks that it lies in guest memory; its id and the bytes to read and to write.
+    /// Pops a chain and checks that it lies in guest memory. Returns its ID and the number of bytes
+    /// to read and to write.
     pub fn pop(&mut self) -> Result<Option<(u16, [u64; 2])>, RingError> {
         let mut chain = self.spare.pop().unwrap_or_default();
         let popped = self.queue.pop(&mut chain);
         if !matches!(popped, Ok(true)) {
             assert!(!chain.is_in_flight() && chain.readable().is_empty() && chain.writable().is_empty());
             if let Err(error) = popped {
-                assert_eq!(self.queue.pop(&mut chain), Err(error), "an error is for good");
+                assert_eq!(self.queue.pop(&mut chain), Err(error), "an error is permanent");
             }
             self.spare.push(chain);
             return popped.map(|_| None);
@@ -117,7 +119,7 @@ impl Device {
         Ok(Some(popped))
     }
 
-    /// Carries out a request in flight, the one that `which` chooses, and gives it back.
+    /// Executes the request in flight that `which` selects, and returns its chain.
     pub fn complete(&mut self, which: usize, fill: u8) {
         if self.held.is_empty() {
             return;
@@ -139,7 +141,7 @@ impl Device {
         assert_eq!(usize::from(self.queue.in_flight()), self.held.len());
     }
 
-    /// Publishes what was pushed.
+    /// Publishes the pushed chains.
     pub fn publish(&mut self) {
         self.clear_log();
         let state = self.queue.state();
@@ -148,7 +150,8 @@ impl Device {
             && let Some(used_addr) = log.queue.used_addr
         {
             let written = match state {
-                // A packed ring lies where it lies, whatever the front-end said when logging began.
+                // A packed ring's addresses are its own, whatever the front-end passed when logging
+                // began.
                 RingState::Packed { used, .. } => {
                     let ring = self.settings.areas.descriptors.wrapping_sub(USER);
                     ring.wrapping_add(16 * u64::from(used.slot))
@@ -168,7 +171,7 @@ impl Device {
         }
     }
 
-    /// Everything about a queue that changes little.
+    /// Calls the methods of a queue that hardly change it.
     pub fn look_around(&mut self, which: u8) {
         match which % 4 {
             0 => self.queue.disable_notifications(),
@@ -188,14 +191,14 @@ impl Device {
         }
     }
 
-    /// The guest's memory has changed.
+    /// Changes the guest's memory.
     pub fn set_memory(&mut self, memory: Arc<GuestMemory>, areas: RingAreas) -> Result<(), RingError> {
         self.queue.set_memory(memory.clone(), areas)?;
         (self.memory, self.settings.areas) = (memory, areas);
         Ok(())
     }
 
-    /// Starts or ends logging, to some part of `file`.
+    /// Starts or stops logging to a part of `file`.
     pub fn set_log(&mut self, file: &Rc<Memfd>, input: &mut Input<'_>) {
         let (offset, len) = (usize::from(input.u8()), usize::from(input.u8()) + 1);
         let choices = input.u8();
@@ -208,14 +211,16 @@ impl Device {
         self.queue.set_log(self.log.as_ref().map(|log| log.queue.clone()));
     }
 
-    /// Whether a successor will know what is in flight.
+    /// Whether a successor will find the requests in flight.
     pub fn is_tracked(&self) -> bool {
         self.inflight.is_some()
     }
 
-    /// The process dies: a successor takes the ring over, with what the in-flight region says or at `base`.
+    /// Ends the process: a successor takes over the ring at the position of the in-flight region,
+    /// or at `base`.
     pub fn crash(mut self, base: u32) -> Result<Device, RingError> {
-        // Their memory would stay mapped for ever; to the guest and the region this looks no different.
+        // The memory of these chains would stay mapped forever. For the guest and the region this
+        // is equivalent.
         self.held.drain(..).for_each(|mut held| self.queue.abandon(&mut held.chain));
         assert_eq!(self.queue.in_flight(), 0);
         self.queue = VirtQueue::new(config(self.settings, base, &self.memory, &self.inflight, &self.log))?;
@@ -223,12 +228,12 @@ impl Device {
         Ok(self)
     }
 
-    /// Where the ring would go on, when nothing is in flight or unpublished.
+    /// The position for a successor, if no chain is in flight or unpublished.
     pub fn handover(&self) -> Option<u32> {
         (self.held.is_empty() && self.unpublished == 0).then(|| self.queue.state().to_vring_base())
     }
 
-    /// The guest writes into the in-flight region, if there is one.
+    /// Writes into the in-flight region as the guest, if it exists.
     pub fn corrupt_inflight(&self, offset: u64, bytes: &[u8]) {
         if let Some(region) = &self.inflight {
             let (fd, len) = (region.fd().as_raw_fd(), bytes.len());
@@ -263,7 +268,7 @@ fn config(
     }
 }
 
-/// Guest address of a byte of this process, and how many bytes its region has from there on.
+/// Guest address of a byte of this process, and the number of bytes up to the end of its region.
 fn region_of(memory: &GuestMemory, at: *const u8) -> Option<(u64, u64)> {
     memory.regions().find_map(|region| {
         let offset = at.addr().checked_sub(region.host_addr().addr())? as u64;
@@ -271,7 +276,7 @@ fn region_of(memory: &GuestMemory, at: *const u8) -> Option<(u64, u64)> {
     })
 }
 
-/// Touches every byte that a device may touch; how many bytes the driver is told of.
+/// Touches every byte that a device may touch. Returns the number of bytes to report to the driver.
 fn execute(chain: &Chain, fill: u8) -> u32 {
     let Ok(request) = blk::parse(chain) else {
         assert!(chain.writable().is_empty(), "there is room for a status");
@@ -305,7 +310,7 @@ fn execute(chain: &Chain, fill: u8) -> u32 {
     request.writable_len.saturating_add(1)
 }
 
-/// Reads the first and the last byte, in vain.
+/// Reads the first and the last byte without using them.
 fn touch_ends(segment: &block::Segment) {
     for at in [0, segment.len - 1] {
         // SAFETY: the segment is part of a chain in flight, whose memory is mapped.

@@ -1,8 +1,8 @@
-//! The target `rings`: a guest that mostly behaves, or does not, against one virtqueue.
+//! The target `rings`: a guest that usually follows the specification, against one virtqueue.
 //!
-//! Guest and device take turns in one thread, so an input always does the same. While the guest has kept to the
-//! rules (`Run::is_honest`), more is asserted: nothing it makes available is refused, altered, lost or used twice,
-//! whatever the device does and whenever it dies.
+//! Guest and device take turns in one thread, so an input is repeatable. As long as the guest has
+//! followed the specification (`Run::is_honest`), more is asserted. No chain is refused, altered,
+//! lost or used twice, whatever the device does and whenever it dies.
 
 pub(crate) mod device;
 
@@ -17,13 +17,13 @@ use std::rc::Rc;
 use virtio::device::RingError;
 use virtio::inflight::InflightRegion;
 
-/// Actions in one input at most: what comes later finds nothing new.
+/// Largest number of actions in one input: later ones find nothing new.
 const MAX_ACTIONS: usize = 400;
 /// Bytes for dirty logs.
 const LOG_BYTES: usize = 1024;
 
 thread_local! {
-    /// Made once: new files and mappings would take most of the time.
+    /// Created once: new files and mappings would take most of the time.
     static MEMORY: RefCell<(Guest, Rc<Memfd>)> = RefCell::new((Guest::new(0), Rc::new(Memfd::new(LOG_BYTES))));
 }
 
@@ -46,12 +46,12 @@ struct Run<'a> {
     settings: Settings,
     driver: Driver,
     device: Option<Device>,
-    /// The guest has kept to the rules so far.
+    /// The guest has followed the specification so far.
     is_honest: bool,
 }
 
 impl<'a> Run<'a> {
-    /// Sets a ring up and takes every action of the input; `None` when there is no ring at the end.
+    /// Sets up a ring and runs every action of the input; `None` when no ring exists at the end.
     fn start(guest: &'a mut Guest, log: Rc<Memfd>, input: &mut Input<'_>) -> Option<Self> {
         let choices = input.u8();
         let is_packed = choices & 1 != 0;
@@ -133,12 +133,16 @@ impl<'a> Run<'a> {
         }
         let (id, lens) = popped.expect("a sound chain was refused")?;
         let offered = self.driver.in_flight.get(&id);
-        assert_eq!(offered.map(|offered| offered.lens), Some(lens), "chain {id} is another than was offered");
+        assert_eq!(
+            offered.map(|offered| offered.lens),
+            Some(lens),
+            "chain {id} differs from the offered one"
+        );
         assert!(!twice.contains(&id), "chain {id} was popped twice");
         Some(id)
     }
 
-    /// The driver looks at the used chains.
+    /// Lets the driver poll the used chains.
     fn poll(&mut self) {
         while self.is_honest && self.driver.poll(self.guest).is_some() {}
     }
@@ -159,7 +163,7 @@ impl<'a> Run<'a> {
     }
 
     fn change_memory(&mut self, input: &mut Input<'_>) {
-        // What is available and not popped lies in the old layout.
+        // Available chains that are not popped yet use the old layout.
         if !self.driver.in_flight.is_empty() {
             self.is_honest = false;
         }
@@ -190,7 +194,7 @@ impl<'a> Run<'a> {
         self.device().corrupt_inflight(offset, bytes);
     }
 
-    /// An honest guest gets everything back.
+    /// An honest guest gets every chain back.
     fn finish(&mut self) {
         self.serve_all();
         assert!(!self.is_honest || self.driver.in_flight.is_empty(), "chains were lost");

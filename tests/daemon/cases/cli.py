@@ -7,7 +7,7 @@ import subprocess
 
 import paths
 from freestoned import MIB
-from vm import die_with_parent
+from paths import die_with_parent
 
 
 def _array(daemon):
@@ -20,21 +20,21 @@ def tables_are_for_people(subject):
     said = _array(daemon)
     assert re.fullmatch(r"created array data \([0-9a-f-]{36}\): level 5, 88\.1 MiB; freestoned runs it\n", said), said
     daemon.cli("volume", "create", "v1", "--array", "data", "--size", "16M", "--iops", "500:50")
-    daemon.cli("volume", "create", "v2", "--on", "data", "--size", "1M")
+    daemon.cli("volume", "create", "v2", "--backing", "data", "--size", "1M")
     daemon.cli("export", "create", "vm1", "--kind", "vhost-user-blk", "--of", "v1", "-o", "queues=2")
     assert daemon.cli("array", "list") == (
         "NAME  STATE    LEVEL      SIZE      FREE  LIVE  VOLUMES  ERROR\n"
         "data  optimal      5  88.1 MiB  65.2 MiB   4/4        2\n"), daemon.cli("array", "list")
     assert daemon.cli("volume", "list") == (
-        "NAME    SIZE  ON    LIMITS       GROUP  EXPORTS\n"
-        "v1    16 MiB  data  iops 500:50         vm1\n"
+        "NAME    SIZE  BACKING  LIMITS       GROUP  EXPORTS\n"
+        "v1    16 MiB  data     iops 500:50         vm1\n"
         "v2     1 MiB  data\n"), daemon.cli("volume", "list")
     assert daemon.cli("export", "list") == (
         "NAME  KIND            OF  STATE   CLIENTS  WHERE\n"
         f"vm1   vhost-user-blk  v1  active        0  vhost-user-blk: 2 queues of vm1, listens on {daemon.path('vm1.sock')}\n")
     assert daemon.cli("core", "list") == "CORE  PROCESSOR  EXPORTS\n   0  any        vm1\n"
     shown = daemon.cli("volume", "show", "v1").splitlines()
-    assert [line.split()[0] for line in shown] == ["name", "uuid", "on", "size", "pieces", "limits", "exports"], shown
+    assert [line.split()[0] for line in shown] == ["name", "uuid", "backing", "size", "extents", "limits", "exports"], shown
     assert "size        16 MiB (16777216 bytes)" in shown, shown
     events = daemon.cli("event", "list").splitlines()
     assert any(re.match(r"\d{4}-\d\d-\d\dT[\d:]+Z  volume v1  created: 16777216 bytes on data$", line) for line in events), events
@@ -43,7 +43,7 @@ def tables_are_for_people(subject):
 def json_is_what_the_api_says(subject):
     daemon = subject.daemon()
     _array(daemon)
-    made = json.loads(daemon.cli("volume", "create", "v1", "--on", "data", "--size", "4M", "--json"))
+    made = json.loads(daemon.cli("volume", "create", "v1", "--backing", "data", "--size", "4M", "--json"))
     assert made == daemon.get("/v1/volumes/v1"), made
     for noun, path in (("volume", "volumes"), ("export", "exports"), ("device", "devices"), ("job", "jobs"), ("group", "groups")):
         assert json.loads(daemon.cli(noun, "list", "--json")) == daemon.get(f"/v1/{path}"), noun
@@ -55,27 +55,27 @@ def json_is_what_the_api_says(subject):
 def volumes_live_by_commands(subject):
     daemon = subject.daemon()
     _array(daemon)
-    daemon.cli("volume", "create", "v1", "--on", "data", "--size", "4M")
-    assert json.loads(daemon.cli("volume", "grow", "v1", "--size", "+4M", "--json"))["size"] == 8 * MIB
+    daemon.cli("volume", "create", "v1", "--backing", "data", "--size", "4M")
+    assert json.loads(daemon.cli("volume", "grow", "v1", "--size", "+4M", "--json"))["size_bytes"] == 8 * MIB
     daemon.cli("volume", "rename", "v1", "root")
     daemon.cli("group", "set", "gold", "--bandwidth", "100M:200M")
     daemon.cli("volume", "set", "root", "--read-iops", "1000", "--group", "gold")
     volume = daemon.get("/v1/volumes/root")
-    assert (volume["qos"], volume["group"]) == ({"read_iops": {"per_second": 1000, "burst": 0}}, "gold"), volume
+    assert (volume["qos"], volume["group"]) == ({"read_iops": {"per_s": 1000, "burst": 0}}, "gold"), volume
     assert daemon.cli("group", "list") == (
         "NAME  LIMITS                         VOLUMES\n"
         "gold  bandwidth 104857600:209715200  root\n"), daemon.cli("group", "list")
     daemon.cli("volume", "set", "root", "--read-iops", "1000", "--min-iops", "200")
     volume = daemon.get("/v1/volumes/root")
-    assert volume["floor"] == {"iops": 200} and volume["group"] == "gold", volume
-    assert "floor       iops 200" in daemon.cli("volume", "show", "root")
+    assert volume["min_qos"] == {"requests_per_s": 200} and volume["group"] == "gold", volume
+    assert "minimum     iops 200" in daemon.cli("volume", "show", "root")
     daemon.cli("volume", "set", "root", "--no-group")
     assert daemon.get("/v1/volumes/root")["group"] is None
     assert daemon.get("/v1/volumes/root")["qos"] == volume["qos"], "who leaves a group keeps the limits"
     daemon.cli("group", "delete", "gold")
     daemon.cli("device", "create", "other", f"mem:size={64 * MIB}")
     assert "root.move  move" in daemon.cli("volume", "move", "root", "--to", "other", "--wait")
-    assert daemon.get("/v1/volumes/root")["on"] == "other"
+    assert daemon.get("/v1/volumes/root")["backing"] == "other"
     code, _, said = daemon.cli("volume", "move", "root", "--to", "other", check=False)
     assert (code, said) == (1, "freestone: volume root: it is on other already\n"), said
     daemon.cli("volume", "delete", "root", "--yes")
@@ -83,10 +83,10 @@ def volumes_live_by_commands(subject):
     assert daemon.get("/v1/arrays") == []
 
 
-def what_is_lost_is_named_and_asked_for(subject):
+def a_command_that_loses_data_names_it_and_needs_yes(subject):
     daemon = subject.daemon()
     _array(daemon)
-    daemon.cli("volume", "create", "v1", "--on", "data", "--size", "4M")
+    daemon.cli("volume", "create", "v1", "--backing", "data", "--size", "4M")
     code, out, err = daemon.cli("volume", "delete", "v1", check=False)
     assert (code, out) == (2, ""), (code, out, err)
     assert err == "freestone: volume v1 (4 MiB on data) and what is on it is lost: give --yes if that is meant\n", err
@@ -94,11 +94,11 @@ def what_is_lost_is_named_and_asked_for(subject):
     assert code == 2 and "array data (88.1 MiB, level 5) and what is on it is lost" in err, err
     before = daemon.get("/v1/volumes")
     assert daemon.cli("volume", "delete", "v1", "--dry-run") == f"DELETE /v1/volumes/{before[0]['uuid']}\n"
-    said = daemon.cli("volume", "create", "v2", "--on", "data", "--size", "1M", "--dry-run")
-    assert said.startswith("POST /v1/volumes {") and '"size":1048576' in said, said
+    said = daemon.cli("volume", "create", "v2", "--backing", "data", "--size", "1M", "--dry-run")
+    assert said.startswith("POST /v1/volumes {") and '"size_bytes":1048576' in said, said
     assert daemon.get("/v1/volumes") == before
     code, out, err = daemon.cli("volume", "show", "nope", check=False)
-    assert (code, err) == (1, 'freestone: there is no volume "nope"\n'), err
+    assert (code, err) == (1, 'freestone: no volume "nope"\n'), err
     code, out, err = daemon.cli("volume", "list", "--socket", "/nowhere/d.sock", check=False)
     assert code == 1 and err.startswith("freestone: freestoned does not answer at /nowhere/d.sock: No such file"), err
     code, out, err = daemon.cli("array", "create", "other", "--level", "1", daemon.path("m0"), daemon.path("m1"), check=False)
@@ -125,10 +125,10 @@ def an_array_of_the_daemon_is_looked_after_by_the_same_commands(subject):
     assert code == 1 and "serves other devices too" in err, err
 
 
-def what_takes_long_is_waited_for_and_can_be_given_up(subject):
+def long_operations_are_waited_for_and_can_be_cancelled(subject):
     daemon = subject.daemon()
     daemon.post("/v1/devices", {"name": "slow", "spec": f"nbd:path={_slow_server(subject, daemon)}"})
-    large = ("volume", "create", "v1", "--on", "slow", "--size", "1G")
+    large = ("volume", "create", "v1", "--backing", "slow", "--size", "1G")
     assert "size        1 GiB" in daemon.cli(*large), "it was not waited for"
     grow = subprocess.Popen([paths.FREESTONE, "volume", "grow", "v1", "--size", "+2G"], env=daemon.environment(),
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=die_with_parent)
@@ -140,7 +140,7 @@ def what_takes_long_is_waited_for_and_can_be_given_up(subject):
     # The second if it was not a job to the program yet.
     is_said = "volume v1: it is as large as before" in err or "job v1.grow was given up" in err
     assert grow.returncode == 1 and not out and is_said, (grow.returncode, out, err)
-    assert daemon.get("/v1/volumes/v1")["size"] == 1024 * MIB
+    assert daemon.get("/v1/volumes/v1")["size_bytes"] == 1024 * MIB
 
 
 def _slow_server(subject, daemon):
@@ -158,7 +158,7 @@ def _slow_server(subject, daemon):
 def an_export_says_how_it_is_attached(subject):
     daemon = subject.daemon()
     _array(daemon)
-    daemon.cli("volume", "create", "v1", "--on", "data", "--size", "4M")
+    daemon.cli("volume", "create", "v1", "--backing", "data", "--size", "4M")
     daemon.cli("export", "create", "vm1", "--kind", "vhost-user-blk", "--volume", "v1")
     for version, reconnect in (("7.2.17", "reconnect=1"), ("9.2", "reconnect-ms=100"), ("10.0.2", "reconnect-ms=100")):
         line = daemon.cli("export", "show", "vm1", "--attach", "qemu", "--qemu", version)
@@ -168,7 +168,7 @@ def an_export_says_how_it_is_attached(subject):
     daemon.cli("export", "delete", "vm1")
 
 
-def what_a_helper_wants_to_know_is_in_one_file(subject):
+def a_support_bundle_is_one_file(subject):
     daemon = subject.daemon()
     _array(daemon)
     daemon.cli("support", "collect", "-o", "support.json")

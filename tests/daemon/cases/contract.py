@@ -21,11 +21,11 @@ expected-statuses = ["400", "401", "403", "404", "405", "406", "409", "413", "41
 """
 
 
-def what_is_made_up_is_answered_as_the_document_says(subject):
+def generated_requests_are_answered_as_the_document_says(subject):
     daemon = subject.daemon("--listen", "127.0.0.1:0", "--json", "--tokens", _tokens(subject))
     daemon.post("/v1/devices", {"name": "data", "spec": daemon.file("disk", 64 * MIB)})
-    daemon.post("/v1/volumes", {"name": "v1", "on": "data", "size": MIB})
-    daemon.post("/v1/exports", {"name": "e1", "kind": "nbd", "of": ["v1"]})
+    daemon.post("/v1/volumes", {"name": "v1", "backing": "data", "size_bytes": MIB})
+    daemon.post("/v1/exports", {"name": "e1", "kind": "nbd", "volumes": ["v1"]})
     address = _address(daemon)
     configuration = os.path.join(subject.scratch, "schemathesis.toml")
     with open(configuration, "w") as file:

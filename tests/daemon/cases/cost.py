@@ -13,7 +13,7 @@ import threading
 
 import paths
 from freestoned import MIB
-from vm import die_with_parent
+from paths import die_with_parent
 
 LEAST_ROUNDS, MOST_ROUNDS, SECONDS = 5, 40, 1
 LEAST_SCRAPED, LEAST_DAEMON = 0.8, 0.4
@@ -22,8 +22,8 @@ LEAST_SCRAPED, LEAST_DAEMON = 0.8, 0.4
 def scraping_metrics_and_being_a_daemon_cost_little(subject):
     daemon = subject.daemon("--cores", "0")
     daemon.post("/v1/devices", {"name": "memory", "spec": f"mem:size={256 * MIB}"})
-    daemon.post("/v1/volumes", {"name": "v1", "on": "memory", "size": 128 * MIB})
-    daemon.post("/v1/exports", {"name": "vm1", "kind": "vhost-user-blk", "of": ["v1"]})
+    daemon.post("/v1/volumes", {"name": "v1", "backing": "memory", "size_bytes": 128 * MIB})
+    daemon.post("/v1/exports", {"name": "vm1", "kind": "vhost-user-blk", "volumes": ["v1"]})
     socket = os.path.join(subject.scratch, "serve.sock")
     serve = subprocess.Popen(
         [paths.FREESTONE, "serve", "--device", f"mem:size={256 * MIB}", "--export", f"vhost-user-blk:socket={socket}", "--cores", "0"],

@@ -1,5 +1,6 @@
 """A thousand hostile clients beside one that is verified: it is served as before, and the daemon's memory and descriptors are bounded."""
 
+import collections
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import sys
 
 import paths
 from freestoned import MIB
-from vm import die_with_parent
+from paths import die_with_parent
 
 NQN = "nqn.2014-08.org.example:soak"
 VMMS = 8
@@ -35,7 +36,7 @@ def a_thousand_hostile_clients_do_not_disturb_a_verified_one(subject):
     servers = {what: ["127.0.0.1", port] for what, port in ports.items()}
     servers["vhost"] = [daemon.path(f"bad{number}-vhost-user-blk.sock") for number in range(VMMS)]
     idle_mib, _ = _usage(daemon)
-    quiet, hostile, seen = [], [], []
+    quiet, hostile, seen, did = [], [], [], collections.Counter()
     for number in range(1, MOST_ROUNDS + 1):
         quiet.append(_verified_p99_us(daemon))
         with _Swarm(servers) as swarm:
@@ -43,26 +44,28 @@ def a_thousand_hostile_clients_do_not_disturb_a_verified_one(subject):
             _nbd_client_is_served(ports["nbd"])
             daemon.get("/v1/system")
             seen.append(_usage(daemon))
+        did.update(swarm.did)
         is_undisturbed = statistics.median(hostile) <= MOST_SLOWDOWN * statistics.median(quiet)
-        if is_undisturbed and number >= LEAST_ROUNDS:
+        # On a busy machine a round may end before the slowest of the attacks has begun.
+        has_attacked = did["memories truncated"] > 0 and did["handshakes"] > 0
+        if is_undisturbed and has_attacked and number >= LEAST_ROUNDS:
             break
     memory_mib, descriptors = (max(values) for values in zip(*seen))
     assert is_undisturbed, f"quiet {quiet}, beside hostile clients {hostile}"
     assert memory_mib < idle_mib + MEMORY_MIB + MEMORY_SLACK_MIB, f"{idle_mib} MiB, then {memory_mib} MiB"
     assert descriptors < MOST_DESCRIPTORS, descriptors
-    did = swarm.did
-    assert did["memories truncated"] > 0 and did["handshakes"] > 0, did
+    assert has_attacked, did
     return "\n".join([
         f"p99 of a verified client: {statistics.median(quiet):.0f} µs alone, {statistics.median(hostile):.0f} µs beside"
-        f" {did['opened']} hostile ones; best of {len(quiet)} rounds: {min(quiet):.0f} and {min(hostile):.0f} µs",
+        f" {swarm.did['opened']} hostile ones; best of {len(quiet)} rounds: {min(quiet):.0f} and {min(hostile):.0f} µs",
         f"memory: {idle_mib} MiB before, at most {memory_mib} MiB beside them; at most {descriptors} descriptors",
-        f"in the last round: {did}"])
+        f"in all rounds: {dict(did)}"])
 
 
 def _volume(daemon, name, exports):
-    daemon.post("/v1/volumes", {"name": name, "on": "memory", "size": 40 * MIB})
+    daemon.post("/v1/volumes", {"name": name, "backing": "memory", "size_bytes": 40 * MIB})
     for kind, options in exports.items():
-        daemon.post("/v1/exports", {"name": f"{name}-{kind}", "kind": kind, "of": [name], "options": options})
+        daemon.post("/v1/exports", {"name": f"{name}-{kind}", "kind": kind, "volumes": [name], "options": options})
 
 
 def _free_port():

@@ -14,8 +14,8 @@ def dashboard_and_alerts_ask_for_metrics_that_are_there(subject):
     daemon = subject.daemon()
     members = [daemon.file(f"m{slot}", 64 * MIB) for slot in range(4)]
     daemon.post("/v1/arrays", {"name": "data", "level": "5", "members": members})
-    daemon.post("/v1/volumes", {"name": "v1", "on": "data", "size": MIB})
-    daemon.post("/v1/exports", {"name": "e1", "kind": "nbd", "of": ["v1"]})
+    daemon.post("/v1/volumes", {"name": "v1", "backing": "data", "size_bytes": MIB})
+    daemon.post("/v1/exports", {"name": "e1", "kind": "nbd", "volumes": ["v1"]})
     known = set(re.findall(r"^# TYPE (freestone_\w+) ", daemon.get("/metrics"), re.MULTILINE))
     assert len(known) > 20, known
     with open(os.path.join(MONITORING, "grafana.json")) as file:

@@ -44,12 +44,12 @@ def another_user_serves_its_files_and_is_told_which_capability_it_lacks(subject)
     system = daemon.get("/v1/system")
     assert (system["user"], system["capabilities"]) == (NOBODY, []), system
     daemon.post("/v1/arrays", {"name": "data", "level": "5", "members": members})
-    daemon.post("/v1/volumes", {"name": "v1", "on": "data", "size": MIB})
-    daemon.post("/v1/exports", {"name": "vm1", "kind": "vhost-user-blk", "of": ["v1"]})
+    daemon.post("/v1/volumes", {"name": "v1", "backing": "data", "size_bytes": MIB})
+    daemon.post("/v1/exports", {"name": "vm1", "kind": "vhost-user-blk", "volumes": ["v1"]})
     assert os.stat(daemon.path("vm1.sock")).st_uid == NOBODY
     for kind, options, capability in (("ublk", {}, "CAP_SYS_ADMIN"), ("nbd", {"listen": "127.0.0.1:809"}, "CAP_NET_BIND_SERVICE")):
         try:
-            daemon.post("/v1/exports", {"name": "e2", "kind": kind, "of": ["v1"], "options": options})
+            daemon.post("/v1/exports", {"name": "e2", "kind": kind, "volumes": ["v1"], "options": options})
             raise AssertionError(f"{kind} was not refused")
         except Refused as refused:
             assert refused.detail == f"export e2: it takes {capability}, which freestoned does not have", refused
@@ -96,7 +96,7 @@ def two_daemons_do_not_share_a_state_or_a_socket(subject):
         code = other.process.wait(timeout=20)
     finally:
         other.close()
-    assert code == 1 and "another process listens there" in other.log(), (code, other.log())
+    assert code == 1 and "the socket is in use by another process" in other.log(), (code, other.log())
     assert daemon.get("/v1/system")["pid"] == daemon.process.pid
     try:
         Freestoned(_at(subject, "third"), "--cores", "9999").start()

@@ -19,14 +19,14 @@ def a_thousand_volumes_are_made_found_and_removed_quickly(subject):
     daemon = subject.daemon()
     members = [daemon.file(f"m{slot}", 1 << 30) for slot in range(4)]
     daemon.post("/v1/arrays", {"name": "data", "level": "5", "members": members})
-    made = [_ms(lambda i=i: daemon.post("/v1/volumes", {"name": f"v{i}", "on": "data", "size": MIB}))
+    made = [_ms(lambda i=i: daemon.post("/v1/volumes", {"name": f"v{i}", "backing": "data", "size_bytes": MIB}))
             for i in range(VOLUMES)]
-    exported = [_ms(lambda i=i: daemon.post("/v1/exports", {"name": f"e{i}", "kind": "nbd", "of": [f"v{i}"]}))
+    exported = [_ms(lambda i=i: daemon.post("/v1/exports", {"name": f"e{i}", "kind": "nbd", "volumes": [f"v{i}"]}))
                 for i in range(EXPORTS)]
     shown = [_ms(lambda i=i: daemon.get(f"/v1/volumes/v{i}")) for i in range(0, VOLUMES, 10)]
     listed = [_ms(lambda: daemon.get("/v1/volumes")) for _ in range(20)]
     scraped = [_ms(lambda: daemon.get("/metrics")) for _ in range(20)]
-    limited = [_ms(lambda i=i: daemon.patch(f"/v1/volumes/v{i}", {"qos": {"iops": {"per_second": 100 + i}}}))
+    limited = [_ms(lambda i=i: daemon.patch(f"/v1/volumes/v{i}", {"qos": {"iops": {"per_s": 100 + i}}}))
                for i in range(50)]
     before = daemon.get("/v1/volumes")
     daemon.kill()
@@ -56,7 +56,7 @@ def a_pool_of_a_hundred_terabytes_is_there_at_once(subject):
         file.truncate(100 << 40)
     daemon.post("/v1/devices", {"name": "data", "spec": f"io_uring:path={disk}"})
     for i in range(50):
-        daemon.post("/v1/volumes", {"name": f"v{i}", "on": "data", "size": 100 << 30})
+        daemon.post("/v1/volumes", {"name": f"v{i}", "backing": "data", "size_bytes": 100 << 30})
     daemon.kill()
     start_s = daemon.start()
     # The kernel may take its time to let go of what the killed daemon had.

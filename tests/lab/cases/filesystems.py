@@ -1,5 +1,6 @@
 """File systems on the disk: made, filled with real files, read back, checked."""
 
+from runner import nightly
 from workload import check_tree, copy_tree, make_tree
 
 IMAGE_MIB = 512  # mkfs.xfs wants 300 MiB
@@ -9,6 +10,7 @@ def ext4_keeps_a_tree_of_files(lab):
     _keeps_a_tree(lab, "ext4", "mkfs.ext4 -q -F /dev/vda", "e2fsck -f -n /dev/vda")
 
 
+@nightly
 def xfs_keeps_a_tree_of_files(lab):
     _keeps_a_tree(lab, "xfs", "mkfs.xfs -q -f /dev/vda", "xfs_repair -n /dev/vda")
 

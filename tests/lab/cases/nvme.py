@@ -33,13 +33,13 @@ def zones_are_reported_written_and_managed(lab):
     _check(guest, "zones", "/dev/ng0n1", "poll")
 
 
-def what_cannot_be_used_is_refused_in_words(lab):
+def unusable_namespaces_are_refused_in_words(lab):
     guest = lab.boot_with(Nvme([Namespace(options="ms=8"), Namespace(zoned=True), Namespace()]))
     metadata, zoned, plain = guest.devices[0].paths
     for path, words in [
         (metadata, "8 bytes of metadata"),
-        ("/dev/nvme0", "it is another device, not the character device of an NVMe namespace"),
-        (plain.replace("/ng", "/nvme"), "it is a block device"),
+        ("/dev/nvme0", "the path is a different device, not the character device of an NVMe namespace"),
+        (plain.replace("/ng", "/nvme"), "the path is a block device"),
         ("/dev/ng0n9", "No such file"),
     ]:
         code, output = guest.sh(_program("facts", path), check=False)
@@ -61,7 +61,7 @@ def the_program_reads_and_writes_a_namespace(lab):
 
 
 def _program(check, path, *words):
-    return " ".join((paths.NVME_CHECK, check, path, *words))
+    return " ".join((paths.DRIVER_CHECK, "nvme", check, path, *words))
 
 
 def _check(guest, check, path, *words):

@@ -171,7 +171,7 @@ def with_two_ports_io_goes_the_best_way_and_the_other_when_that_is_lost(lab):
 
 
 @needs_freestone
-def the_stock_initiator_proves_who_it_is_with_every_hash_and_group(lab):
+def the_stock_initiator_proves_who_it_is_with_every_hash(lab):
     guest = _boot(lab)
     secret, ours = _secrets(guest)
     other = guest.sh(f"nvme gen-dhchap-key -m 1 -n {HOST}").strip()
@@ -206,8 +206,10 @@ def a_target_that_comes_back_has_its_host_prove_itself_again(lab):
     server.start()
     disk = _connect_to(guest, f"-S {secret} -C {ours} -i 2 --reconnect-delay 1 --ctrl-loss-tmo 600")
     load = guest.start("load", "trap '' PIPE; " + fio_verify_until_enough(f"/dev/{disk}", "12m", f"--rate_iops={LOAD_IOPS}"))
-    kill_under_load(server, load, 2, every_s=1, down_s=0.5, disk=disk)
-    assert guest.sh("dmesg").count("controller authenticated") == 3
+    kills = len(kill_under_load(server, load, 2, every_s=1, down_s=0.5, disk=disk))
+    # A host whose connection fails after the proof proves itself once more.
+    proofs = guest.sh("dmesg").count("controller authenticated")
+    assert proofs > kills, f"the host proved itself {proofs} times, with {kills} kills of its target"
     guest.sh(f"nvme disconnect -n {NQN}")
     server.stop()
     guest.sh("dmesg -C")

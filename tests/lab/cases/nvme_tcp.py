@@ -29,11 +29,11 @@ def the_suite_passes_on_a_kernel_target(lab):
     guest = lab.boot_alone(cpus=2)
     for port, block_device, words in (4420, False, ""), (4421, True, "digests"):
         target = KernelTarget(guest, block_device=block_device, port=port)
-        guest.sh(f"{paths.NVME_CHECK} tcp {target.address} {target.nqn} {words}", timeout_s=600)
+        guest.sh(f"{paths.DRIVER_CHECK} nvme tcp {target.address} {target.nqn} {words}", timeout_s=600)
 
 
 @needs_freestone
-def what_cannot_be_opened_is_refused_in_words(lab):
+def targets_that_cannot_be_opened_are_refused_in_words(lab):
     guest = lab.boot_alone()
     target = KernelTarget(guest)
     for device, words in [
@@ -60,7 +60,7 @@ def a_kernel_target_says_what_it_has(lab):
 
 
 @needs_freestone
-def a_kernel_target_learns_who_the_host_is_with_every_hash_and_group(lab):
+def a_kernel_target_learns_who_the_host_is_with_every_hash(lab):
     guest = lab.boot_alone(cpus=2)
     target = KernelTarget(guest)
     host = "nqn.2014-08.org.example:host"

@@ -5,12 +5,14 @@ import os
 from day import Day
 from freestoned import Freestoned
 from lab import needs_freestone
+from runner import nightly
 
 
+@nightly
 @needs_freestone
 def an_operators_day_ends_without_a_lost_byte(lab):
     os.makedirs(lab.directory, exist_ok=True)
-    daemon = Freestoned(lab.scratch(), "--patience", "1")
+    daemon = Freestoned(lab.scratch(), "--member-timeout", "1")
     lab.callback(daemon.close)
     daemon.start()
     lines = []

@@ -18,7 +18,7 @@ VOLUME_MIB, GROWN_MIB, OTHER_MIB = 6, 8, 4
 WORKERS, WRITES = 3, 150
 IOPS = 5000
 CHANGES = 3  # of the pool
-CUTS = os.environ.get("LAB_CUTS", "12")
+CUTS = os.environ.get("LAB_CUTS", "8")
 LIE_EVERY, LIARS_CUTS = 29, 3
 
 
@@ -73,7 +73,7 @@ def _record(lab, level, members, consistency, seed, replaced):
     daemon = GuestDaemon(guest, "--cores 0,1")
     daemon.start()
     daemon.cli(f"array create {ARRAY} --level {level} --consistency {consistency} --strip 16K {names}")
-    daemon.cli(f"volume create {VOLUME} --on {ARRAY} --size {VOLUME_MIB}M --iops {IOPS}")
+    daemon.cli(f"volume create {VOLUME} --backing {ARRAY} --size {VOLUME_MIB}M --iops {IOPS}")
     state = guest.sh(f"cat {daemon.DIRECTORY}/state/state.json")
     daemon.cli(f"export create vm1 --kind ublk --volume {VOLUME} -o queues=2")
     disks.note(kind="volume", name=VOLUME, size=VOLUME_MIB * MIB)
@@ -84,7 +84,7 @@ def _record(lab, level, members, consistency, seed, replaced):
     if replaced is not None:
         daemon.cli(f"array fail {ARRAY} {replaced}")
         daemon.cli(f"array add {ARRAY} {_device(members)}")
-    _change(disks, daemon, f"volume create {OTHER} --on {ARRAY} --size {OTHER_MIB}M", OTHER, OTHER_MIB * MIB)
+    _change(disks, daemon, f"volume create {OTHER} --backing {ARRAY} --size {OTHER_MIB}M", OTHER, OTHER_MIB * MIB)
     _change(disks, daemon, f"volume grow {VOLUME} --size {GROWN_MIB}M", VOLUME, GROWN_MIB * MIB)
     _change(disks, daemon, f"volume delete {OTHER} --yes", OTHER, None)
     writer.wait()

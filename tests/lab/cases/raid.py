@@ -51,7 +51,7 @@ def _slots(server, state):
 def _rebuild_through_a_kill(server):
     """Two new members; the server is killed while the first is filled, and goes on by itself when it is back."""
     server.array("add", server.array_name, server.new_member())
-    _wait_for(lambda: any(job["done"] > 0 for job in server.show()["jobs"]), "a rebuild that has begun")
+    _wait_for(lambda: any(job["done_bytes"] > 0 for job in server.show()["jobs"]), "a rebuild that has begun")
     _kill_and_restart(server)
     rebuilding = _slots(server, "rebuilding")
     assert len(rebuilding) == 1, f"killed too late: {server.show()}"

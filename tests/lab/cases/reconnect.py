@@ -3,6 +3,7 @@
 import time
 
 from lab import needs_freestone
+from runner import nightly
 from workload import KILLS, fio_verify, fio_verify_until_enough, kill_under_load
 
 # Slow enough that the kills fall into the writes and into the verification after them.
@@ -16,11 +17,13 @@ def kill_under_load_is_only_a_pause(lab):
     _survives_kills(lab, KILLS, queues=1, cpus=1, packed=False)
 
 
+@nightly
 @needs_freestone
 def kill_under_load_is_only_a_pause_with_packed_rings(lab):
     _survives_kills(lab, FEW_KILLS, queues=1, cpus=1, packed=True)
 
 
+@nightly
 @needs_freestone
 def kill_under_load_is_only_a_pause_with_four_queues(lab):
     _survives_kills(lab, FEW_KILLS, queues=4, cpus=4, packed=False)

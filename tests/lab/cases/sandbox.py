@@ -42,12 +42,12 @@ def a_kernel_without_landlock_is_told_of_and_refused_where_it_is_required(lab):
     guest = lab.boot_alone(kernel_arguments="lsm=yama")
     job = _serve(guest, "--device mem:size=16M", "/run/disk.sock")
     said = guest.sh("cat /run/server.out")
-    assert "WARN sandbox: no landlock (this kernel does not have Landlock" in said, said
+    assert "WARN sandbox: no landlock (the kernel does not have Landlock" in said, said
     _assert_confined(guest, NO_CAPABILITIES)
     guest.sh("kill $(cat /run/server.pid)")
     job.wait(60)
     code, said = guest.sh(f"timeout 60 {_command('--device mem:size=16M', '/run/disk.sock')} --sandbox required", check=False)
-    assert code == 1 and "freestone: sandbox: this kernel does not have Landlock" in said, (code, said)
+    assert code == 1 and "freestone: sandbox: the kernel does not have Landlock" in said, (code, said)
 
 
 def _command(devices, socket):

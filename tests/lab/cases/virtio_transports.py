@@ -33,7 +33,7 @@ def a_vduse_server_that_dies_ends_every_request(lab):
     guest = _boot_with_vdpa(lab)
     # How long the kernel waits for an answer; 30 s by default.
     guest.sh("echo 2 >/sys/class/vduse/disk/msg_timeout")
-    reader = guest.start("reader", f"{paths.VIRTIO_BLK_CHECK} vhost-vdpa {VDPA} gone timeout-ms=2000")
+    reader = guest.start("reader", f"{paths.DRIVER_CHECK} virtio-blk vhost-vdpa {VDPA} gone timeout-ms=2000")
     _wait_for(guest, "grep -q reading /run/reader.out")
     guest.sh("kill -9 $(cat /run/qsd.pid)")
     output = reader.wait(timeout_s=60)
@@ -41,7 +41,7 @@ def a_vduse_server_that_dies_ends_every_request(lab):
 
 
 @needs_freestone
-def what_is_no_vdpa_block_device_is_refused(lab):
+def paths_without_a_vdpa_block_device_are_refused(lab):
     guest = lab.boot_alone()
     for path, message in (("/dev/null", "cannot connect"), ("/dev/vhost-vdpa-7", "No such file")):
         code, output = guest.sh(f"{paths.FREESTONE} info --device virtio-blk-vhost-vdpa:path={path}", check=False)
@@ -82,7 +82,7 @@ def a_pci_function_keeps_what_was_written(lab):
 def a_pci_function_that_is_wanted_back_ends_every_request(lab):
     guest = _boot_with_pci(lab)
     _bind_to_vfio(guest)
-    reader = guest.start("reader", f"{paths.VIRTIO_BLK_CHECK} vfio-pci {PCI} gone")
+    reader = guest.start("reader", f"{paths.DRIVER_CHECK} virtio-blk vfio-pci {PCI} gone")
     _wait_for(guest, "grep -q reading /run/reader.out")
     unbind = guest.start("unbind", f"echo {PCI_SLOT} >{PCI}/driver/unbind")
     output = reader.wait(timeout_s=60)
@@ -157,7 +157,7 @@ def _bind_to_vfio(guest):
 
 
 def _check(guest, arguments):
-    output = guest.sh(f"{paths.VIRTIO_BLK_CHECK} {arguments}", timeout_s=600)
+    output = guest.sh(f"{paths.DRIVER_CHECK} virtio-blk {arguments}", timeout_s=600)
     assert "ok: conformance" in output, output
     assert re.search(r"max_queues: 2\b", output), output
 

@@ -6,7 +6,7 @@ from web import Mouse, VIEWS
 
 # (view, button that opens a dialog)
 DIALOGS = [("#/arrays", "New array…"), ("#/arrays/data", "Fail… slot 0"), ("#/arrays/data", "Delete…"), ("#/arrays/data", "Replace… slot 0"),
-           ("#/volumes", "New volume…"), ("#/volumes/backup", "Set QoS…"), ("#/volumes/backup", "Delete…"), ("#/exports", "New export…"), ("#/devices", "Open a device…")]
+           ("#/volumes", "New volume…"), ("#/volumes/backup", "Set QoS…"), ("#/volumes/backup", "Delete…"), ("#/exports", "New export…"), ("#/devices", "New device…")]
 
 
 def _axe(web, scheme):
@@ -58,7 +58,7 @@ def axe_finds_nothing_in_messages(web):
     for scheme in ("light", "dark"):
         page = web.open("healthy", "#/arrays/data", scheme=scheme, token="only-looking")
         Mouse(page).press("button", "Pause jobs")
-        expect(page.locator("main [role=alert]").filter(has_text="may not do that")).to_be_visible()
+        expect(page.locator("main [role=alert]").filter(has_text="does not allow this")).to_be_visible()
         found += web.axe()
         page = web.open(scheme=scheme, token=None)
         expect(web.dialog()).to_be_visible()
@@ -97,7 +97,7 @@ def news_is_announced(web):
     assert page.locator("#health").get_attribute("role") == "status"
     assert page.locator("#connection").get_attribute("role") == "alert"
     Mouse(page).press("button", "Pause jobs")
-    expect(page.locator("main [role=status]").filter(has_text="The jobs of data stand still")).to_be_visible()
+    expect(page.locator("main [role=status]").filter(has_text="jobs paused")).to_be_visible()
 
 
 def it_fits_a_narrow_window(web):

@@ -56,7 +56,7 @@ def an_array_a_volume_and_an_export_are_made_used_and_removed(web):
     hand.write("Name", "data")
     hand.choose("Level", "5")
     hand.find("textbox", "Members").fill("\n".join(members[:4]))
-    hand.press("button", "Make the array")
+    hand.press("button", "Create the array")
     web.wait_closed()
     assert daemon.get("/v1/arrays/data")["state"] == "optimal"
     web.go("#/volumes")
@@ -64,10 +64,10 @@ def an_array_a_volume_and_an_export_are_made_used_and_removed(web):
     hand.write("Name", "v1")
     hand.choose("On", "data")
     hand.write("Size", "64 MiB")
-    hand.press("button", "Make the volume")
+    hand.press("button", "Create the volume")
     web.wait_closed()
-    assert daemon.get("/v1/volumes/v1")["size"] == 64 * MIB
-    daemon.post("/v1/exports", {"name": "e1", "kind": "nbd", "of": ["v1"]})
+    assert daemon.get("/v1/volumes/v1")["size_bytes"] == 64 * MIB
+    daemon.post("/v1/exports", {"name": "e1", "kind": "nbd", "volumes": ["v1"]})
     web.go("#/")
     for name in ("data", "v1", "e1"):
         expect(page.get_by_role("link", name=re.compile(rf"\b{name}\b")).first).to_be_visible()
@@ -87,7 +87,7 @@ def an_array_a_volume_and_an_export_are_made_used_and_removed(web):
     hand.write("IOPS, a second", "500")
     web.dialog().locator("button[type=submit]").click()
     web.wait_closed()
-    assert daemon.get("/v1/volumes/v1")["qos"] == {"iops": {"per_second": 500, "burst": 0}}
+    assert daemon.get("/v1/volumes/v1")["qos"] == {"iops": {"per_s": 500, "burst": 0}}
     web.allow("status of 409")
     hand.press("button", "Delete…")
     web.dialog().get_by_role("textbox").fill("v1")
@@ -100,8 +100,8 @@ def every_view_shows_what_the_daemon_says(web):
     members = [daemon.file(f"disk{slot}", 64 * MIB) for slot in range(4)]
     daemon.post("/v1/arrays", {"name": "data", "level": "5", "members": members})
     daemon.post("/v1/devices", {"name": "scratch", "spec": daemon.file("scratch", 32 * MIB)})
-    daemon.post("/v1/volumes", {"name": "backup", "on": "data", "size": 8 * MIB})
-    daemon.post("/v1/exports", {"name": "bulk", "kind": "vhost-user-blk", "of": ["backup"]})
+    daemon.post("/v1/volumes", {"name": "backup", "backing": "data", "size_bytes": 8 * MIB})
+    daemon.post("/v1/exports", {"name": "bulk", "kind": "vhost-user-blk", "volumes": ["backup"]})
     page = web.open(token=TOKEN)
     for view in VIEWS:
         web.go(view)
@@ -114,7 +114,7 @@ def every_view_shows_what_the_daemon_says(web):
     web.go("#/events")
     daemon.kill()
     daemon.start()
-    daemon.post("/v1/volumes", {"name": "after", "on": "data", "size": MIB})
+    daemon.post("/v1/volumes", {"name": "after", "backing": "data", "size_bytes": MIB})
     expect(page.get_by_role("cell", name="after", exact=True)).to_be_visible(timeout=30_000)
 
 
@@ -125,7 +125,7 @@ SEEN = {
     "rebuilt": ("#/arrays/data", "optimal"),
     "upgraded": ("#/", "vm1"),
     "moved": ("#/volumes/v1", "fast"),
-    "empty": ("#/", "No job runs."),
+    "empty": ("#/", "No jobs."),
 }
 
 

@@ -77,7 +77,7 @@ def a_daemon_that_is_gone_is_said_to_be_and_found_again(web):
     failures = []
     page.on("requestfailed", lambda request: failures.append(time.monotonic()) if request.url.endswith("/stream") else None)
     web.mock.stop()
-    expect(page.get_by_role("alert").filter(has_text="The daemon cannot be reached. What is shown may be old. Trying again…")).to_be_visible(timeout=4000)
+    expect(page.get_by_role("alert").filter(has_text="The daemon is unreachable. The page may be out of date. Reconnecting…")).to_be_visible(timeout=4000)
     page.wait_for_timeout(6000)
     gaps = [after - before for before, after in zip(failures, failures[1:])]
     assert len(gaps) >= 2 and gaps[-1] > 1.3 * gaps[0], f"the pauses do not grow: {gaps}"
@@ -103,7 +103,7 @@ def a_stream_that_stays_away_is_said_to_be_lost(web):
             raise Problem(503, "busy", "too many listeners")
     web.mock.fault = away
     web.mock.end_streams()
-    banner = page.get_by_role("alert").filter(has_text="The stream of events is lost.")
+    banner = page.get_by_role("alert").filter(has_text="The stream of events is interrupted.")
     expect(banner).to_be_visible(timeout=6000)
     web.mock.fault = None
     expect(banner).to_have_count(0, timeout=20000)

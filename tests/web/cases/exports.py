@@ -22,7 +22,7 @@ def clients_that_come_are_seen(web):
     with web.mock.state.lock:
         web.mock.state.exports["bulk"]["traffic"]["clients"] = 77
         web.mock.emit("export", "bulk", "connected", "A client has connected to bulk")
-    expect(page.locator(".facts")).to_contain_text("77 now")
+    expect(page.locator(".facts")).to_contain_text("77 connected")
 
 
 def _make_and_delete(web, hands):
@@ -36,10 +36,10 @@ def _make_and_delete(web, hands):
     hand.write("Listen address (optional)", "10.0.0.2:4420")
     hand.write("Other options (optional)", "nqn=nqn.2014-08.org.example:shared")
     hand.check("Read-only")
-    hand.press("button", "Make the export")
+    hand.press("button", "Create the export")
     web.wait_closed()
     assert json.loads(web.sent("POST", "/v1/exports")[-1]) == {
-        "name": "shared", "kind": "nvme-tcp", "of": ["tmp", "media", "vm-db"], "read_only": True,
+        "name": "shared", "kind": "nvme-tcp", "volumes": ["tmp", "media", "vm-db"], "read_only": True,
         "options": {"listen": "10.0.0.2:4420", "nqn": "nqn.2014-08.org.example:shared"}}
     hand.press("link", "Attach shared")
     expect(page.get_by_role("heading", name="Export shared")).to_be_focused()
@@ -48,9 +48,9 @@ def _make_and_delete(web, hands):
     hand.write("Name", "plain")
     hand.write("Serves", "tmp")
     hand.write("Socket (optional)", "/run/plain.sock")
-    hand.press("button", "Make the export")
+    hand.press("button", "Create the export")
     web.wait_closed()
-    assert json.loads(web.sent("POST", "/v1/exports")[-1]) == {"name": "plain", "kind": "vhost-user-blk", "of": ["tmp"], "read_only": False, "options": {"socket": "/run/plain.sock"}}
+    assert json.loads(web.sent("POST", "/v1/exports")[-1]) == {"name": "plain", "kind": "vhost-user-blk", "volumes": ["tmp"], "read_only": False, "options": {"socket": "/run/plain.sock"}}
     hand.press("button", "Delete… bulk")
     expect(web.dialog()).to_contain_text("3 clients lose access to backup, archive.")
     hand.press("button", "Delete the export")
@@ -76,7 +76,7 @@ def _give_processors(web, hands):
         hand.press("button", "Set processors")
         web.wait_closed()
         assert json.loads(web.sent("PATCH", "/v1/exports/bulk")[-1]) == {"cores": cores}
-        expect(page.get_by_text(f"The export bulk is served from {said} now.")).to_be_visible()
+        expect(page.get_by_text(f"The export bulk uses {said}.")).to_be_visible()
     expect(page.locator(".facts")).to_contain_text("0, 1")
 
 
@@ -90,12 +90,12 @@ def an_export_is_given_processors_by_keyboard(web):
 
 def _attach(web, hands):
     page = web.open("healthy", "#/exports/vm-db-disk")
-    line = page.get_by_role("region", name="Line for cloud-hypervisor")
+    line = page.get_by_role("region", name="Command for cloud-hypervisor")
     expect(line).to_have_text("--memory size=4G,shared=on --disk vhost_user=true,socket=/run/freestone/vm-db-disk.sock")
-    hands(page).press("button", "Copy the line for cloud-hypervisor")
+    hands(page).press("button", "Copy the command for cloud-hypervisor")
     expect(page.get_by_text("Copied.")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == line.text_content()
-    expect(page.get_by_role("region", name="Line for qemu")).to_contain_text("-device vhost-user-blk-pci")
+    expect(page.get_by_role("region", name="Command for qemu")).to_contain_text("-device vhost-user-blk-pci")
 
 
 def attach_lines_are_copied_by_mouse(web):
@@ -113,23 +113,23 @@ def an_export_of_what_is_not_there_is_refused_in_the_dialog(web):
     hand.press("button", "New export…")
     hand.write("Name", "x")
     hand.write("Serves", "nowhere")
-    hand.press("button", "Make the export")
-    expect(web.dialog().get_by_role("alert")).to_have_text("there is no volume, array or device nowhere")
+    hand.press("button", "Create the export")
+    expect(web.dialog().get_by_role("alert")).to_have_text("no volume, array or device nowhere")
 
 
 def _devices(web, hands):
     page = web.open("healthy", "#/devices")
     hand = hands(page)
-    hand.press("button", "Open a device…")
+    hand.press("button", "New device…")
     hand.write("Name", "spare-disk")
     hand.write("Specification", "/dev/nvme9n1")
-    hand.press("button", "Open the device")
+    hand.press("button", "Create the device")
     web.wait_closed()
     assert json.loads(web.sent("POST", "/v1/devices")[-1]) == {"name": "spare-disk", "spec": "/dev/nvme9n1"}
     hand.press("link", "spare-disk")
-    hand.press("button", "Close the device…")
+    hand.press("button", "Delete…")
     hand.write("Type “spare-disk” to confirm", "spare-disk")
-    hand.press("button", "Close the device")
+    hand.press("button", "Delete the device")
     web.wait_closed()
     expect(page.get_by_role("heading", name="Devices", level=1)).to_be_focused()
     assert web.sent("DELETE", "/v1/devices/spare-disk")

@@ -135,10 +135,10 @@ def a_403_says_that_the_token_may_only_read(web):
     page = web.open("healthy", "#/arrays/data", token=READER)
     hand = Mouse(page)
     hand.press("button", "Pause jobs")
-    expect(page.locator("main").get_by_role("alert").filter(has_text="Your token may not do that. role read-only may not POST")).to_be_visible()
+    expect(page.locator("main").get_by_role("alert").filter(has_text="The role of your token does not allow this. role read-only may not POST")).to_be_visible()
     hand.press("button", "Grow…")
     hand.press("button", "Grow")
-    expect(web.dialog().get_by_role("alert")).to_contain_text("Your token may not do that.")
+    expect(web.dialog().get_by_role("alert")).to_contain_text("The role of your token does not allow this.")
 
 
 def hostile_names_are_text(web):
@@ -155,7 +155,7 @@ def hostile_names_are_text(web):
         assert "pwned" != page.title(), view
         if view.count("/") == 2:
             expect(page.get_by_role("heading", level=1)).to_contain_text(HOSTILE)
-    Mouse(page).press("button", "Close the device…")
+    Mouse(page).press("button", "Delete…")
     expect(web.dialog()).to_contain_text(HOSTILE)
     assert page.locator("img:not([role])").count() == 0
 

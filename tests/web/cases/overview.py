@@ -9,9 +9,9 @@ from web import Keyboard, Mouse
 
 def a_healthy_system_says_so(web):
     page = web.open("healthy")
-    expect(page.locator("#health")).to_have_text("✓ Everything is well")
-    expect(page.locator(".summary")).to_contain_text("Everything is well")
-    expect(page.get_by_text("No job runs.")).to_be_visible()
+    expect(page.locator("#health")).to_have_text("✓ No problems")
+    expect(page.locator(".summary")).to_contain_text("No problems")
+    expect(page.get_by_text("No jobs.")).to_be_visible()
     expect(page).to_have_title("Overview – freestoned")
 
 
@@ -27,7 +27,7 @@ def a_failed_array_and_a_closed_device_are_worse(web):
     web.start("healthy")
     for slot in range(3):
         web.mock.state.arrays["data"]["members"][slot].update(state="missing")
-    web.mock.state.devices["scratch"].update(error="no such device", capacity=None)
+    web.mock.state.devices["scratch"].update(error="no such device", capacity_bytes=None)
     page = web.open()
     expect(page.locator("#health")).to_have_text("✕ 1 array failed, 1 device not open")
     expect(page.get_by_role("link", name="Device scratch is not open: no such device")).to_be_visible()
@@ -100,17 +100,17 @@ def _work_a_job(web, hands):
     expect(job).to_contain_text(re.compile(r"38\.\d % · 1\.5 TiB of 4 TiB · 412 MiB/s, 1 h 4\d min left"))
     expect(page.get_by_role("progressbar", name="Rebuild of data, slot 2")).to_be_visible()
     hand.press("button", "Pause rebuild of data, slot 2")
-    expect(page.get_by_text("The jobs of data stand still.")).to_be_visible()
+    expect(page.get_by_text("The jobs of data are paused.")).to_be_visible()
     expect(job).to_contain_text("paused")
     hand.press("button", "Resume rebuild of data, slot 2")
     expect(job).to_contain_text("left")
     hand.press("button", "Limit rate… rebuild of data, slot 2")
-    hand.write("At most, in a second (optional)", "200 MiB")
+    hand.write("Maximum rate, bytes a second (optional)", "200 MiB")
     hand.press("button", "Set limits")
     web.wait_closed()
     assert web.sent("PATCH", "/v1/jobs/data:rebuild:2")[-1] == '{"max_bytes_per_s":209715200}'
     hand.press("button", "Cancel… check of fast")
-    expect(web.dialog()).to_contain_text("What it has done so far is lost")
+    expect(web.dialog()).to_contain_text("Its progress is lost")
     hand.press("button", "Cancel the job")
     web.wait_closed()
     expect(page.locator("li.job")).to_have_count(1)
@@ -138,7 +138,7 @@ def a_job_moves_and_ends(web):
 
 def an_empty_system_says_what_to_do_first(web):
     page = web.open("empty")
-    expect(page.get_by_text("Nothing is here yet.")).to_be_visible()
-    for view, text in [("#/arrays", "There are no arrays yet."), ("#/volumes", "There are no volumes yet."), ("#/exports", "There are no exports yet."), ("#/events", "Nothing has happened yet.")]:
+    expect(page.get_by_text("No objects yet.")).to_be_visible()
+    for view, text in [("#/arrays", "No arrays yet."), ("#/volumes", "No volumes yet."), ("#/exports", "No exports yet."), ("#/events", "No events yet.")]:
         web.go(view)
         expect(page.get_by_text(text)).to_be_visible()

@@ -1,4 +1,5 @@
-//! How the examples name a device: `DRIVER:PROPERTY=VALUE,PROPERTY=VALUE`, as in `io_uring:path=disk.img,direct=true`.
+//! How the examples name a device: `DRIVER:PROPERTY=VALUE,PROPERTY=VALUE`, as in
+//! `io_uring:path=disk.img,direct=true`.
 
 use blkio::{Builder, Result};
 

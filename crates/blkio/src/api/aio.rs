@@ -4,8 +4,8 @@
 //!   submit ─► Pending ─ first poll of any ─► kick ─► device ─► completion fd ─► poll_completions ─► wakers
 //! ```
 //!
-//! A future is a token and a handle of the queue. The queue owns the memory, so that dropping or forgetting a future
-//! at any time is harmless: its request is carried out all the same.
+//! A future is a token and a handle of the queue. The queue owns the memory, so that dropping or
+//! forgetting a future at any time is harmless: its request is carried out all the same.
 
 use super::request::{Payload, Request};
 use super::slots::{Owner, Token};
@@ -18,11 +18,12 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
-/// A queue whose requests are futures. Clones name the same queue, which is dropped (and waits for what is in flight)
-/// with the last clone and future.
+/// A queue whose requests are futures. Clones name the same queue, which is dropped (and waits for
+/// what is in flight) with the last clone and future.
 ///
-/// Something must call [`AsyncQueue::poll_completions`] when the descriptor of [`AsFd`] becomes readable: a task of the
-/// program's executor (`tokio::io::unix::AsyncFd`, `async_io::Async`), or [`block_on`](super::block_on).
+/// Something must call [`AsyncQueue::poll_completions`] when the descriptor of [`AsFd`] becomes
+/// readable: a task of the program's executor (`tokio::io::unix::AsyncFd`, `async_io::Async`), or
+/// [`block_on`](super::block_on).
 ///
 /// ```
 /// # fn main() -> blkio::Result<()> {
@@ -61,8 +62,9 @@ struct Shared {
 
 /// A request on its way: a future of its result, with its memory.
 ///
-/// It is enqueued already, and goes to the device at the latest when a future of the queue is polled for the first time.
-/// Dropping it does not cancel it: its memory is given back when the device is done.
+/// It is enqueued already, and goes to the device at the latest when a future of the queue is
+/// polled for the first time. Dropping it does not cancel it: its memory is given back when the
+/// device is done.
 #[must_use = "whether a request has succeeded is known when it has ended"]
 #[derive(Debug)]
 pub struct Pending<P> {
@@ -133,8 +135,8 @@ impl AsyncQueue {
         self.submit(Request::report_zones(offset, max))
     }
 
-    /// Submits what was enqueued and wakes the tasks whose requests have ended. To be called when the descriptor is
-    /// readable, which it consumes.
+    /// Submits what was enqueued and wakes the tasks whose requests have ended. To be called when
+    /// the descriptor is readable, which it consumes.
     ///
     /// # Errors
     /// When the queue itself has failed. All its requests have ended with an error then.

@@ -1,4 +1,5 @@
-//! The smallest executor: one future on the calling thread, which sleeps on the queues' descriptors.
+//! The smallest executor: one future on the calling thread, which sleeps on the queues'
+//! descriptors.
 
 use super::AsyncQueue;
 use crate::Error;
@@ -10,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// Runs a future to its end, with the requests of `queues` that it needs. It may wait for other things, too; whoever
-/// wakes it may be another thread.
+/// Runs a future to its end, with the requests of `queues` that it needs. It may wait for other
+/// things, too; whoever wakes it may be another thread.
 ///
 /// See [`AsyncQueue`] for an example.
 ///
@@ -60,14 +61,14 @@ impl Sleeper {
         if fd < 0 {
             return Err(Error::os("eventfd", &io::Error::last_os_error()));
         }
-        // SAFETY: a fresh descriptor that nobody else owns.
+        // SAFETY: a fresh descriptor without another owner.
         let event = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Sleeper { is_woken: AtomicBool::new(true), is_asleep: AtomicBool::new(false), event })
     }
 
     /// Sleeps until a queue has an event, or the future was woken.
     fn sleep(&self, watched: &mut [libc::pollfd]) {
-        // Whoever wakes sets `is_woken` and then looks at `is_asleep`; here it is the other way round.
+        // A waker sets `is_woken` and then reads `is_asleep`; here the order is the reverse.
         self.is_asleep.store(true, Ordering::SeqCst);
         if !self.is_woken.load(Ordering::SeqCst) {
             // SAFETY: the list lives through the call. An error is an early end of sleep.

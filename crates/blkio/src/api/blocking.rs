@@ -5,7 +5,6 @@ use super::slots::Owner;
 use super::{Buffer, Queue};
 use crate::{Result, Zone};
 use block::{Op, Segment};
-use std::sync::PoisonError;
 
 impl Queue {
     /// Carries a request out and returns its result, with its memory if it has some.
@@ -16,7 +15,8 @@ impl Queue {
         P::output(result, memory)
     }
 
-    /// Reads at byte `offset` into any memory. Where the device cannot take it, the bytes are copied.
+    /// Reads at byte `offset` into any memory. Where the device cannot take it, the bytes are
+    /// copied.
     ///
     /// # Errors
     /// Why the request failed: `EINVAL` out of range, misaligned or too long, `EIO`, and so on.
@@ -78,8 +78,8 @@ impl Queue {
 
     fn transfer_now(&mut self, op: Op, offset: u64, segment: Segment) -> Result<()> {
         let guard = CloseOnPanic(self);
-        // SAFETY: the caller lends the memory to this function, which neither returns nor unwinds before the request
-        // has ended.
+        // SAFETY: the caller lends the memory to this function, which neither returns nor unwinds
+        // before the request has ended.
         let token = unsafe { guard.0.begin_borrowed(op, offset, [segment], Owner::Claimant(None)) };
         guard.0.wait_for(token);
         std::mem::forget(guard);
@@ -91,11 +91,11 @@ impl Queue {
         let (start, len) = (memory.as_ptr().addr(), memory.len());
         let mask = self.device.buf_alignment.next_power_of_two() - 1;
         if (start | len) & mask != 0 {
-            // A length that the device cannot have is the caller's mistake, which the request will tell.
+            // A length that the device cannot have is the caller's mistake, which the request will
+            // tell.
             return len & mask != 0;
         }
-        !self.device.needs_regions
-            || self.device.pool.lock().unwrap_or_else(PoisonError::into_inner).holds(start, len)
+        !self.device.needs_regions || self.device.pool().holds(start, len)
     }
 }
 

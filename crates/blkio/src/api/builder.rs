@@ -1,57 +1,13 @@
 //! A device before it is started: what the user says, and what the device says.
 
-use super::Device;
-use crate::{Error, Instance, Result, Value};
+use super::{Device, Property};
+use crate::{Instance, Result, Value};
 use std::sync::Arc;
-
-/// A type that a property can have: `bool`, `i32`, `u64` or, for any property, `String`.
-pub trait Property: Sized + sealed::Sealed {
-    /// The value as this type.
-    ///
-    /// # Errors
-    /// `ENOTTY` when the property `name` has another type.
-    fn from_value(name: &str, value: Value) -> Result<Self>;
-}
-
-mod sealed {
-    pub trait Sealed {}
-}
-
-macro_rules! property_types {
-    ($($type:ty, $variant:ident;)*) => { $(
-        impl sealed::Sealed for $type {}
-        impl Property for $type {
-            fn from_value(name: &str, value: Value) -> Result<$type> {
-                match value {
-                    Value::$variant(value) => Ok(value),
-                    other => {
-                        let message = format!("property {name} is {:?}, not {}", other.kind(), stringify!($type));
-                        Err(Error::new(libc::ENOTTY, message))
-                    }
-                }
-            }
-        }
-    )* };
-}
-
-property_types! {
-    bool, Bool;
-    i32, Int;
-    u64, Uint64;
-}
-
-impl sealed::Sealed for String {}
-
-impl Property for String {
-    fn from_value(_: &str, value: Value) -> Result<String> {
-        Ok(value.to_string())
-    }
-}
 
 /// A device that is being described.
 pub struct Builder {
     instance: Instance,
-    /// What can be set only when the device is connected.
+    /// Properties that can be set only when the device is connected.
     tuning: Vec<(String, Value)>,
 }
 
@@ -64,8 +20,8 @@ impl Builder {
         Ok(Builder { instance: Instance::create(driver)?, tuning: Vec::new() })
     }
 
-    /// Sets a property; text is converted to its type. What can be set only when the device is connected is
-    /// kept until then.
+    /// Sets a property; text is converted to its type. A property that can be set only when the
+    /// device is connected is kept until then.
     ///
     /// # Errors
     /// `ENOENT` unknown, `ENOTTY` wrong type, `EACCES` read-only, `EINVAL` a value that cannot be.
@@ -92,7 +48,8 @@ impl Builder {
     /// A property's value.
     ///
     /// # Errors
-    /// `ENOENT` unknown, `ENODEV` not known before the device is connected, `ENOTTY` of another type.
+    /// `ENOENT` unknown, `ENODEV` not known before the device is connected, `ENOTTY` of another
+    /// type.
     pub fn get<T: Property>(&self, name: &str) -> Result<T> {
         T::from_value(name, self.value(name)?)
     }
@@ -110,7 +67,8 @@ impl Builder {
         self.instance.property_names()
     }
 
-    /// What another thread can call to make [`Builder::connect`] fail soon; `None` where that cannot take long.
+    /// Returns a function that another thread can call to make [`Builder::connect`] fail soon;
+    /// `None` if connecting cannot take long.
     pub fn canceller(&self) -> Option<Arc<dyn Fn() + Send + Sync>> {
         self.instance.canceller()
     }
@@ -118,7 +76,7 @@ impl Builder {
     /// Opens the device.
     ///
     /// # Errors
-    /// What is wrong with the properties or the device.
+    /// Names the property that is wrong, or the device's error.
     pub fn connect(mut self) -> Result<Connected> {
         self.instance.connect()?;
         let connected = Connected { instance: self.instance };
@@ -143,7 +101,8 @@ impl Connected {
     /// Sets a property, as [`Builder::set`].
     ///
     /// # Errors
-    /// `ENOENT` unknown, `ENOTTY` wrong type, `EACCES` read-only, `EBUSY` too late, `EINVAL` a value that cannot be.
+    /// `ENOENT` unknown, `ENOTTY` wrong type, `EACCES` read-only, `EBUSY` too late, `EINVAL` a
+    /// value that cannot be.
     pub fn set(mut self, name: &str, value: impl Into<Value>) -> Result<Connected> {
         self.put(name, value)?;
         Ok(self)

@@ -1,11 +1,13 @@
 //! A started device: where queues and buffers come from.
 
-use super::buffer::Pool;
+use super::pool::Pool;
+use super::shared::Shared;
 use super::{Buffer, Property, Queue};
 use crate::{Error, Instance, Result, Value};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-/// A started device. Clones name the same device; it is closed when the last clone, queue and buffer is gone.
+/// A started device. Clones name the same device; it is closed when the last clone, queue and
+/// buffer is gone.
 ///
 /// ```
 /// # fn main() -> blkio::Result<()> {
@@ -24,22 +26,6 @@ pub struct Device {
     shared: Arc<Shared>,
 }
 
-/// What queues and buffers keep alive.
-pub(super) struct Shared {
-    instance: Mutex<Instance>,
-    pub pool: Mutex<Pool>,
-    /// Memory that was not mapped cannot be used.
-    pub needs_regions: bool,
-    /// What addresses and lengths of memory must be multiples of.
-    pub buf_alignment: usize,
-}
-
-impl Shared {
-    pub fn instance(&self) -> MutexGuard<'_, Instance> {
-        self.instance.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Device {
     pub(super) fn new(instance: Instance) -> Result<Device> {
         let number = |name: &str| i32::from_value(name, instance.get(name)?).map(|n| n.max(1) as usize);
@@ -47,9 +33,7 @@ impl Device {
         let region_alignment = u64::from_value("", instance.get("mem-region-alignment")?)?.max(1) as usize;
         let pool = Pool::new(buf_alignment.max(number("optimal-buf-alignment")?), region_alignment);
         let needs_regions = bool::from_value("", instance.get("needs-mem-regions")?)?;
-        let shared =
-            Shared { instance: Mutex::new(instance), pool: Mutex::new(pool), needs_regions, buf_alignment };
-        Ok(Device { shared: Arc::new(shared) })
+        Ok(Device { shared: Arc::new(Shared::new(instance, pool, needs_regions, buf_alignment)) })
     }
 
     /// Bytes on the device now.
@@ -98,7 +82,7 @@ impl Device {
     }
 
     fn lend(&self, index: usize, is_poll: bool) -> Result<Queue> {
-        let no_queue = || Error::new(libc::ENOENT, format!("there is no queue with index {index}"));
+        let no_queue = || Error::new(libc::ENOENT, format!("queue {index} does not exist"));
         let index = i32::try_from(index).map_err(|_| no_queue())?;
         let raw = self.shared.instance().lend_queue(index, is_poll)?;
         Ok(Queue::new(self.shared.clone(), raw, index, is_poll, false))
@@ -107,8 +91,8 @@ impl Device {
     /// Opens one more queue, which is removed when it is dropped.
     ///
     /// # Errors
-    /// `ENOTSUP` where queues cannot be added (`can-add-queues`), `EINVAL` where there are `max-queues` already;
-    /// what the device refuses.
+    /// `ENOTSUP` where queues cannot be added (`can-add-queues`), `EINVAL` where there are
+    /// `max-queues` already; what the device refuses.
     pub fn add_queue(&self) -> Result<Queue> {
         self.add(false)
     }
@@ -116,7 +100,8 @@ impl Device {
     /// Opens one more poll queue, which is removed when it is dropped.
     ///
     /// # Errors
-    /// As [`Device::add_queue`], and `EINVAL` where there are no poll queues (`supports-poll-queues`).
+    /// As [`Device::add_queue`], and `EINVAL` where there are no poll queues
+    /// (`supports-poll-queues`).
     pub fn add_poll_queue(&self) -> Result<Queue> {
         self.add(true)
     }
@@ -129,8 +114,8 @@ impl Device {
         Ok(Queue::new(self.shared.clone(), raw, index, is_poll, true))
     }
 
-    /// Memory for `len` bytes that the device knows, aligned as it likes it. The bytes are zero, or those of a buffer
-    /// that was dropped.
+    /// Memory for `len` bytes that the device knows, aligned as it likes it. The bytes are zero, or
+    /// those of a buffer that was dropped.
     ///
     /// # Errors
     /// `ENOSPC` and the like when the device takes no more memory regions; `ENOMEM`.

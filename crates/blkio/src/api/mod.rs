@@ -8,9 +8,9 @@
 //!                           Buffer    raw::IoQueue
 //! ```
 //!
-//! All safety hangs on one rule: what a raw queue was given a pointer to lives in a slot (or in the frame of a
-//! scope) until the raw queue has returned its completion or was dropped, and dropping it waits. Futures, tokens
-//! and handles are no more than names of slots.
+//! All safety hangs on one rule about memory that a raw queue has a pointer to. The memory lives in
+//! a slot, or in the frame of a scope, until the raw queue returns the completion or is dropped.
+//! Dropping a raw queue waits. Futures, tokens and handles are no more than names of slots.
 
 mod aio;
 mod block_on;
@@ -18,9 +18,12 @@ mod blocking;
 mod buffer;
 mod builder;
 mod device;
+mod pool;
+mod property;
 mod queue;
 mod request;
 mod scope;
+mod shared;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -28,8 +31,9 @@ mod tests;
 pub use aio::{AsyncQueue, Pending};
 pub use block_on::block_on;
 pub use buffer::Buffer;
-pub use builder::{Builder, Connected, Property};
+pub use builder::{Builder, Connected};
 pub use device::Device;
+pub use property::Property;
 pub use queue::{Completion, Completions, Queue};
 pub use request::{Memory, Payload, Request};
 pub use scope::{Scope, ScopedRequest};

@@ -1,8 +1,8 @@
 //! A queue for one thread at a time: any number of requests in flight, polled or waited for.
 
 use super::Buffer;
-use super::device::Shared;
 use super::request::{Memory, Operation, Payload, Request};
+use super::shared::Shared;
 use super::slots::{Owner, Slots, Token};
 use crate::raw::{self, ReqFlags};
 use crate::{Error, IoQueue, Result};
@@ -19,8 +19,9 @@ const BATCH: usize = 64;
 
 /// A queue of a device. Dropping it waits for what is in flight.
 ///
-/// Requests are enqueued without limit; how many are in flight at the device is bounded by its own properties
-/// (`num-entries`, `queue-size`). Those in flight at the same time are carried out in any order.
+/// Requests are enqueued without limit; how many are in flight at the device is bounded by its own
+/// properties (`num-entries`, `queue-size`). Those in flight at the same time are carried out in
+/// any order.
 ///
 /// ```
 /// # fn main() -> blkio::Result<()> {
@@ -43,7 +44,7 @@ const BATCH: usize = 64;
 /// # }
 /// ```
 pub struct Queue {
-    /// `None` once it has failed for good.
+    /// `None` once it has failed permanently.
     raw: Option<Box<IoQueue>>,
     pub(super) slots: Slots,
     pub(super) has_unsubmitted: bool,
@@ -60,7 +61,7 @@ pub struct Queue {
 /// The end of a request.
 #[derive(Debug)]
 pub struct Completion {
-    /// What [`Queue::submit`] returned.
+    /// The token that [`Queue::submit`] returned.
     pub token: Token,
     /// Whether it was carried out.
     pub result: Result<()>,
@@ -119,8 +120,8 @@ impl Queue {
         }
     }
 
-    /// Enqueues a request, which owns its memory from now on. It goes to the device with the next call that asks for
-    /// completions, together with all others.
+    /// Enqueues a request, which owns its memory from now on. It goes to the device with the next
+    /// call that asks for completions, together with all others.
     pub fn submit<P: Payload>(&mut self, request: Request<P>) -> Token {
         self.begin(request, Owner::List)
     }
@@ -134,7 +135,8 @@ impl Queue {
         Ok(Completions { slots: &mut self.slots })
     }
 
-    /// Submits what was enqueued and waits for at least `min` completions, or for all if there are fewer requests.
+    /// Submits what was enqueued and waits for at least `min` completions, or for all if there are
+    /// fewer requests.
     ///
     /// # Errors
     /// When the queue itself fails; completions are not lost.
@@ -143,7 +145,8 @@ impl Queue {
         Ok(Completions { slots: &mut self.slots })
     }
 
-    /// As [`Queue::wait`], but after `timeout` returns what there is: fewer than `min`, perhaps none.
+    /// As [`Queue::wait`], but after `timeout` returns what there is: fewer than `min`, perhaps
+    /// none.
     ///
     /// # Errors
     /// As [`Queue::wait`].
@@ -160,16 +163,18 @@ impl Queue {
         self.slots.listed_in_flight() + self.slots.listed()
     }
 
-    /// What becomes readable when [`Queue::poll`] needs to be called again, once events are
-    /// [enabled](Queue::enable_events); `None` for a poll queue. For event loops that watch descriptors.
+    /// Returns a descriptor for event loops; `None` for a poll queue. Once events are
+    /// [enabled](Queue::enable_events), it becomes readable when [`Queue::poll`] needs to be called
+    /// again.
     pub fn completion_fd(&self) -> Option<BorrowedFd<'_>> {
         let fd = self.raw.as_ref()?.completion_fd()?;
-        // SAFETY: the descriptor is open as long as the raw queue, which is not closed while `self` is borrowed.
+        // SAFETY: the descriptor is open as long as the raw queue, which is not closed while `self`
+        // is borrowed.
         Some(unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
-    /// Switches events on the completion descriptor on or off, for requests in flight too. [`Queue::poll`] consumes
-    /// them.
+    /// Switches events on the completion descriptor on or off, for requests in flight too.
+    /// [`Queue::poll`] consumes them.
     pub fn enable_events(&mut self, enable: bool) {
         self.wants_events = enable && !self.is_poll;
         if let Some(raw) = &mut self.raw {
@@ -183,7 +188,8 @@ impl Queue {
         match operation {
             Operation::Transfer(op, offset) => {
                 let memory = self.slots.transfer_memory(token);
-                // SAFETY: the slot owns the memory until the raw queue has returned its completion, or is gone.
+                // SAFETY: the slot owns the memory until the raw queue has returned its completion,
+                // or is gone.
                 unsafe { self.transfer(token, op, offset, memory, flags) };
             }
             Operation::Range(op, offset, len) => {
@@ -204,8 +210,8 @@ impl Queue {
     /// Starts a read or write of memory that is not the queue's.
     ///
     /// # Safety
-    /// The memory stays valid, and for a read unused by others, until the slot's request has ended or
-    /// [`Queue::close`] has returned.
+    /// The memory stays valid, and for a read unused by others, until the slot's request has ended
+    /// or [`Queue::close`] has returned.
     pub(super) unsafe fn begin_borrowed(
         &mut self,
         op: Op,
@@ -279,7 +285,8 @@ impl Queue {
         Ok(count)
     }
 
-    /// Waits until the token's request has ended; when the queue fails, it is closed and the request ends thereby.
+    /// Waits until the token's request has ended; when the queue fails, it is closed and the
+    /// request ends thereby.
     pub(super) fn wait_for(&mut self, token: Token) {
         while !self.slots.has_ended(token) {
             if self.reap(1, None).is_err() {
@@ -297,7 +304,8 @@ impl Queue {
         }
     }
 
-    /// Closes a queue that has failed. No memory is in use by the device afterwards, and every request has ended.
+    /// Closes a queue that has failed. No memory is in use by the device afterwards, and every
+    /// request has ended.
     pub(super) fn close(&mut self) {
         drop(self.raw.take());
         self.wakers.extend(self.slots.end_all(&closed()));
@@ -318,7 +326,7 @@ impl Drop for Queue {
         if let Some(raw) = &mut raw {
             raw.set_completion_fd_enabled(false);
         }
-        // What is dropped here waits for the device; the slots with their memory are dropped later.
+        // Dropping the raw queue here waits for the device; the slots and their memory go later.
         let raw = raw.filter(|_| drained.is_ok() && !self.is_added);
         self.device.instance().take_back(self.index, self.is_poll, raw);
     }

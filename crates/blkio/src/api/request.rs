@@ -1,4 +1,4 @@
-//! What can be asked of a device, and the memory that goes with it.
+//! Requests to a device, and the memory that goes with them.
 
 use super::Buffer;
 use crate::raw::ReqFlags;
@@ -99,7 +99,7 @@ impl Payload for Vec<Zone> {
     }
 }
 
-/// What the device is to do.
+/// The operation of a request, with byte offsets and lengths.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Operation {
     Transfer(Op, u64),

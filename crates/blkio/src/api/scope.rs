@@ -10,11 +10,12 @@ use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 impl Queue {
-    /// Runs `body` with a scope whose requests may borrow memory from outside of it. All of them have ended when this
-    /// function returns or unwinds, whatever has become of their handles. Other requests of the queue go on.
+    /// Runs `body` with a scope whose requests may borrow memory from outside of it. All of them
+    /// have ended when this function returns or unwinds, whatever has become of their handles.
+    /// Other requests of the queue continue.
     ///
-    /// Unlike the blocking calls it never copies: a device with `needs-mem-regions` takes only memory of
-    /// [`Buffer`](super::Buffer)s.
+    /// Unlike the blocking calls it never copies: a device with `needs-mem-regions` takes only
+    /// memory of [`Buffer`](super::Buffer)s.
     ///
     /// ```
     /// # fn main() -> blkio::Result<()> {
@@ -81,7 +82,7 @@ pub struct ScopedRequest<'scope, M> {
     memory: Borrowed<M>,
 }
 
-/// Borrowed memory that nobody may look at now: no reference to it exists.
+/// Borrowed memory during a request: no reference to it exists.
 struct Borrowed<M> {
     start: *mut u8,
     len: usize,
@@ -115,7 +116,7 @@ impl<'scope> Scope<'scope, '_> {
         self.transfer(Op::Write, offset, memory.as_ptr().cast_mut(), memory.len())
     }
 
-    /// Reads at byte `offset` into several pieces of memory, in their order.
+    /// Reads at byte `offset` into several buffers, in their order.
     pub fn read_vectored(
         &'scope self,
         offset: u64,
@@ -125,7 +126,7 @@ impl<'scope> Scope<'scope, '_> {
         self.vectored(Op::Read, offset, pieces.collect())
     }
 
-    /// Writes several pieces of memory at byte `offset`, in their order.
+    /// Writes several buffers at byte `offset`, in their order.
     pub fn write_vectored(
         &'scope self,
         offset: u64,
@@ -149,8 +150,9 @@ impl<'scope> Scope<'scope, '_> {
 
     fn transfer<M>(&'scope self, op: Op, offset: u64, base: *mut u8, len: usize) -> ScopedRequest<'scope, M> {
         let segment = Segment { base, len };
-        // SAFETY: the memory is borrowed for 'scope, which does not end before `Queue::scope` has seen the end of all
-        // requests of the scope. It is given back earlier only by `ScopedRequest::wait`, after its request's end.
+        // SAFETY: the memory is borrowed for 'scope, which does not end before `Queue::scope` has
+        // seen the end of all requests of the scope. It is given back earlier only by
+        // `ScopedRequest::wait`, after its request's end.
         let token = unsafe { self.queue.borrow_mut().begin_borrowed(op, offset, [segment], Owner::Scope) };
         self.request(token, base, len)
     }

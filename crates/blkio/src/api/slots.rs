@@ -1,4 +1,5 @@
-//! Where the memory of a queue's requests lives until they have ended and their users have fetched it.
+//! Where the memory of a queue's requests lives until they have ended and their users have fetched
+//! it.
 //!
 //! ```text
 //!   insert ─► in flight ─► end ─► ended ─► claim / next_listed ─► free
@@ -25,15 +26,15 @@ impl From<Token> for u64 {
     }
 }
 
-/// Who is told of the end of a request.
+/// Receives the end of a request.
 pub(super) enum Owner {
-    /// Whoever asks for completions next.
+    /// The next caller that asks for completions.
     List,
-    /// Whoever has the token; woken if it waits.
+    /// The holder of the token; woken if it waits.
     Claimant(Option<Waker>),
     /// A scope, and who has the token.
     Scope,
-    /// Nobody: memory is given back at the end.
+    /// No holder is left: the end frees the memory.
     Nobody,
 }
 
@@ -47,7 +48,7 @@ struct Slot {
     generation: u32,
     stage: Stage,
     memory: Memory,
-    /// What a raw queue reads while a vectored request is in flight; kept for the next one.
+    /// The list that a raw queue reads during a vectored request; kept for the next one.
     segments: Vec<Segment>,
 }
 
@@ -85,7 +86,8 @@ impl Slots {
         Token { slot, generation: place.generation }
     }
 
-    /// The memory of a read or write as a raw queue takes it. It stays where it is until [`Slots::end`].
+    /// The memory of a read or write as a raw queue takes it. It stays where it is until
+    /// [`Slots::end`].
     pub fn transfer_memory(&mut self, token: Token) -> raw::Memory {
         let place = &mut self.all[token.slot as usize];
         match &place.memory {
@@ -99,7 +101,7 @@ impl Slots {
         }
     }
 
-    /// As [`Slots::transfer_memory`], of a request whose memory is somebody else's.
+    /// As [`Slots::transfer_memory`], of a request that borrows its memory.
     pub fn borrowed_memory(
         &mut self,
         token: Token,
@@ -119,7 +121,8 @@ impl Slots {
         }
     }
 
-    /// Notes the end of a request: the number of zones reported, or an error. Returns who is to be woken.
+    /// Notes the end of a request: the number of zones reported, or an error. Returns who is to be
+    /// woken.
     pub fn end(&mut self, slot: u32, result: Result<u32>) -> Option<Waker> {
         let place = &mut self.all[slot as usize];
         let Stage::InFlight(owner) = std::mem::replace(&mut place.stage, Stage::Free) else {
@@ -146,7 +149,8 @@ impl Slots {
         }
     }
 
-    /// Ends everything in flight with `error`, which no device can do any more. Returns who is to be woken.
+    /// Ends everything in flight with `error`, which no device can do any more. Returns who is to
+    /// be woken.
     pub fn end_all(&mut self, error: &Error) -> Vec<Waker> {
         let in_flight = |slot: &u32| matches!(self.all[*slot as usize].stage, Stage::InFlight(_));
         let slots: Vec<u32> = (0..self.all.len() as u32).filter(in_flight).collect();
@@ -200,7 +204,8 @@ impl Slots {
         Some((token, result, memory))
     }
 
-    /// Gives the slots of a scope back, all of whose requests have ended; the first error among them.
+    /// Gives the slots of a scope back, all of whose requests have ended; the first error among
+    /// them.
     pub fn end_scope(&mut self) -> Result<()> {
         let mut first = Ok(());
         for slot in 0..self.all.len() as u32 {

@@ -1,4 +1,5 @@
-//! Connecting and starting without waiting: an extension for event-driven programs and devices on a network.
+//! Connecting and starting without waiting: an extension for event-driven programs and devices on a
+//! network.
 //!
 //! ```text
 //!   blkio_connect_begin() ─► a thread of its own ─► blkio_get_control_fd() becomes readable ─► blkio_control_result()
@@ -18,7 +19,8 @@ pub(super) struct Control(Arc<Mutex<Progress>>);
 
 #[derive(Default)]
 struct Progress {
-    /// Readable from the end of an operation until its result was fetched; made with the first operation.
+    /// Readable from the end of an operation until its result was fetched; made with the first
+    /// operation.
     event: Option<OwnedFd>,
     stage: Stage,
     cancel: Option<Arc<dyn Fn() + Send + Sync>>,
@@ -129,7 +131,7 @@ fn eventfd() -> Result<OwnedFd> {
     if fd < 0 {
         return Err(Error::os("eventfd", &std::io::Error::last_os_error()));
     }
-    // SAFETY: a fresh descriptor that nobody else owns.
+    // SAFETY: a fresh descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -161,8 +163,8 @@ pub unsafe extern "C" fn blkio_start_begin(b: *mut Blkio) -> c_int {
     unsafe { control(b, |blkio| blkio.control.begin(&blkio.instance, Instance::start).map(|()| 0)) }
 }
 
-/// `int blkio_get_control_fd(struct blkio *b)`: readable once the operation has ended, until its result was fetched;
-/// `-ENOENT` before the first operation.
+/// `int blkio_get_control_fd(struct blkio *b)`: readable once the operation has ended, until its
+/// result was fetched; `-ENOENT` before the first operation.
 ///
 /// # Safety
 /// `b` came from `blkio_create()`.
@@ -176,8 +178,8 @@ pub unsafe extern "C" fn blkio_get_control_fd(b: *mut Blkio) -> c_int {
     unsafe { control(b, fd) }
 }
 
-/// `int blkio_control_result(struct blkio *b)`: what `blkio_connect()` or `blkio_start()` would have returned;
-/// `-EAGAIN` while it runs, `-ENOENT` when there is none.
+/// `int blkio_control_result(struct blkio *b)`: what `blkio_connect()` or `blkio_start()` would
+/// have returned; `-EAGAIN` while it runs, `-ENOENT` when there is none.
 ///
 /// # Safety
 /// `b` came from `blkio_create()`.
@@ -187,8 +189,8 @@ pub unsafe extern "C" fn blkio_control_result(b: *mut Blkio) -> c_int {
     unsafe { control(b, |blkio| blkio.control.result().map(|()| 0)) }
 }
 
-/// `int blkio_cancel(struct blkio *b)`: makes the operation end soon; its result is then `-ECANCELED`, unless it was
-/// faster.
+/// `int blkio_cancel(struct blkio *b)`: makes the operation end soon; its result is then
+/// `-ECANCELED`, unless it was faster.
 ///
 /// # Safety
 /// `b` came from `blkio_create()`.

@@ -28,7 +28,8 @@ pub unsafe extern "C" fn blkio_create(driver: *const c_char, bp: *mut *mut Blkio
     result
 }
 
-/// `void blkio_destroy(struct blkio **bp)`: waits for requests in flight, frees everything and sets `*bp` to null.
+/// `void blkio_destroy(struct blkio **bp)`: waits for requests in flight, frees everything and sets
+/// `*bp` to null.
 ///
 /// # Safety
 /// `*bp` is null or came from `blkio_create()`; no other thread uses it or its queues.
@@ -132,8 +133,8 @@ pub unsafe extern "C" fn blkio_get_uint64(b: *mut Blkio, name: *const c_char, va
     unsafe { get(b, name, value, read) }
 }
 
-/// `int blkio_get_str(struct blkio *b, const char *name, char **value)`: any property as text, which the caller
-/// frees with `free(3)`.
+/// `int blkio_get_str(struct blkio *b, const char *name, char **value)`: any property as text,
+/// which the caller frees with `free(3)`.
 ///
 /// # Safety
 /// `b` came from `blkio_create()`, `name` is a C string, `value` has room for a pointer.
@@ -189,7 +190,8 @@ pub unsafe extern "C" fn blkio_set_uint64(b: *mut Blkio, name: *const c_char, va
     unsafe { set(b, name, value.into()) }
 }
 
-/// `int blkio_set_str(struct blkio *b, const char *name, const char *value)`: any property from text.
+/// `int blkio_set_str(struct blkio *b, const char *name, const char *value)`: any property from
+/// text.
 ///
 /// # Safety
 /// `b` came from `blkio_create()`, `name` and `value` are C strings.
@@ -243,7 +245,8 @@ pub unsafe extern "C" fn blkio_free_mem_region(b: *mut Blkio, freed: *const Regi
 /// `int blkio_map_mem_region(struct blkio *b, const struct blkio_mem_region *region)`
 ///
 /// # Safety
-/// `b` came from `blkio_create()`; the region is memory that stays mapped in this process until it is unmapped here.
+/// `b` came from `blkio_create()`; the region is memory that stays mapped in this process until it
+/// is unmapped here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn blkio_map_mem_region(b: *mut Blkio, mapped: *const Region) -> c_int {
     // SAFETY: by contract.
@@ -316,7 +319,7 @@ pub unsafe extern "C" fn blkio_add_poll_queue(b: *mut Blkio) -> c_int {
 /// `int blkio_remove_queue(struct blkio *b, int index)`
 ///
 /// # Safety
-/// `b` came from `blkio_create()`; nobody uses the queue.
+/// `b` came from `blkio_create()`; no thread uses the queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn blkio_remove_queue(b: *mut Blkio, index: c_int) -> c_int {
     // SAFETY: by contract.
@@ -326,7 +329,7 @@ pub unsafe extern "C" fn blkio_remove_queue(b: *mut Blkio, index: c_int) -> c_in
 /// `int blkio_remove_poll_queue(struct blkio *b, int index)`
 ///
 /// # Safety
-/// `b` came from `blkio_create()`; nobody uses the queue.
+/// `b` came from `blkio_create()`; no thread uses the queue.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn blkio_remove_poll_queue(b: *mut Blkio, index: c_int) -> c_int {
     // SAFETY: by contract.

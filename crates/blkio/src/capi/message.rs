@@ -23,15 +23,16 @@ pub(super) fn set(message: &str) {
 fn set_bytes(message: &[u8]) {
     let len = message.len().min(ROOM - 1);
     MESSAGE.with(|place| {
-        // SAFETY: only this thread uses it, and nobody holds a reference.
+        // SAFETY: only this thread uses it, and no reference to it exists.
         let place = unsafe { &mut *place.get() };
         place[..len].copy_from_slice(&message[..len]);
         place[len] = 0;
     });
 }
 
-/// `const char *blkio_get_error_msg(void)`: the sentence of the last error of the calling thread; empty before the
-/// first. The pointer is always the same, what it points at changes with the thread's next error.
+/// `const char *blkio_get_error_msg(void)`: the sentence of the last error of the calling thread;
+/// empty before the first. The pointer is always the same, what it points at changes with the
+/// thread's next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn blkio_get_error_msg() -> *const c_char {
     MESSAGE.with(|place| place.get().cast_const().cast())
@@ -43,8 +44,8 @@ pub extern "C" fn blkio_get_error_msg_() -> *const c_char {
     blkio_get_error_msg()
 }
 
-/// Sets the sentence of the calling thread: `void blkio_set_error_msg_(const char *msg, size_t len)`, which libblkio
-/// 1.5 exports.
+/// Sets the sentence of the calling thread:
+/// `void blkio_set_error_msg_(const char *msg, size_t len)`, which libblkio 1.5 exports.
 ///
 /// # Safety
 /// `message` is null or `len` bytes long.

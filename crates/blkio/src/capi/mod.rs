@@ -1,8 +1,9 @@
-//! The C library: every function of `blkio.h`, one to one over [`crate::Instance`] and [`crate::IoQueue`].
+//! The C library: every function of `blkio.h`, one to one over [`crate::Instance`] and
+//! [`crate::IoQueue`].
 //!
-//! Functions return 0 or a negative errno, and leave a sentence for the calling thread behind. A null pointer
-//! where an object must be is `EINVAL`. What a C caller can still get wrong is what the language cannot check: a
-//! pointer to something else, a queue that was removed, two threads in one queue.
+//! Functions return 0 or a negative errno, and leave a sentence for the calling thread behind. A
+//! null pointer where an object must be is `EINVAL`. Some mistakes of a C caller cannot be checked:
+//! a pointer to something else, a queue that was removed, two threads in one queue.
 //!
 //! Source: `blkio(3)`; the layout of structures is that of `blkio.h`.
 

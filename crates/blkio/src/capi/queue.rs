@@ -9,10 +9,12 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
-/// `void blkioq_read(struct blkioq *q, uint64_t start, void *buf, size_t len, void *user_data, uint32_t flags)`
+/// `void blkioq_read(struct blkioq *q, uint64_t start, void *buf, size_t len, void *user_data,
+/// uint32_t flags)`
 ///
 /// # Safety
-/// `q` came from `blkio_get_queue()`; the buffer is the library's until the completion was returned.
+/// `q` came from `blkio_get_queue()`; the buffer is the library's until the completion was
+/// returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn blkioq_read(
     q: *mut IoQueue,
@@ -26,7 +28,8 @@ pub unsafe extern "C" fn blkioq_read(
     unsafe { transfer(q, Op::Read, start, one(buf, len), user_data, flags) }
 }
 
-/// `void blkioq_write(struct blkioq *q, uint64_t start, const void *buf, size_t len, void *user_data, uint32_t flags)`
+/// `void blkioq_write(struct blkioq *q, uint64_t start, const void *buf, size_t len,
+/// void *user_data, uint32_t flags)`
 ///
 /// # Safety
 /// As [`blkioq_read`]; the buffer is only read.
@@ -43,8 +46,8 @@ pub unsafe extern "C" fn blkioq_write(
     unsafe { transfer(q, Op::Write, start, one(buf.cast_mut(), len), user_data, flags) }
 }
 
-/// `void blkioq_readv(struct blkioq *q, uint64_t start, const struct iovec *iovec, int iovcnt, void *user_data,
-/// uint32_t flags)`
+/// `void blkioq_readv(struct blkioq *q, uint64_t start, const struct iovec *iovec, int iovcnt,
+/// void *user_data, uint32_t flags)`
 ///
 /// # Safety
 /// As [`blkioq_read`], for the list and everything in it.
@@ -61,8 +64,8 @@ pub unsafe extern "C" fn blkioq_readv(
     unsafe { transfer(q, Op::Read, start, many(iovec, iovcnt), user_data, flags) }
 }
 
-/// `void blkioq_writev(struct blkioq *q, uint64_t start, struct iovec *iovec, int iovcnt, void *user_data, uint32_t
-/// flags)`
+/// `void blkioq_writev(struct blkioq *q, uint64_t start, struct iovec *iovec, int iovcnt,
+/// void *user_data, uint32_t flags)`
 ///
 /// # Safety
 /// As [`blkioq_readv`]; the buffers are only read.
@@ -108,7 +111,8 @@ unsafe fn operate(q: *mut IoQueue, op: Op, start: u64, len: u64, user_data: *mut
     }
 }
 
-/// `void blkioq_write_zeroes(struct blkioq *q, uint64_t start, uint64_t len, void *user_data, uint32_t flags)`
+/// `void blkioq_write_zeroes(struct blkioq *q, uint64_t start, uint64_t len, void *user_data,
+/// uint32_t flags)`
 ///
 /// # Safety
 /// `q` came from `blkio_get_queue()`.
@@ -124,7 +128,8 @@ pub unsafe extern "C" fn blkioq_write_zeroes(
     unsafe { operate(q, Op::WriteZeroes, start, len, user_data, flags) }
 }
 
-/// `void blkioq_discard(struct blkioq *q, uint64_t start, uint64_t len, void *user_data, uint32_t flags)`
+/// `void blkioq_discard(struct blkioq *q, uint64_t start, uint64_t len, void *user_data,
+/// uint32_t flags)`
 ///
 /// # Safety
 /// `q` came from `blkio_get_queue()`.
@@ -150,12 +155,12 @@ pub unsafe extern "C" fn blkioq_flush(q: *mut IoQueue, user_data: *mut c_void, f
     unsafe { operate(q, Op::Flush, 0, 0, user_data, flags) }
 }
 
-/// `void blkioq_report_zones(struct blkioq *q, uint64_t offset, struct blkio_zone *zones, uint32_t nr_zones, void
-/// *user_data, uint32_t flags)`
+/// `void blkioq_report_zones(struct blkioq *q, uint64_t offset, struct blkio_zone *zones,
+/// uint32_t nr_zones, void *user_data, uint32_t flags)`
 ///
 /// # Safety
-/// `q` came from `blkio_get_queue()`; `zones` has room for `nr_zones` zones and is the library's until the completion
-/// was returned.
+/// `q` came from `blkio_get_queue()`; `zones` has room for `nr_zones` zones and is the library's
+/// until the completion was returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn blkioq_report_zones(
     q: *mut IoQueue,
@@ -218,11 +223,12 @@ zone_functions! {
     blkioq_reset_zone blkioq_reset_all_zones Reset;
 }
 
-/// `int blkioq_do_io(struct blkioq *q, struct blkio_completion *completions, int min_completions, int
-/// max_completions, struct timespec *timeout)`
+/// `int blkioq_do_io(struct blkioq *q, struct blkio_completion *completions, int min_completions,
+/// int max_completions, struct timespec *timeout)`
 ///
 /// # Safety
-/// `q` came from `blkio_get_queue()`, `completions` has room for `max_completions`, `timeout` is null or valid.
+/// `q` came from `blkio_get_queue()`, `completions` has room for `max_completions`, `timeout` is
+/// null or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn blkioq_do_io(
     q: *mut IoQueue,
@@ -235,8 +241,8 @@ pub unsafe extern "C" fn blkioq_do_io(
     unsafe { do_io(q, completions, min_completions, max_completions, timeout, std::ptr::null()) }
 }
 
-/// `int blkioq_do_io_interruptible(struct blkioq *q, struct blkio_completion *completions, int min_completions, int
-/// max_completions, struct timespec *timeout, const sigset_t *sig)`
+/// `int blkioq_do_io_interruptible(struct blkioq *q, struct blkio_completion *completions,
+/// int min_completions, int max_completions, struct timespec *timeout, const sigset_t *sig)`
 ///
 /// # Safety
 /// As [`blkioq_do_io`]; `sig` is null or valid.

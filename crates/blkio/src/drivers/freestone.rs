@@ -1,4 +1,5 @@
-//! Driver `freestone`: any device of this project with layers on it, run by threads of the library's own.
+//! Driver `freestone`: any device of this project with layers on it, run by threads of the
+//! library's own.
 //!
 //! ```text
 //!   graph (text) ─► connect: opens the devices ─► start: engine threads ─► each queue a bridge to one of them
@@ -10,11 +11,11 @@ use crate::property::{Properties, Spec};
 use crate::{Error, Region, Result, Value};
 use block::{Device, DeviceError};
 use drivers::direct::DirectQueue;
-use graph::DevicePlan;
-use graph::kinds::device::DeviceConfig;
-use graph::spec::{CpuList, Value as _};
 use reactor::bridge::{BridgeOptions, BridgeQueue};
 use reactor::{CoreConfig, Cores, PollWindow};
+use stack::DevicePlan;
+use stack::kinds::device::DeviceConfig;
+use stack::spec::{CpuList, Value as _};
 use std::sync::Arc;
 
 /// Most engine threads: more than any machine has processors.
@@ -68,13 +69,13 @@ impl Driver for Freestone {
                 refuse(format!("a list of {}", CpuList::expected()))
             }
             ("num-cores", Value::Int(count)) if !(0..=MAX_CORES).contains(count) => {
-                refuse(format!("from 0 (as many as cpus names, or 1) to {MAX_CORES}"))
+                refuse(format!("a number from 0 (as many as cpus names, or 1) to {MAX_CORES}"))
             }
             ("poll-us", Value::Int(us)) if !(-1..=MAX_POLL_US).contains(us) => {
-                refuse(format!("from 0 (never) to {MAX_POLL_US}, or -1 (always)"))
+                refuse(format!("a number from 0 (never) to {MAX_POLL_US}, or -1 (always)"))
             }
             ("num-entries", Value::Int(size)) if !(1..=BridgeOptions::MAX_DEPTH as i32).contains(size) => {
-                refuse(format!("from 1 to {}", BridgeOptions::MAX_DEPTH))
+                refuse(format!("a number from 1 to {}", BridgeOptions::MAX_DEPTH))
             }
             _ => Ok(()),
         }
@@ -135,15 +136,17 @@ impl Driver for Freestone {
 }
 
 fn plan(text: &str) -> Result<DevicePlan> {
-    graph::parse(text).map_err(|e| Error::new(libc::EINVAL, e.to_string()))
+    stack::parse(text).map_err(|e| Error::new(libc::EINVAL, e.to_string()))
 }
 
-/// What a device of the graph said. Where no system call lies beneath, the graph asks for what cannot be.
+/// The error of a device of the graph: `EINVAL` if no system call caused it, as then the graph
+/// itself is wrong.
 fn device_error(error: &DeviceError) -> Error {
     Error::device(error, libc::EINVAL)
 }
 
-/// One thread for each processor that is named, or as many as are asked for, wherever the scheduler puts them.
+/// One thread for each processor that is named, or as many as are asked for, wherever the scheduler
+/// puts them.
 fn core_configs(p: &Properties) -> Result<Vec<CoreConfig>> {
     let poll = match p.int("poll-us") {
         -1 => PollWindow::up_to(u64::MAX),

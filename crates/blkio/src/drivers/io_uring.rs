@@ -1,9 +1,8 @@
 //! Driver `io_uring`: regular files and block devices of this host.
 
 use super::{Source, source, take_fd};
-use crate::driver::{Capacity, Driver};
+use crate::driver::{Capacity, Codes, Driver};
 use crate::property::{Properties, Spec};
-use crate::rules::Codes;
 use crate::{Error, Region, Result, Value};
 use drivers::direct::DirectQueue;
 use drivers::io_uring::{FileFacts, UringFile, probe};
@@ -67,12 +66,7 @@ impl Driver for IoUring {
     }
 
     fn open_queue(&mut self, p: &Properties, is_poll: bool) -> Result<Box<dyn DirectQueue>> {
-        let entries = p.int("num-entries");
-        let queue = self
-            .file()
-            .open_queue(entries as u32, is_poll)
-            .map_err(|e| Error::os(&format!("cannot set up an io_uring with num-entries {entries}"), &e))?;
-        Ok(Box::new(queue))
+        super::open_ring(p, |entries| self.file().open_queue(entries, is_poll))
     }
 
     fn capacity(&self) -> Capacity {
@@ -81,8 +75,8 @@ impl Driver for IoUring {
     }
 
     fn map_region(&mut self, _: &Region) -> Result<()> {
-        // Registering buffers would pin them, and a program that gives memory back to the system relies on
-        // `may-pin-mem-regions` being false.
+        // Registering buffers would pin them, and a program that gives memory back to the system
+        // relies on `may-pin-mem-regions` being false.
         Ok(())
     }
 
@@ -98,7 +92,8 @@ fn state_facts(p: &mut Properties, file: &UringFile) {
     let facts = file.facts();
     let optimal = facts.physical_block_size.max(offset_alignment);
     let optimal_size = if facts.optimal_io_size.is_multiple_of(optimal) { facts.optimal_io_size } else { 0 };
-    // Offsets of files have no granularity of discard, but a multiple of the request's alignment is promised.
+    // Offsets of files have no granularity of discard, but a multiple of the request's alignment is
+    // promised.
     let discard_alignment = if is_block_device { facts.discard_granularity } else { offset_alignment };
     p.put("fd", file.fd());
     p.put("direct", facts.is_direct);

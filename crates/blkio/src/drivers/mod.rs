@@ -5,13 +5,17 @@ mod io_uring;
 mod nbd;
 mod nvme;
 mod nvme_tcp;
+mod rbd;
 mod virtio_blk;
+mod virtio_blk_uring;
 
 use crate::driver::Driver;
 use crate::property::Properties;
 use crate::{Error, Region, Result, Value};
-use block::MemoryRegion;
+use block::{Limits, MemoryRegion};
+use drivers::direct::DirectQueue;
 use drivers::virtio_blk::TransportKind;
+use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
 /// The driver called `name`.
@@ -25,6 +29,8 @@ pub(crate) fn create(name: &str) -> Result<Box<dyn Driver>> {
         "nvme-io_uring" => Ok(Box::new(nvme::Nvme::new())),
         "nbd" => Ok(Box::new(nbd::Nbd::new()?)),
         "nvme-tcp" => Ok(Box::new(nvme_tcp::NvmeTcp::new()?)),
+        "rbd" => Ok(Box::new(rbd::Rbd::new())),
+        "virtio-blk-uring" => Ok(Box::new(virtio_blk_uring::VirtioBlkUring::new())),
         "virtio-blk-vfio-pci" => Ok(Box::new(virtio_blk::VirtioBlk::new(TransportKind::VfioPci))),
         "virtio-blk-vhost-user" => Ok(Box::new(virtio_blk::VirtioBlk::new(TransportKind::VhostUser))),
         "virtio-blk-vhost-vdpa" => Ok(Box::new(virtio_blk::VirtioBlk::new(TransportKind::VhostVdpa))),
@@ -32,7 +38,7 @@ pub(crate) fn create(name: &str) -> Result<Box<dyn Driver>> {
     }
 }
 
-/// What the properties `path` and `fd` name.
+/// The file that the properties `path` and `fd` name.
 enum Source {
     Path(String),
     Fd(RawFd),
@@ -54,6 +60,23 @@ fn source(properties: &Properties) -> Result<Source> {
     }
 }
 
+/// States the limits of a device on a network, which asks nothing of memory.
+fn state_limits(p: &mut Properties, limits: &Limits) {
+    // A limit that is too large for a property is unspecified.
+    let int = |value: u32| i32::try_from(value).unwrap_or(0);
+    p.put("read-only", limits.read_only);
+    p.put("supports-fua-natively", limits.native_fua);
+    p.put("flush-needed", limits.volatile_cache);
+    p.put("request-alignment", int(limits.block_size));
+    p.put("optimal-io-alignment", int(limits.physical_block_size));
+    p.put("optimal-io-size", int(limits.optimal_io_size));
+    p.put("max-segments", i32::from(limits.max_segments));
+    p.put("max-transfer", int(limits.max_transfer));
+    p.put("max-discard-len", limits.max_discard);
+    p.put("max-write-zeroes-len", limits.max_write_zeroes);
+    p.put("discard-alignment", int(limits.discard_alignment));
+}
+
 /// A region as devices know it.
 fn memory_region(region: &Region) -> MemoryRegion {
     let Region { addr, len, fd, fd_offset, .. } = *region;
@@ -61,8 +84,8 @@ fn memory_region(region: &Region) -> MemoryRegion {
     MemoryRegion { addr, len, fd, fd_offset: if fd.is_some() { fd_offset as u64 } else { 0 } }
 }
 
-/// Takes the program's descriptor over with `open`, which gives it back with its error; then it is still the
-/// program's.
+/// Takes the program's descriptor over with `open`, which gives it back with its error; then it is
+/// still the program's.
 fn take_fd<T>(
     fd: RawFd,
     open: impl FnOnce(OwnedFd) -> std::result::Result<T, (Error, OwnedFd)>,
@@ -77,6 +100,17 @@ fn take_fd<T>(
         let _ = owned.into_raw_fd();
         error
     })
+}
+
+/// Opens a queue whose io_uring has the entries that the program asks for.
+fn open_ring<Q: DirectQueue + 'static>(
+    p: &Properties,
+    open: impl FnOnce(u32) -> io::Result<Q>,
+) -> Result<Box<dyn DirectQueue>> {
+    let entries = p.int("num-entries");
+    let queue = open(entries as u32)
+        .map_err(|e| Error::os(&format!("cannot set up an io_uring with num-entries {entries}"), &e))?;
+    Ok(Box::new(queue))
 }
 
 /// Refuses numbers of ring entries that cannot be.

@@ -1,4 +1,5 @@
-//! Driver `nbd`: an export of an NBD server. Connecting may take as long as a network does, and can be cancelled.
+//! Driver `nbd`: an export of an NBD server. Connecting may take as long as a network does, and can
+//! be cancelled.
 
 use crate::driver::{Capacity, Driver};
 use crate::property::{Properties, Spec};
@@ -60,7 +61,8 @@ impl Driver for Nbd {
     fn connect(&mut self, p: &mut Properties) -> Result<()> {
         let options = options(p)?;
         let session = Session::open(&options, &self.cancel).map_err(|e| self.renew_cancel(e))?;
-        state_facts(p, &session);
+        super::state_limits(p, session.limits());
+        p.put("max-queues", i32::try_from(session.max_queues()).unwrap_or(0));
         self.session = Some(session);
         Ok(())
     }
@@ -97,7 +99,7 @@ impl Driver for Nbd {
     }
 }
 
-/// What the settings name: an URI, or a Unix socket and an export.
+/// The export that the settings name, by a URI or by a Unix socket and a name.
 fn options(p: &Properties) -> Result<Options> {
     let refuse = |message: String| Error::new(libc::EINVAL, message);
     let export = p.str("export");
@@ -116,21 +118,4 @@ fn options(p: &Properties) -> Result<Options> {
     options.read_only = p.bool("read-only");
     options.timeout_ms = p.int("connect-timeout-ms") as u64;
     Ok(options)
-}
-
-fn state_facts(p: &mut Properties, session: &Session) {
-    let limits = session.limits();
-    let int = |value: u32| i32::try_from(value).unwrap_or(0);
-    p.put("read-only", limits.read_only);
-    p.put("max-queues", int(session.max_queues()));
-    p.put("supports-fua-natively", limits.native_fua);
-    p.put("flush-needed", limits.volatile_cache);
-    p.put("request-alignment", int(limits.block_size));
-    p.put("optimal-io-alignment", int(limits.physical_block_size));
-    p.put("optimal-io-size", int(limits.optimal_io_size));
-    p.put("max-segments", i32::from(limits.max_segments));
-    p.put("max-transfer", int(limits.max_transfer));
-    p.put("max-discard-len", limits.max_discard);
-    p.put("max-write-zeroes-len", limits.max_write_zeroes);
-    p.put("discard-alignment", int(limits.discard_alignment));
 }

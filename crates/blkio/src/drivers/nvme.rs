@@ -71,12 +71,7 @@ impl Driver for Nvme {
     }
 
     fn open_queue(&mut self, p: &Properties, is_poll: bool) -> Result<Box<dyn DirectQueue>> {
-        let entries = p.int("num-entries");
-        let queue = self
-            .file()
-            .open_queue(entries as u32, is_poll)
-            .map_err(|e| Error::os(&format!("cannot set up an io_uring with num-entries {entries}"), &e))?;
-        Ok(Box::new(queue))
+        super::open_ring(p, |entries| self.file().open_queue(entries, is_poll))
     }
 
     fn capacity(&self) -> Capacity {
@@ -102,23 +97,15 @@ fn state_facts(p: &mut Properties, file: &NvmeFile) {
     let limits = facts.limits(p.bool("read-only"));
     let int = |value: u32| i32::try_from(value).unwrap_or(0);
     let optimal = limits.physical_block_size.max(limits.block_size);
-    let optimal_size =
-        if limits.optimal_io_size.is_multiple_of(optimal) { limits.optimal_io_size } else { 0 };
+    super::state_limits(p, &limits);
+    if !limits.optimal_io_size.is_multiple_of(optimal) {
+        p.put("optimal-io-size", 0);
+    }
     p.put("fd", file.fd());
-    p.put("read-only", limits.read_only);
     p.put("supports-poll-queues", facts.can_poll);
-    p.put("supports-fua-natively", limits.native_fua);
-    p.put("flush-needed", limits.volatile_cache);
-    p.put("request-alignment", int(limits.block_size));
     p.put("buf-alignment", int(limits.memory_alignment));
     p.put("mem-region-alignment", u64::from(limits.memory_alignment));
     p.put("optimal-io-alignment", int(optimal));
-    p.put("optimal-io-size", int(optimal_size));
-    p.put("max-segments", i32::from(limits.max_segments));
-    p.put("max-transfer", int(limits.max_transfer));
-    p.put("max-discard-len", limits.max_discard);
-    p.put("max-write-zeroes-len", limits.max_write_zeroes);
-    p.put("discard-alignment", int(limits.discard_alignment));
     if let Some(zones) = &facts.zones {
         p.put("zoned", HOST_MANAGED);
         p.put("max-active-zones", int(zones.max_active));

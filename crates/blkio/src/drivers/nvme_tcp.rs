@@ -1,12 +1,13 @@
-//! Driver `nvme-tcp`: a namespace of an NVMe/TCP target. Connecting may take as long as a network does, and can be
-//! cancelled.
+//! Driver `nvme-tcp`: a namespace of an NVMe/TCP target. Connecting may take as long as a network
+//! does, and can be cancelled.
 
 use crate::driver::{Capacity, Driver};
 use crate::property::{Properties, Spec};
 use crate::{Error, Region, Result, Value};
+use base::Uuid;
 use drivers::direct::DirectQueue;
 use drivers::nvme_tcp::{
-    Cancel, Key, MAX_QUEUE_DEPTH, Nqn, OpenError, Options, Session, StreamError, parse_address, parse_uuid,
+    Cancel, Key, MAX_QUEUE_DEPTH, Nqn, OpenError, Options, Session, StreamError, parse_address,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -79,7 +80,8 @@ impl Driver for NvmeTcp {
     fn connect(&mut self, p: &mut Properties) -> Result<()> {
         let options = options(p)?;
         let session = Session::open(&options, &self.cancel).map_err(|e| self.renew_cancel(e))?;
-        state_facts(p, &session);
+        super::state_limits(p, &session.limits());
+        p.put("max-queues", i32::try_from(session.max_queues()).unwrap_or(0));
         self.session = Some(session);
         Ok(())
     }
@@ -132,8 +134,8 @@ fn options(p: &Properties) -> Result<Options> {
     }
     if !host_id.is_empty() {
         let id =
-            parse_uuid(host_id).ok_or_else(|| refuse(format!("property hostid: {host_id:?} is no UUID")))?;
-        options.host_id = Some(id);
+            Uuid::parse(host_id).ok_or_else(|| refuse(format!("property hostid: {host_id:?} is no UUID")))?;
+        options.host_id = Some(id.0);
     }
     let secret = |property: &str| match p.str(property) {
         "" => Ok(None),
@@ -154,21 +156,4 @@ fn options(p: &Properties) -> Result<Options> {
     options.loss_timeout_s = p.int("ctrl-loss-tmo") as u32;
     options.timeout_ms = p.int("connect-timeout-ms") as u64;
     Ok(options)
-}
-
-fn state_facts(p: &mut Properties, session: &Session) {
-    let limits = session.limits();
-    let int = |value: u32| i32::try_from(value).unwrap_or(0);
-    p.put("read-only", limits.read_only);
-    p.put("max-queues", int(session.max_queues()));
-    p.put("supports-fua-natively", limits.native_fua);
-    p.put("flush-needed", limits.volatile_cache);
-    p.put("request-alignment", int(limits.block_size));
-    p.put("optimal-io-alignment", int(limits.physical_block_size));
-    p.put("optimal-io-size", int(limits.optimal_io_size));
-    p.put("max-segments", i32::from(limits.max_segments));
-    p.put("max-transfer", int(limits.max_transfer));
-    p.put("max-discard-len", limits.max_discard);
-    p.put("max-write-zeroes-len", limits.max_write_zeroes);
-    p.put("discard-alignment", int(limits.discard_alignment));
 }

@@ -1,9 +1,8 @@
 //! Drivers `virtio-blk-*`: virtio-blk devices over vhost-user, vhost-vdpa and VFIO.
 
 use super::{Source, memory_region, source};
-use crate::driver::{Capacity, Driver};
+use crate::driver::{Capacity, Codes, Driver};
 use crate::property::{Properties, Spec};
-use crate::rules::Codes;
 use crate::{Error, Region, Result, Value};
 use block::DeviceError;
 use drivers::direct::DirectQueue;
@@ -20,7 +19,8 @@ const MAX_QUEUE_SIZE: i32 = 32768;
 pub(super) struct VirtioBlk {
     transport: TransportKind,
     session: Option<Arc<Session>>,
-    /// The device's descriptor, where the caller gave it: it is ours once the instance is connected.
+    /// The device's descriptor, where the caller gave it: it is ours once the instance is
+    /// connected.
     _fd: Option<OwnedFd>,
     handshake: Arc<Handshake>,
 }
@@ -182,7 +182,7 @@ fn failed(error: &DeviceError) -> Error {
 
 fn state_facts(p: &mut Properties, session: &Session) {
     let (facts, limits) = (session.facts(), session.limits());
-    // What is unlimited, or more than a property can say, is unspecified.
+    // A limit that is absent, or too large for a property, is unspecified.
     let int = |value: u32| i32::try_from(value).unwrap_or(0);
     p.put("max-queues", i32::from(facts.max_queues));
     let max_queue_size = i32::from(facts.max_queue_size);
@@ -199,8 +199,8 @@ fn state_facts(p: &mut Properties, session: &Session) {
     p.put("optimal-io-size", int(limits.optimal_io_size));
     p.put("flush-needed", limits.volatile_cache);
     p.put("max-segments", int(facts.max_segments).max(1));
-    // No "max-segment-len": the queue splits what is longer than the server takes. Programs that look at max-transfer
-    // only (QEMU) would exceed it.
+    // No "max-segment-len": the queue splits what is longer than the server takes. Programs that
+    // look at max-transfer only (QEMU) would exceed it.
     p.put("max-write-zeroes-len", limits.max_write_zeroes);
     p.put("max-discard-len", limits.max_discard);
     p.put("discard-alignment", int(limits.discard_alignment));

@@ -1,7 +1,8 @@
 //! The arguments of `freestone array`.
 
-use crate::args::{self, CommonArgs};
-use graph::spec::Size;
+use crate::parse::{self, CommonArgs};
+use base::Size;
+use hosting::vocabulary::raid_level;
 use raid::metadata::maintenance::parse_period;
 use raid::metadata::{Goal, MaintenanceChange, Window};
 use std::path::PathBuf;
@@ -77,14 +78,14 @@ pub struct CreateArgs {
     #[arg(value_name = "MEMBER", required = true)]
     pub members: Vec<String>,
     /// 0, 1, 10, 5, 6, 7.3, 50, 60, 70 or n+m
-    #[arg(long, value_parser = args::level)]
-    pub level: raid::Level,
+    #[arg(long, value_parser = parse::level)]
+    pub level: api::Level,
     /// Bytes of a strip [default: the largest of 16K to 128K with at most 1M of data in a stripe]
-    #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+    #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>)]
     pub strip: Option<Size>,
     /// ppl, bitmap or none [default: ppl; bitmap for mirrors, none for level 0]
-    #[arg(long, value_parser = args::consistency)]
-    pub consistency: Option<raid::Consistency>,
+    #[arg(long, value_parser = parse::consistency)]
+    pub consistency: Option<api::Consistency>,
     /// Independent groups, for levels 10, 50, 60, 70 and n+m
     #[arg(long, value_name = "N")]
     pub groups: Option<usize>,
@@ -98,7 +99,7 @@ pub struct CreateArgs {
     #[arg(long, value_name = "DEVICE")]
     pub spare: Vec<String>,
     /// Bytes of each member to use at most [default: all of the smallest]
-    #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+    #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>)]
     pub size: Option<Size>,
     #[command(flatten)]
     pub maintenance: MaintenanceArgs,
@@ -114,10 +115,10 @@ pub struct MaintenanceArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_period)]
     scrub_every: Option<u32>,
     /// Daily window of scheduled scrubs in UTC: HH:MM-HH:MM, or off for any time [default: off]
-    #[arg(long, value_name = "TIMES", value_parser = args::parsed::<Window>)]
+    #[arg(long, value_name = "TIMES", value_parser = parse::parsed::<Window>)]
     scrub_window: Option<Window>,
     /// Corrected read errors per hour after which a spare replaces a member, or off [default: 20]
-    #[arg(long, value_name = "N", value_parser = args::read_errors)]
+    #[arg(long, value_name = "N", value_parser = parse::read_errors)]
     read_errors: Option<u32>,
 }
 
@@ -304,7 +305,7 @@ pub struct GrowArgs {
     #[arg(value_name = "ARRAY")]
     pub array: String,
     /// Bytes of each member to use at most [default: all of the smallest]
-    #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+    #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>)]
     pub size: Option<Size>,
     /// New members: whole groups, as large as the present ones. With --level or --members they join
     /// the only group. The array must be stopped
@@ -312,8 +313,8 @@ pub struct GrowArgs {
     pub add: Vec<String>,
     /// New level of the only group, with the present and added members: 5, 6, 7.3 or n+m (keeps the
     /// parity). The array must be stopped; its data is moved while it is served afterwards
-    #[arg(long, value_parser = args::level, conflicts_with = "size")]
-    pub level: Option<raid::Level>,
+    #[arg(long, value_parser = parse::level, conflicts_with = "size")]
+    pub level: Option<api::Level>,
     /// Members of the only group, with those that are added
     #[arg(long, value_name = "N", conflicts_with = "size")]
     pub members: Option<usize>,
@@ -327,7 +328,7 @@ pub struct GrowArgs {
 impl GrowArgs {
     /// The goal of the reshape, if one is requested.
     pub fn goal(&self) -> Option<Goal> {
-        let goal = Goal { level: self.level, members: self.members };
+        let goal = Goal { level: self.level.map(raid_level), members: self.members };
         (goal != Goal::default()).then_some(goal)
     }
 }

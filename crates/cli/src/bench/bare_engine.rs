@@ -1,10 +1,11 @@
-//! The engine for leaf queues: a loop that polls them and pushes the next request for each that has ended.
-//! No futures, no tasks; the clock is read once for all completions that are found together.
+//! The engine for leaf queues: a loop that polls them and pushes the next request for each that has
+//! ended. No futures, no tasks; the clock is read once for all completions that are found together.
 
-use super::pattern::{Chooser, Rng, Walk};
+use super::pattern::{Chooser, Walk};
 use super::plan::Plan;
 use super::stop::Stop;
 use super::tally::{Failure, Tally};
+use base::Rng;
 use block::{DeviceError, Flags, Op, Queue};
 use drivers::bare_queue::BareQueue;
 use drivers::shared_buffer::SharedBuffer;
@@ -57,7 +58,7 @@ impl Run<'_> {
         self.tally.elapsed_ns = self.core.now_ns() - start_ns;
     }
 
-    /// Goes on until a moment, or until somebody ends the run.
+    /// Continues until a moment, or until the run is stopped.
     fn poll_until<Q: Queue>(&mut self, end_ns: u64, lanes: &mut [Lane<Q>]) {
         let mut turns = 0u32;
         while !self.is_over {
@@ -89,7 +90,7 @@ impl Run<'_> {
     }
 }
 
-/// What is in flight in a slot.
+/// The request in flight in a slot.
 #[derive(Clone, Copy)]
 struct InFlight {
     op: Op,
@@ -125,7 +126,7 @@ impl<Q: Queue> Lane<Q> {
         }
     }
 
-    /// Counts what has ended and starts as much anew; returns how many have ended.
+    /// Counts the completed requests, starts as many new ones, and returns their number.
     #[inline]
     fn turn(&mut self, run: &mut Run<'_>) -> usize {
         let found = self.queue.reap(&mut self.done);

@@ -1,13 +1,14 @@
 //! The engine for any device: a channel on a reactor, one task for each request in flight.
 //!
-//! While the core polls, the clock is read once for all completions that are found in one turn: a task that
-//! runs in every turn, before those that completions have woken, makes the last reading stale.
+//! While the core polls, the clock is read once for all completions of one turn. A task in every
+//! turn, which runs before those that completions have woken, makes the last reading stale.
 
-use super::pattern::{Chooser, Rng, Walk};
+use super::pattern::{Chooser, Walk};
 use super::plan::Plan;
 use super::stop::Stop;
 use super::tally::{Failure, Tally};
 use super::verify::{self, Content, Ledger};
+use base::Rng;
 use block::{Channel, Device, DeviceError, Flags, IoResult, Op, Request};
 use drivers::shared_buffer::SharedBuffer;
 use reactor::{Core, Permits, yield_now};
@@ -17,8 +18,8 @@ use std::sync::Arc;
 
 /// How often a queue looks whether it should end.
 const CHECK_NS: u64 = 10_000_000;
-/// Most requests of one task before others get a turn, on devices that complete requests at once; and most
-/// bytes, as those requests copy them.
+/// Most requests of one task before others get a turn, on devices that complete requests at once;
+/// and most bytes, as those requests copy them.
 const BURST: u64 = 32;
 const BURST_BYTES: u64 = 128 << 10;
 
@@ -56,7 +57,7 @@ pub async fn run_queue(
     for (i, buffer) in buffers.into_iter().enumerate() {
         let (i, depth) = (i as u64, u64::from(job.plan.depth));
         let walk = if job.plan.verify {
-            // Every place belongs to one task alone, so that it knows what is there.
+            // Every place belongs to one task alone, which therefore knows its content.
             let own = (all.count() - i).div_ceil(depth);
             Walk::new(places.start + i, depth, own, job.plan.workload.is_random)
         } else {
@@ -84,7 +85,7 @@ struct Job {
     is_over: Cell<bool>,
     /// The clock's last reading; 0 when it is stale.
     stamp_ns: Cell<u64>,
-    /// Turns of the core so far; stands still when nobody keeps the time.
+    /// Turns of the core so far; constant while no task keeps the time.
     turn: Cell<u64>,
     writes: Cell<u32>,
 }
@@ -110,7 +111,7 @@ impl Job {
         self.tally.borrow_mut().elapsed_ns = core.now_ns() - start_ns;
     }
 
-    /// Waits for a moment, or for somebody to end the run.
+    /// Waits for a moment, or for the end of the run.
     async fn wait_until(&self, end_ns: u64) {
         loop {
             let now_ns = self.core.now_ns();
@@ -121,7 +122,7 @@ impl Job {
         }
     }
 
-    /// The time, read at most once a turn while somebody keeps it.
+    /// The time, read at most once a turn while a task keeps it.
     #[inline]
     fn now_ns(&self) -> u64 {
         if !self.plan.latency {
@@ -205,7 +206,8 @@ impl Slot {
             }
             let turn = job.turn.get();
             let result = self.submit(op, offset).await;
-            // A request that came back in the turn it was submitted in was not found by polling: read on.
+            // A request that came back in the turn it was submitted in was not found by polling:
+            // read on.
             let now_ns = match job.plan.latency && job.turn.get() == turn {
                 true => job.read_clock(),
                 false => job.now_ns(),
@@ -237,7 +239,7 @@ impl Slot {
         let mut noise = vec![0; self.job.plan.request_bytes as usize];
         noise
             .chunks_mut(8)
-            .for_each(|word| word.copy_from_slice(&self.rng.next().to_le_bytes()[..word.len()]));
+            .for_each(|word| word.copy_from_slice(&self.rng.draw().to_le_bytes()[..word.len()]));
         self.buffer.as_mut().expect("idle").write(&noise);
     }
 
@@ -278,11 +280,11 @@ impl Slot {
     }
 }
 
-/// What a task knows about the places that are its own.
+/// The content of a task's own places.
 struct Notes {
     ledger: Ledger,
     seed: u64,
-    /// What the write in flight leaves if it ends well.
+    /// Content after the write in flight, if it succeeds.
     writing: Content,
     bytes: Vec<u8>,
 }
@@ -293,7 +295,8 @@ impl Notes {
         Notes { ledger: Ledger::default(), seed: plan.seed, writing: Content::Unknown, bytes }
     }
 
-    /// Before a request: puts data into the buffer, or spoils it so that a read that does nothing shows.
+    /// Before a request: puts data into the buffer, or spoils it so that a read that does nothing
+    /// shows.
     fn prepare(&mut self, op: Op, index: u64, offset: u64, buffer: &mut SharedBuffer) {
         match op {
             Op::Write => {

@@ -1,4 +1,4 @@
-//! Keeps a benchmark from writing over what somebody might miss.
+//! Keeps a benchmark from overwriting the content of a device.
 
 use super::Mapped;
 use crate::error::Error;

@@ -8,7 +8,7 @@
 mod bare_engine;
 mod channel_engine;
 mod guard;
-mod histogram;
+mod latencies;
 mod pattern;
 mod plan;
 mod report;
@@ -18,22 +18,22 @@ mod verify;
 
 pub use plan::BenchArgs;
 
-use crate::args;
 use crate::error::{EXIT_FAILURE, Error};
 use crate::output::Output;
-use crate::stack;
+use crate::parse;
+use crate::stack_args;
 use block::{Device, DeviceError, Queue};
 use clap::ArgMatches;
 use drivers::io_uring::UringDevice;
 use drivers::shared_buffer::SharedBuffer;
 use drivers::shared_memory::SharedMemory;
 use drivers::virtio_blk::VirtioBlk;
-use graph::kinds::device::DeviceConfig;
-use graph::{Base, DevicePlan};
 use plan::{Engine, Plan};
 use reactor::{CoreRef, Cores, PollWindow};
 use report::Subject;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use stack::kinds::device::DeviceConfig;
+use stack::{Base, DevicePlan};
 use std::sync::{Arc, mpsc};
 use stop::Stop;
 use tally::Tally;
@@ -41,14 +41,15 @@ use tally::Tally;
 /// Runs the benchmark and reports.
 ///
 /// # Errors
-/// When the device cannot be opened or does not fit, a request fails, or data is not what it should be.
+/// When the device cannot be opened or does not fit, a request fails, or data is not what it should
+/// be.
 pub fn run(args: &BenchArgs, matches: &ArgMatches) -> Result<(), Error> {
     let output = Output::new(args.common.json);
     let stack = args.stack.plan(matches)?;
-    let target = Target::open(stack::only(&stack)?, engine_of(args, stack::only(&stack)?)?)?;
+    let target = Target::open(stack_args::only(&stack)?, engine_of(args, stack_args::only(&stack)?)?)?;
     let plan = Arc::new(Plan::new(args, &target.device().limits())?);
     let window = if plan.event { PollWindow::up_to(0) } else { PollWindow::up_to(u64::MAX) };
-    let configs = args::core_configs(args.cores.as_ref(), window);
+    let configs = parse::core_configs(args.cores.as_ref(), window);
     let cores = Cores::start(&configs).map_err(|e| Error::Runtime(format!("cannot start cores: {e}")))?;
     if plan.workload.is_modifying() && !args.force {
         guard::refuse_to_destroy(&cores.get(0), target.device())?;
@@ -97,7 +98,7 @@ fn engine_of(args: &BenchArgs, device: &DevicePlan) -> Result<Engine, Error> {
     }
 }
 
-/// What is measured, open.
+/// The measured object, open.
 enum Target {
     Stack(Arc<dyn Device>),
     VirtioBlk(Arc<VirtioBlk>, Arc<dyn Device>),
@@ -231,7 +232,7 @@ fn report_result(result: Result<Tally, DeviceError>, stop: &Stop, sender: &Sende
     if result.is_err() {
         stop.fail();
     }
-    let _ = sender.send(result); // who waited has given up
+    let _ = sender.send(result); // the receiver has given up
 }
 
 /// Waits for every queue, even when one could not run.

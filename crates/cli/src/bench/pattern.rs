@@ -1,36 +1,9 @@
-//! What a benchmark asks for next: which operation, and where.
+//! The next request of a benchmark: its operation and offset.
 
+use base::Rng;
 use block::{Limits, Op};
 use std::cell::Cell;
 use std::rc::Rc;
-
-/// A cheap generator of numbers that look random (xorshift64*); not for secrets.
-#[derive(Clone, Debug)]
-pub struct Rng(u64);
-
-impl Rng {
-    /// A generator; equal seeds give equal numbers.
-    pub fn new(seed: u64) -> Rng {
-        // Any state but zero will do; multiplying spreads seeds that differ in a few bits only.
-        Rng(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    /// The next number.
-    #[inline]
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    /// A number below `bound`.
-    #[inline]
-    pub fn below(&mut self, bound: u64) -> u64 {
-        // The multiply keeps the good high bits and needs no division.
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
-    }
-}
 
 /// The workload: which operations, in which order of places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +55,7 @@ impl Workload {
     }
 }
 
-impl graph::spec::Value for Workload {
+impl stack::spec::Value for Workload {
     fn expected() -> String {
         let names: Vec<_> = Self::NAMES.iter().map(|(name, _)| *name).collect();
         names.join(", ")

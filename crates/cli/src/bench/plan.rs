@@ -1,11 +1,12 @@
 //! The arguments of `freestone bench`, and what they come to on a given device.
 
 use super::pattern::{Chooser, Mix, Workload, share_of};
-use crate::args::{self, CommonArgs};
 use crate::error::Error;
-use crate::stack::StackArgs;
+use crate::parse::{self, CommonArgs};
+use crate::stack_args::StackArgs;
+use base::Size;
 use block::{Flags, Limits};
-use graph::spec::{CpuList, Seconds, Size, Value};
+use stack::spec::{CpuList, Seconds, Value};
 use std::ops::Range;
 
 /// The arguments of `freestone bench`.
@@ -15,31 +16,31 @@ pub struct BenchArgs {
     pub(super) stack: StackArgs,
     /// Workload: read, write, rw, trim, zero, each also with the prefix rand, or randall (every
     /// operation)
-    #[arg(long, value_name = "WORKLOAD", default_value = "randread", value_parser = args::value::<Workload>)]
+    #[arg(long, value_name = "WORKLOAD", default_value = "randread", value_parser = parse::value::<Workload>)]
     pub(super) rw: Workload,
     /// Percentage of reads in rw and randrw
     #[arg(long, value_name = "N", default_value = "50", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub(super) read_percent: u8,
     /// Bytes of each request
-    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = args::value::<Size>)]
+    #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse::value::<Size>)]
     pub(super) bs: Size,
     /// Requests in flight on each queue
     #[arg(long, value_name = "N", default_value = "32", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(super) qd: u32,
     /// Duration of the measurement
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = args::value::<Seconds>)]
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse::value::<Seconds>)]
     pub(super) time: Seconds,
     /// Duration of the warm-up
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = args::value::<Seconds>)]
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse::value::<Seconds>)]
     pub(super) ramp: Seconds,
     /// Offset of the range that is used
-    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = args::value::<Size>)]
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse::value::<Size>)]
     pub(super) offset: Size,
     /// Length of the range that is used [default: to the end of the device]
-    #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+    #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>)]
     pub(super) size: Option<Size>,
     /// Processors to run on [default: one unbound thread]
-    #[arg(long, value_name = "CPUS", value_parser = args::value::<CpuList>)]
+    #[arg(long, value_name = "CPUS", value_parser = parse::value::<CpuList>)]
     pub(super) cores: Option<CpuList>,
     /// Total of queues (channels), spread over the processors [default: one each]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -48,11 +49,11 @@ pub struct BenchArgs {
     #[arg(long)]
     pub(super) event: bool,
     /// Pause between a completion and the next request; a long pause models an idle client
-    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = args::value::<Seconds>)]
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse::value::<Seconds>)]
     pub(super) think: Seconds,
     /// Engine: channels and tasks as in exports (stack), a bare loop over a virtqueue (raw), or
     /// auto: raw if possible
-    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = args::value::<Engine>)]
+    #[arg(long, value_name = "ENGINE", default_value = "auto", value_parser = parse::value::<Engine>)]
     pub(super) engine: Engine,
     /// Do not measure latency
     #[arg(long)]
@@ -143,16 +144,16 @@ pub struct Plan {
     pub flush_every: u32,
     /// Check what is read.
     pub verify: bool,
-    /// Go on after a failed request.
+    /// Continue after a failed request.
     pub keep_going: bool,
     /// Seed of places and data.
     pub seed: u64,
-    /// What the device can do.
+    /// Limits of the device.
     pub limits: Limits,
 }
 
 impl Plan {
-    /// What the arguments come to on a device with these limits.
+    /// The plan of the arguments for a device with these limits.
     ///
     /// # Errors
     /// When the device cannot do that.
@@ -205,7 +206,7 @@ impl Plan {
         Err(Error::Usage(fault))
     }
 
-    /// What chooses the operations of a queue.
+    /// Chooses the operations of a queue.
     pub fn chooser(&self) -> Chooser {
         Chooser::new(self.workload.mix, self.read_percent, &self.limits)
     }
@@ -248,7 +249,7 @@ fn places(args: &BenchArgs, limits: &Limits) -> Result<Range<u64>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command, command};
+    use crate::cli::{Cli, Command, command};
     use clap::FromArgMatches;
 
     fn plan(args: &str, limits: &Limits) -> Result<Plan, String> {
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_cannot_do_is_refused() {
+    fn operations_beyond_the_limits_of_the_device_are_refused() {
         let limits = Limits { block_size: 4096, max_discard: 0, ..Limits::new(1 << 20) };
         let refusal = |args: &str| plan(args, &limits).expect_err("refused");
         assert_eq!(refusal("--bs 512"), "--bs 512: not a multiple of the device's block size, 4096");

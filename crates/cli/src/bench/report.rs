@@ -1,22 +1,23 @@
-//! What a benchmark found, for people and for programs.
+//! The results of a benchmark, for people and for programs.
 
 use super::plan::Plan;
 use super::tally::{OpTally, Tally};
+use base::Size;
 use block::Op;
+use hosting::text::grouped;
 use serde_json::{Map, Value, json};
-use serving::text::{grouped, human_bytes, human_float_bytes};
 use std::fmt::Write;
 
 /// Percentiles that are shown.
 const PERCENTILES: [f64; 5] = [50.0, 90.0, 99.0, 99.9, 99.99];
 
-/// What was run, beside the numbers.
+/// The conditions of a run.
 pub struct Subject<'a> {
     /// The device's name.
     pub device: &'a str,
     /// The engine's name.
     pub engine: &'a str,
-    /// What was asked for.
+    /// The requested run.
     pub plan: &'a Plan,
     /// The processors that it ran on.
     pub cpus: &'a [Option<usize>],
@@ -33,7 +34,7 @@ pub fn human(subject: &Subject<'_>, tally: &Tally) -> String {
         "{}: {} {}, depth {}, {} queue(s){place}, {} engine, {}, {:.2} s{}",
         subject.device,
         plan.workload.name(),
-        human_bytes(plan.request_bytes),
+        Size(plan.request_bytes),
         plan.depth,
         plan.queues,
         subject.engine,
@@ -83,7 +84,7 @@ pub fn human(subject: &Subject<'_>, tally: &Tally) -> String {
 
 fn rates(name: &str, count: u64, bytes: u64, tally: &Tally) -> String {
     let rate = grouped(tally.per_second(count).round() as u64);
-    let bandwidth = human_float_bytes(tally.per_second(bytes).round());
+    let bandwidth = Size(tally.per_second(bytes).round() as u64);
     format!("  {name:<13}{rate:>12} IOPS  {bandwidth:>12}/s  {:>14} requests", grouped(count))
 }
 

@@ -1,4 +1,4 @@
-//! What ends a run before its time.
+//! Ends a run early.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,12 +11,12 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// What a signal handler raises when the user wants no more.
+    /// The flag that a signal handler raises to end the run.
     pub fn interrupt_flag(&self) -> Arc<AtomicBool> {
         self.is_interrupted.clone()
     }
 
-    /// A queue has failed: the others need not go on.
+    /// A queue has failed: the others stop.
     pub fn fail(&self) {
         self.has_failed.store(true, Ordering::Relaxed);
     }

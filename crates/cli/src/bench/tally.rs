@@ -1,6 +1,6 @@
-//! What a benchmark counts: per queue while it runs, added up at the end.
+//! The counters of a benchmark: per queue while it runs, added up at the end.
 
-use super::histogram::Histogram;
+use super::latencies::Latencies;
 use block::{IoError, Op};
 
 /// The counts of one operation.
@@ -11,28 +11,28 @@ pub struct OpTally {
     /// Their bytes.
     pub bytes: u64,
     /// How long they took; empty where that was not measured.
-    pub latency: Histogram,
+    pub latency: Latencies,
 }
 
 /// A request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// What it was.
+    /// Its operation.
     pub op: Op,
-    /// Where, in bytes.
+    /// Its offset in bytes.
     pub offset: u64,
-    /// Why.
+    /// The reason.
     pub error: IoError,
 }
 
 /// Data that was read and is not what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// The first wrong 8 bytes: where.
+    /// Offset of the first wrong 8 bytes.
     pub offset: u64,
-    /// What was written there.
+    /// The written data.
     pub expected: u64,
-    /// What was read.
+    /// The data that was read.
     pub found: u64,
 }
 

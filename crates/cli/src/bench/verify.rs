@@ -1,24 +1,24 @@
-//! What blocks hold that a benchmark wrote, so that it can tell when it reads something else.
+//! The expected content of blocks that a benchmark wrote, against which it compares reads.
 //!
-//! Every 8 bytes depend on the seed, the block and how often the block was written, so that data in the wrong
-//! place and data from before show. Whoever reads and writes a block is one task alone, so what it holds is
-//! always known.
+//! Every 8 bytes depend on the seed, the block and how often the block was written, so that data in
+//! the wrong place and old data are detected. One task alone reads and writes a block, so its
+//! content is always known.
 
-use super::pattern::Rng;
 use super::tally::Mismatch;
+use base::Rng;
 
-/// What a block holds.
+/// Content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Nobody knows: not written yet, or discarded, or a write failed.
+    /// Unknown: not written yet, or discarded, or a write failed.
     Unknown,
     /// Zeroes.
     Zeroes,
-    /// What the write with this number left.
+    /// The data of the write with this number.
     Written(u32),
 }
 
-/// What some blocks hold. Grows with what was touched only.
+/// Contents of some blocks; grows with the accessed blocks only.
 #[derive(Default)]
 pub struct Ledger {
     /// By index: 0 unknown, 1 zeroes, else the write's number and 1.
@@ -27,7 +27,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// What the block with this index holds.
+    /// Content of the block with this index.
     pub fn content(&self, index: u64) -> Content {
         match self.entries.get(index as usize) {
             None | Some(0) => Content::Unknown,
@@ -94,7 +94,7 @@ fn words(seed: u64, offset: u64, content: Content) -> impl FnMut() -> u64 {
         Content::Written(number) => Some(number),
     };
     let mut rng = Rng::new(seed ^ offset.rotate_left(32) ^ u64::from(number.unwrap_or(0)));
-    move || if number.is_some() { rng.next() } else { 0 }
+    move || if number.is_some() { rng.draw() } else { 0 }
 }
 
 #[cfg(test)]

@@ -3,13 +3,11 @@
 //! array's control socket.
 
 use super::Session;
-use super::running::window;
 use super::table::table;
 use crate::error::Error;
 use api::{Array, NewArray};
+use base::Size;
 use reqwest::Method;
-use serving::create::Creation;
-use serving::text::human_bytes;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -23,30 +21,16 @@ pub fn socket(named: Option<&Path>) -> Option<PathBuf> {
 ///
 /// # Errors
 /// With why it did not.
-pub fn create(socket: &Path, creation: &Creation, is_json: bool) -> Result<(), Error> {
+pub fn create(socket: &Path, new: &NewArray, is_json: bool) -> Result<(), Error> {
     let session = Session::at(socket, false, false, is_json)?;
-    let new = NewArray {
-        name: creation.name.clone(),
-        level: creation.level.name().into(),
-        members: creation.members.clone(),
-        spares: creation.spares.clone(),
-        strip_bytes: creation.strip_bytes,
-        consistency: creation.consistency.map(|mode| mode.name().into()),
-        groups: creation.groups,
-        parities: creation.parities,
-        copies: creation.copies,
-        member_bytes: creation.member_bytes,
-        scrub_period_s: creation.maintenance.scrub_period_s,
-        scrub_window: creation.maintenance.scrub_window.map(window),
-        read_error_budget: creation.maintenance.read_errors,
-        force: creation.force,
-    };
-    let array = session.client.change::<Array>(Method::POST, &["arrays"], &new)?;
-    session.print_change(array, |array| {
-        let size = human_bytes(array.capacity);
+    let array = session.client.change::<Array>(Method::POST, &["arrays"], new)?;
+    session.print_change(array, |array: &Array| {
+        let size = Size(array.capacity_bytes);
         format!(
             "created array {} ({}): level {}, {size}; freestoned runs it",
-            array.name, array.uuid, array.level
+            array.name,
+            array.uuid,
+            level(array)
         )
     });
     Ok(())
@@ -63,9 +47,9 @@ pub fn list(socket: &Path, is_json: bool) -> Result<(), Error> {
         [
             array.name.clone(),
             array.state.name().to_owned(),
-            array.level.clone(),
-            human_bytes(array.capacity),
-            array.free.map(human_bytes).unwrap_or_default(),
+            level(array).to_owned(),
+            Size(array.capacity_bytes).to_string(),
+            array.free_bytes.map(|bytes| Size(bytes).to_string()).unwrap_or_default(),
             format!("{}/{}", array.live_members(), array.members.len()),
             array.volumes.len().to_string(),
             array.error.clone().unwrap_or_default(),
@@ -84,12 +68,18 @@ pub fn delete(socket: &Path, name: &str, is_kept: bool, is_sure: bool) -> Result
     let session = Session::at(socket, false, is_sure, false)?;
     let array: Array = session.client.get(&["arrays", name])?;
     if !is_kept {
-        let size = human_bytes(array.capacity);
+        let size = Size(array.capacity_bytes);
         session.confirm(&format!(
             "array {} ({size}, level {}) and what is on it is lost",
-            array.name, array.level
+            array.name,
+            level(&array)
         ))?;
     }
     let query: &[(&str, &str)] = if is_kept { &[("keep", "true")] } else { &[] };
     session.client.delete(&["arrays", &array.name], query)
+}
+
+/// The level's name; empty while the array is offline.
+fn level(array: &Array) -> &'static str {
+    array.level.map_or("", api::Level::name)
 }

@@ -1,11 +1,13 @@
 //! `freestone device`.
 
 use super::table::{fields, table};
+use super::volume::{Growth, growth};
 use super::{DaemonArgs, Session};
 use crate::error::Error;
-use api::{Device, NewDevice};
+use crate::parse;
+use api::{Device, DeviceChange, NewDevice};
+use base::Size;
 use reqwest::Method;
-use serving::text::human_bytes;
 
 /// The arguments of `freestone device`.
 #[derive(clap::Args, Debug)]
@@ -34,6 +36,17 @@ enum DeviceCommand {
         name: String,
         /// A path, or KIND:KEY=VALUE,… as freestone serve --device takes it
         spec: String,
+        /// Create the image of a device of the kind rbd with this size first
+        #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>)]
+        size: Option<Size>,
+    },
+    /// Grow the image of a device of the kind rbd, also while it is in use
+    Grow {
+        /// Its name
+        name: String,
+        /// Its new size, or the difference: 20G, +1G
+        #[arg(long, value_name = "[+]SIZE", value_parser = growth)]
+        size: Growth,
     },
     /// Close and forget an unused device; its content stays
     Delete {
@@ -58,9 +71,18 @@ impl DeviceArgs {
                 let device: Device = session.client.get(&["devices", name])?;
                 session.print(&device, || show(&device));
             }
-            DeviceCommand::Create { name, spec } => {
-                let new = NewDevice { name: name.clone(), spec: spec.clone() };
+            DeviceCommand::Create { name, spec, size } => {
+                let size_bytes = size.map(|size| size.0);
+                let new = NewDevice { name: name.clone(), spec: spec.clone(), size_bytes };
                 let device = session.client.change::<Device>(Method::POST, &["devices"], &new)?;
+                session.print_change(device, show);
+            }
+            DeviceCommand::Grow { name, size } => {
+                let path = ["devices", name];
+                let present = || Ok(session.client.get::<Device>(&path)?.capacity_bytes.unwrap_or(0));
+                let size_bytes = size.of(present)?;
+                let change = DeviceChange { size_bytes };
+                let device = session.client.change::<Device>(Method::PATCH, &path, &change)?;
                 session.print_change(device, show);
             }
             DeviceCommand::Delete { name } => session.client.delete(&["devices", name], &[])?,
@@ -70,7 +92,7 @@ impl DeviceArgs {
 }
 
 fn size(bytes: Option<u64>) -> String {
-    bytes.map(human_bytes).unwrap_or_default()
+    bytes.map(|bytes| Size(bytes).to_string()).unwrap_or_default()
 }
 
 fn list(devices: &[Device]) -> String {
@@ -78,8 +100,8 @@ fn list(devices: &[Device]) -> String {
         let used_by = device.volumes.len() + device.exports.len();
         [
             device.name.clone(),
-            size(device.capacity),
-            size(device.free),
+            size(device.capacity_bytes),
+            size(device.free_bytes),
             used_by.to_string(),
             device.error.clone().unwrap_or_else(|| device.spec.clone()),
         ]
@@ -93,13 +115,10 @@ fn show(device: &Device) -> String {
         ("device", device.spec.clone()),
         (
             "size",
-            device
-                .capacity
-                .map(|bytes| format!("{} ({bytes} bytes)", human_bytes(bytes)))
-                .unwrap_or_default(),
+            device.capacity_bytes.map(|bytes| format!("{} ({bytes} bytes)", Size(bytes))).unwrap_or_default(),
         ),
-        ("block size", device.block_size.map(|bytes| bytes.to_string()).unwrap_or_default()),
-        ("free", size(device.free)),
+        ("block size", device.block_bytes.map(|bytes| bytes.to_string()).unwrap_or_default()),
+        ("free", size(device.free_bytes)),
         ("volumes", device.volumes.join(", ")),
         ("exports", device.exports.join(", ")),
         ("error", device.error.clone().unwrap_or_default()),

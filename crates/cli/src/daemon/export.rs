@@ -2,12 +2,12 @@
 
 use super::table::{fields, table};
 use super::{DaemonArgs, Session, qemu};
-use crate::args;
 use crate::error::Error;
-use api::{Attach, Export, ExportChange, NewExport};
-use graph::spec::CpuList;
+use crate::parse;
+use api::{Attach, DataPlane, Export, ExportChange, NewExport};
+use base::Size;
 use reqwest::Method;
-use serving::text::human_bytes;
+use stack::spec::CpuList;
 use std::collections::BTreeMap;
 
 /// The arguments of `freestone export`.
@@ -34,7 +34,7 @@ enum ExportCommand {
         #[arg(long, value_name = "PROGRAM")]
         attach: Option<String>,
         /// Version of QEMU that the command line is for [default: that of this machine]
-        #[arg(long, value_name = "VERSION", requires = "attach", value_parser = args::parsed::<qemu::Version>)]
+        #[arg(long, value_name = "VERSION", requires = "attach", value_parser = parse::parsed::<qemu::Version>)]
         qemu: Option<qemu::Version>,
     },
     /// Create an export; the daemon starts it now and at each of its starts
@@ -45,8 +45,17 @@ enum ExportCommand {
         /// Its name
         name: String,
         /// Processors, out of those of the daemon [default: all]
-        #[arg(long, value_name = "CPUS", value_parser = args::value::<CpuList>)]
+        #[arg(long, value_name = "CPUS", value_parser = parse::value::<CpuList>)]
         cores: Option<CpuList>,
+    },
+    /// Let another server of the rings take over, also while the export is in use; vhost-user-blk
+    /// exports only
+    DataPlane {
+        /// Its name
+        name: String,
+        /// user: the daemon; kernel: /dev/vhost-blk; auto: the kernel where it can serve the device
+        #[arg(value_name = "PLANE", value_parser = parse::data_plane)]
+        plane: DataPlane,
     },
     /// Delete an export and disconnect its clients
     Delete {
@@ -81,7 +90,7 @@ struct CreateArgs {
     #[arg(long)]
     read_only: bool,
     /// Processors to serve it from, out of those of the daemon
-    #[arg(long, value_name = "CPUS", value_parser = args::value::<CpuList>)]
+    #[arg(long, value_name = "CPUS", value_parser = parse::value::<CpuList>)]
     cores: Option<CpuList>,
     /// Name of the provisioner token that may delete it
     #[arg(long, value_name = "TOKEN")]
@@ -124,9 +133,11 @@ impl ExportArgs {
             }
             ExportCommand::Remap { name, cores } => {
                 let cores = cores.as_ref().map(|CpuList(cpus)| cpus.clone()).unwrap_or_default();
-                let change = ExportChange { cores: Some(cores) };
-                let export = session.client.change::<Export>(Method::PATCH, &["exports", name], &change)?;
-                session.print_change(export, show);
+                change(&session, name, &ExportChange { cores: Some(cores), ..ExportChange::default() })?;
+            }
+            ExportCommand::DataPlane { name, plane } => {
+                let plane = Some(*plane);
+                change(&session, name, &ExportChange { data_plane: plane, ..ExportChange::default() })?;
             }
             ExportCommand::Delete { name } => {
                 let export = find(name)?;
@@ -142,6 +153,13 @@ impl ExportArgs {
     }
 }
 
+/// Changes an export, and prints it as it is then.
+fn change(session: &Session, name: &str, change: &ExportChange) -> Result<(), Error> {
+    let export = session.client.change::<Export>(Method::PATCH, &["exports", name], change)?;
+    session.print_change(export, show);
+    Ok(())
+}
+
 impl CreateArgs {
     fn new_export(&self) -> Result<NewExport, Error> {
         let option = |text: &String| match text.split_once('=') {
@@ -151,7 +169,7 @@ impl CreateArgs {
         Ok(NewExport {
             name: self.name.clone(),
             kind: self.kind.clone(),
-            of: self.of.clone(),
+            volumes: self.of.clone(),
             options: self.options.iter().map(option).collect::<Result<_, _>>()?,
             read_only: self.read_only,
             cores: self.cores.as_ref().map(|CpuList(cpus)| cpus.clone()).unwrap_or_default(),
@@ -183,7 +201,7 @@ fn list(exports: &[Export]) -> String {
         [
             export.name.clone(),
             export.kind.clone(),
-            export.of.join(", "),
+            export.volumes.join(", "),
             export.state.name().to_owned(),
             clients.unwrap_or_default(),
             export.error.clone().or_else(|| export.description.clone()).unwrap_or_default(),
@@ -198,7 +216,7 @@ fn show(export: &Export) -> String {
     let mut rows = vec![
         ("name", export.name.clone()),
         ("kind", export.kind.clone()),
-        ("of", export.of.join(", ")),
+        ("volumes", export.volumes.join(", ")),
         ("options", options.join(" ")),
         ("read-only", if export.read_only { "yes".into() } else { String::new() }),
         ("processors", cores.join(", ")),
@@ -209,12 +227,9 @@ fn show(export: &Export) -> String {
     ];
     if let Some(traffic) = &export.traffic {
         rows.push(("clients", traffic.clients.to_string()));
-        rows.push(("read", format!("{} in {} requests", human_bytes(traffic.bytes_read), traffic.reads)));
-        rows.push((
-            "written",
-            format!("{} in {} requests", human_bytes(traffic.bytes_written), traffic.writes),
-        ));
-        rows.push(("failed", traffic.failed.to_string()));
+        rows.push(("read", format!("{} in {} requests", Size(traffic.read_bytes), traffic.reads)));
+        rows.push(("written", format!("{} in {} requests", Size(traffic.written_bytes), traffic.writes)));
+        rows.push(("failed", traffic.errors.to_string()));
     }
     fields(&rows)
 }

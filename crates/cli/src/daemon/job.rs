@@ -2,13 +2,12 @@
 
 use super::table::table;
 use super::{DaemonArgs, Session};
-use crate::args;
 use crate::error::Error;
+use crate::parse;
 use api::{Job, JobChange};
-use graph::spec::Size;
+use base::Size;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use reqwest::Method;
-use serving::text::human_bytes;
 use std::time::Duration;
 
 /// Interval between two queries of a job.
@@ -50,10 +49,10 @@ enum JobCommand {
         /// Name of the job
         id: String,
         /// Bytes a second at most, of each member or of the volume
-        #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+        #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>)]
         max: Option<Size>,
         /// Bytes a second at least, of each member or of the volume
-        #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+        #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>)]
         min: Option<Size>,
     },
     /// Cancel a job: a move (the volume stays), the creation or growth of a volume, a scrub or a
@@ -140,9 +139,9 @@ pub(super) fn list(jobs: &[Job]) -> String {
         let percent = job.done_bytes as f64 * 100.0 / job.total_bytes.max(1) as f64;
         [
             job.id.clone(),
-            job.kind.clone(),
+            job.kind.to_string(),
             format!("{percent:.1}%"),
-            format!("{}/s", human_bytes(job.bytes_per_s)),
+            format!("{}/s", Size(job.bytes_per_s)),
             job.eta_s.map(|seconds| format!("{seconds} s")).unwrap_or_default(),
             state(job).to_owned(),
         ]

@@ -2,7 +2,7 @@
 //! `freestoned`.
 //!
 //! ```text
-//!   freestone volume create v1 --on data --size 64M ─► client ─► POST /v1/volumes ─► freestoned
+//!   freestone volume create v1 --backing data --size 64M ─► client ─► POST /v1/volumes ─► freestoned
 //! ```
 //!
 //! Lists and things go to standard output, as tables for people, or as the API's own JSON with
@@ -38,11 +38,11 @@ pub use support::SupportArgs;
 pub use top::TopArgs;
 pub use volume::VolumeArgs;
 
-use crate::args::CommonArgs;
 use crate::error::Error;
+use crate::parse::CommonArgs;
 use api::{Qos, Rate};
+use base::Size;
 use client::Client;
-use graph::spec::{Size, Value};
 use serde::Serialize;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -163,7 +163,7 @@ fn rate(text: &str) -> Result<Rate, String> {
     let (rate, burst) = text.split_once(':').unwrap_or((text, "0"));
     let number = |text: &str| Size::parse(text).map(|size| size.0);
     match (number(rate), number(burst)) {
-        (Some(per_second @ 1..), Some(burst)) => Ok(Rate { per_second, burst }),
+        (Some(per_s @ 1..), Some(burst)) => Ok(Rate { per_s, burst }),
         _ => Err("expected a rate such as 5000, 100M or 5000:20000 (20000 at once after a pause)".into()),
     }
 }
@@ -174,7 +174,7 @@ fn limits(qos: &Qos) -> String {
         let rate = rate?;
         let name = name.replace('_', "-");
         let burst = if rate.burst > 0 { format!(":{}", rate.burst) } else { String::new() };
-        Some(format!("{name} {}{burst}", rate.per_second))
+        Some(format!("{name} {}{burst}", rate.per_s))
     };
     let limits: Vec<String> = qos.list().into_iter().filter_map(limit).collect();
     limits.join(", ")
@@ -186,8 +186,8 @@ mod tests {
 
     #[test]
     fn limits_are_rates_with_or_without_bursts() {
-        assert_eq!(rate("5000"), Ok(Rate { per_second: 5000, burst: 0 }));
-        assert_eq!(rate("1M:4M"), Ok(Rate { per_second: 1 << 20, burst: 4 << 20 }));
+        assert_eq!(rate("5000"), Ok(Rate { per_s: 5000, burst: 0 }));
+        assert_eq!(rate("1M:4M"), Ok(Rate { per_s: 1 << 20, burst: 4 << 20 }));
         for bad in ["", "0", "x", "1:", "1:x"] {
             assert!(rate(bad).is_err(), "{bad}");
         }

@@ -18,13 +18,13 @@ pub fn check(socket: &Path, on: &str, output: Output) -> Result<(), Error> {
     for copy in &pool.copies {
         let damage = if copy.is_damaged { ", damaged" } else { "" };
         let fields = json!({
-            "offset": copy.offset,
+            "offset": copy.offset_bytes,
             "sequence": copy.sequence,
             "volumes": copy.volumes,
             "is_whole": !copy.is_damaged,
             "state": copy.state,
         });
-        output.event("copy", format!("{}: copy {}{damage}", pool.on, copy.state), fields);
+        output.event("copy", format!("{}: copy {}{damage}", pool.backing, copy.state), fields);
     }
     match pool.damaged {
         0 => Ok(()),
@@ -42,9 +42,9 @@ pub fn repair(socket: &Path, on: &str, output: Output) -> Result<(), Error> {
     let session = Session::at(socket, false, false, false)?;
     let done: Option<Repaired> =
         session.client.change(Method::POST, &["pools", on, "actions"], &PoolAction::Repair)?;
-    if let Some(Repaired { offsets, pool }) = done {
-        let text = format!("{}: {} copies of the table rewritten", pool.on, offsets.len());
-        output.event("repaired", text, json!({ "device": pool.on, "copies": offsets.len() }));
+    if let Some(Repaired { offsets_bytes: offsets, pool }) = done {
+        let text = format!("{}: {} copies of the table rewritten", pool.backing, offsets.len());
+        output.event("repaired", text, json!({ "device": pool.backing, "copies": offsets.len() }));
     }
     Ok(())
 }

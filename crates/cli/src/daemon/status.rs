@@ -4,7 +4,7 @@ use super::table::fields;
 use super::{DaemonArgs, Session};
 use crate::error::Error;
 use api::{StartProgress, System, SystemState};
-use serving::text::human_bytes;
+use base::Size;
 use std::time::{Duration, Instant};
 
 /// Interval between two queries of a daemon that is not ready.
@@ -80,7 +80,7 @@ fn progress(system: &System) -> String {
     let Some(start) = &system.start else { return system.state.name().to_owned() };
     let StartProgress { step, done_steps, total_steps, done_bytes, total_bytes } = start;
     let zeroed = match (done_bytes, total_bytes) {
-        (Some(done), Some(total)) => format!(": {} of {} zeroed", human_bytes(*done), human_bytes(*total)),
+        (Some(done), Some(total)) => format!(": {} of {} zeroed", Size(*done), Size(*total)),
         _ => String::new(),
     };
     format!("{}: step {} of {total_steps}, {step}{zeroed}", system.state.name(), done_steps + 1)

@@ -3,13 +3,14 @@
 use super::{DaemonArgs, Session};
 use crate::error::Error;
 use api::{Array, Job, Sample, Samples};
+use base::Size;
+use hosting::text::grouped;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Gauge, Row, Table};
 use ratatui::{DefaultTerminal, Frame};
-use serving::text::{grouped, human_float_bytes};
 use std::time::Duration;
 
 /// Interval between two samples.
@@ -31,8 +32,8 @@ struct Rates {
     name: String,
     reads: f64,
     writes: f64,
-    bytes_read: f64,
-    bytes_written: f64,
+    read_bytes: f64,
+    written_bytes: f64,
     /// Mean, in microseconds.
     read_us: f64,
     write_us: f64,
@@ -51,14 +52,14 @@ fn rates(before: &Samples, after: &Samples) -> Vec<Rates> {
             name: name.clone(),
             reads: reads / seconds,
             writes: writes / seconds,
-            bytes_read: more(now.bytes_read, then.bytes_read) / seconds,
-            bytes_written: more(now.bytes_written, then.bytes_written) / seconds,
+            read_bytes: more(now.read_bytes, then.read_bytes) / seconds,
+            written_bytes: more(now.written_bytes, then.written_bytes) / seconds,
             read_us: mean_us(
-                more(now.read_ns_sum, then.read_ns_sum),
+                more(now.read_sum_ns, then.read_sum_ns),
                 more(now.reads_timed, then.reads_timed),
             ),
             write_us: mean_us(
-                more(now.write_ns_sum, then.write_ns_sum),
+                more(now.write_sum_ns, then.write_sum_ns),
                 more(now.writes_timed, then.writes_timed),
             ),
             in_flight: now.in_flight,
@@ -71,15 +72,15 @@ fn rates(before: &Samples, after: &Samples) -> Vec<Rates> {
 
 impl Rates {
     fn cells(&self) -> [String; 8] {
-        let rate = |bytes: f64| format!("{}/s", human_float_bytes(bytes.round()));
+        let rate = |bytes: f64| format!("{}/s", Size(bytes.round() as u64));
         let count = |count: f64| grouped(count.round() as u64);
         let us = |us: f64| format!("{us:.0}");
         [
             self.name.clone(),
             count(self.reads),
             count(self.writes),
-            rate(self.bytes_read),
-            rate(self.bytes_written),
+            rate(self.read_bytes),
+            rate(self.written_bytes),
             us(self.read_us),
             us(self.write_us),
             self.in_flight.to_string(),
@@ -185,11 +186,11 @@ mod tests {
 
     #[test]
     fn rates_are_differences_and_the_busiest_comes_first() {
-        let sample = |reads, read_ns_sum| Sample {
+        let sample = |reads, read_sum_ns| Sample {
             reads,
             reads_timed: reads,
-            read_ns_sum,
-            bytes_read: reads * 4096,
+            read_sum_ns,
+            read_bytes: reads * 4096,
             ..Sample::default()
         };
         let at = |at_ns, a, b| Samples {

@@ -3,12 +3,12 @@
 use super::client::Begun;
 use super::table::{fields, table};
 use super::{DaemonArgs, QosArgs, Session, job, limits};
-use crate::args;
 use crate::error::Error;
-use api::{Floor, Job, NewPlace, NewVolume, Qos, Volume, VolumeChange};
-use graph::spec::{Size, Value};
+use crate::parse;
+use api::{Job, JobKind, MinQos, NewVolume, Qos, Volume, VolumeChange, VolumeMove};
+use base::Size;
 use reqwest::Method;
-use serving::text::human_bytes;
+use stack::spec::Value;
 
 /// The arguments of `freestone volume`.
 #[derive(clap::Args, Debug)]
@@ -35,10 +35,16 @@ enum VolumeCommand {
         /// Its name
         name: String,
         /// The backing array or device
-        #[arg(long, visible_alias = "array", visible_alias = "device", value_name = "ARRAY|DEVICE")]
-        on: String,
+        #[arg(
+            long,
+            visible_alias = "array",
+            visible_alias = "device",
+            alias = "on",
+            value_name = "ARRAY|DEVICE"
+        )]
+        backing: String,
         /// Its size
-        #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+        #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>)]
         size: Size,
         #[command(flatten)]
         qos: QosArgs,
@@ -46,7 +52,7 @@ enum VolumeCommand {
         #[arg(long, value_name = "GROUP")]
         group: Option<String>,
         #[command(flatten)]
-        floor: FloorArgs,
+        min_qos: MinQosArgs,
         /// Overwrite content of an array or device that has no volumes yet
         #[arg(long)]
         force: bool,
@@ -93,7 +99,7 @@ enum VolumeCommand {
         #[arg(long, value_name = "GROUP", conflicts_with = "no_group")]
         group: Option<String>,
         #[command(flatten)]
-        floor: FloorArgs,
+        min_qos: MinQosArgs,
         /// Remove it from its group
         #[arg(long)]
         no_group: bool,
@@ -107,30 +113,40 @@ enum VolumeCommand {
 
 /// The guaranteed minimum of a volume in its group.
 #[derive(clap::Args, Debug)]
-struct FloorArgs {
+struct MinQosArgs {
     /// Guaranteed requests a second, out of the limits of its group
-    #[arg(long, value_name = "N", value_parser = args::value::<Size>)]
+    #[arg(long, value_name = "N", value_parser = parse::value::<Size>)]
     min_iops: Option<Size>,
     /// Guaranteed bytes a second, out of the limits of its group
-    #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+    #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>)]
     min_bandwidth: Option<Size>,
 }
 
-impl FloorArgs {
-    fn floor(&self) -> Floor {
+impl MinQosArgs {
+    fn min_qos(&self) -> MinQos {
         let rate = |size: Option<Size>| size.map(|size| size.0);
-        Floor { iops: rate(self.min_iops), bandwidth: rate(self.min_bandwidth) }
+        MinQos { requests_per_s: rate(self.min_iops), bytes_per_s: rate(self.min_bandwidth) }
     }
 }
 
 /// A new size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Growth {
+pub(super) enum Growth {
     To(u64),
     By(u64),
 }
 
-fn growth(text: &str) -> Result<Growth, String> {
+impl Growth {
+    /// The new size of an object whose present size `size` reads.
+    pub(super) fn of(self, size: impl FnOnce() -> Result<u64, Error>) -> Result<u64, Error> {
+        match self {
+            Growth::To(size) => Ok(size),
+            Growth::By(more) => Ok(size()?.saturating_add(more)),
+        }
+    }
+}
+
+pub(super) fn growth(text: &str) -> Result<Growth, String> {
     let growth = match text.strip_prefix('+') {
         Some(more) => Size::parse(more).map(|size| Growth::By(size.0)),
         None => Size::parse(text).map(|size| Growth::To(size.0)),
@@ -162,19 +178,25 @@ impl VolumeArgs {
                 session.print(&volume, || show(&volume));
                 Ok(())
             }
-            VolumeCommand::Create { name, on, size, qos, group, floor, force, label } => {
-                let (name, on, qos) = (name.clone(), on.clone(), qos.qos());
-                let (group, floor, label) = (group.clone(), floor.floor(), label.clone());
-                let new = NewVolume { name, on, size: size.0, qos, group, floor, force: *force, label };
+            VolumeCommand::Create { name, backing, size, qos, group, min_qos, force, label } => {
+                let (name, backing, qos) = (name.clone(), backing.clone(), qos.qos());
+                let (group, min_qos, label) = (group.clone(), min_qos.min_qos(), label.clone());
+                let new = NewVolume {
+                    name,
+                    backing,
+                    size_bytes: size.0,
+                    qos,
+                    group,
+                    min_qos,
+                    force: *force,
+                    label,
+                };
                 let made = session.client.change::<Begun<Volume>>(Method::POST, &["volumes"], &new)?;
-                finish(&session, made, &new.name, new.size)
+                finish(&session, made, &new.name, new.size_bytes)
             }
             VolumeCommand::Grow { name, size } => {
-                let size = match size {
-                    Growth::To(size) => *size,
-                    Growth::By(more) => find(name)?.size.saturating_add(*more),
-                };
-                let change = VolumeChange { size: Some(size), ..VolumeChange::default() };
+                let size = size.of(|| Ok(find(name)?.size_bytes))?;
+                let change = VolumeChange { size_bytes: Some(size), ..VolumeChange::default() };
                 let path = ["volumes", name];
                 let grown = session.client.change::<Begun<Volume>>(Method::PATCH, &path, &change)?;
                 finish(&session, grown, name, size)
@@ -183,33 +205,31 @@ impl VolumeArgs {
                 change(name, VolumeChange { name: Some(new_name.clone()), ..VolumeChange::default() })
             }
             VolumeCommand::Move { name, to, wait, force } => {
-                let place = NewPlace { to: to.clone(), force: *force };
+                let place = VolumeMove { backing: to.clone(), force: *force };
                 let job = session.client.change::<Job>(Method::POST, &["volumes", name, "move"], &place)?;
                 session.print_change(job.clone(), |job| job::list(std::slice::from_ref(job)));
                 match job.filter(|_| *wait) {
                     Some(job) => {
                         job::wait(&session, Some(&job.id))?;
-                        check_moved(&find(name)?, &job.array)
+                        check_moved(&find(name)?, &job.backing)
                     }
                     None => Ok(()),
                 }
             }
-            VolumeCommand::Set { name, qos, group, floor, no_group } => {
+            VolumeCommand::Set { name, qos, group, min_qos, no_group } => {
                 let group = if *no_group { Some(String::new()) } else { group.clone() };
                 let qos = qos.qos();
                 // A command that only sets the group leaves the limits unchanged.
                 let qos = (group.is_none() || qos != Qos::default()).then_some(qos);
-                let floor = qos
-                    .is_some()
-                    .then(|| floor.floor())
-                    .or(Some(floor.floor()).filter(|floor| *floor != Floor::default()));
-                change(name, VolumeChange { qos, group, floor, ..VolumeChange::default() })
+                let min_qos = min_qos.min_qos();
+                let min_qos = (qos.is_some() || min_qos != MinQos::default()).then_some(min_qos);
+                change(name, VolumeChange { qos, group, min_qos, ..VolumeChange::default() })
             }
             VolumeCommand::Delete { name } => {
-                let Volume { name, uuid, on, size, .. } = find(name)?;
+                let Volume { name, uuid, backing, size_bytes, .. } = find(name)?;
                 session.confirm(&format!(
-                    "volume {name} ({} on {on}) and what is on it is lost",
-                    human_bytes(size)
+                    "volume {name} ({} on {backing}) and what is on it is lost",
+                    Size(size_bytes)
                 ))?;
                 session.client.delete(&["volumes", &uuid], &[])
             }
@@ -223,9 +243,9 @@ fn finish(session: &Session, begun: Option<Begun<Volume>>, name: &str, size: u64
         Some(Begun::Job(begun)) => {
             job::wait(session, Some(&begun.id))?;
             let volume = session.client.get::<Volume>(&["volumes", name]).ok();
-            let volume = volume.filter(|volume| volume.size == size);
+            let volume = volume.filter(|volume| volume.size_bytes == size);
             Some(volume.ok_or_else(|| {
-                let is = if begun.kind == "create" { "not made" } else { "as large as before" };
+                let is = if begun.kind == JobKind::Create { "not made" } else { "as large as before" };
                 Error::Runtime(format!("volume {name}: it is {is}; `freestone event list` says why"))
             })?)
         }
@@ -237,17 +257,17 @@ fn finish(session: &Session, begun: Option<Begun<Volume>>, name: &str, size: u64
 }
 
 fn check_moved(volume: &Volume, to: &str) -> Result<(), Error> {
-    match volume.on == to {
+    match volume.backing == to {
         true => Ok(()),
         false => Err(Error::Runtime(format!(
             "volume {}: it is still on {}; `freestone event list` says why",
-            volume.name, volume.on
+            volume.name, volume.backing
         ))),
     }
 }
 
-fn floor_text(floor: &Floor) -> String {
-    let parts = [("iops", floor.iops), ("bandwidth", floor.bandwidth)];
+fn min_text(min: &MinQos) -> String {
+    let parts = [("iops", min.requests_per_s), ("bandwidth", min.bytes_per_s)];
     let parts: Vec<String> =
         parts.into_iter().filter_map(|(name, rate)| Some(format!("{name} {}", rate?))).collect();
     parts.join(", ")
@@ -257,32 +277,35 @@ fn list(volumes: &[Volume]) -> String {
     let row = |volume: &Volume| {
         [
             volume.name.clone(),
-            human_bytes(volume.size),
-            match &volume.moves_to {
-                Some(to) => format!("{} -> {to}", volume.on),
-                None => volume.on.clone(),
+            Size(volume.size_bytes).to_string(),
+            match &volume.moving_to {
+                Some(to) => format!("{} -> {to}", volume.backing),
+                None => volume.backing.clone(),
             },
             limits(&volume.qos),
             volume.group.clone().unwrap_or_default(),
             volume.exports.join(", "),
         ]
     };
-    table(["NAME", "SIZE", "ON", "LIMITS", "GROUP", "EXPORTS"], &volumes.iter().map(row).collect::<Vec<_>>())
+    table(
+        ["NAME", "SIZE", "BACKING", "LIMITS", "GROUP", "EXPORTS"],
+        &volumes.iter().map(row).collect::<Vec<_>>(),
+    )
 }
 
 fn show(volume: &Volume) -> String {
     fields(&[
         ("name", volume.name.clone()),
         ("uuid", volume.uuid.clone()),
-        ("on", volume.on.clone()),
-        ("size", format!("{} ({} bytes)", human_bytes(volume.size), volume.size)),
-        ("pieces", volume.pieces.to_string()),
+        ("backing", volume.backing.clone()),
+        ("size", format!("{} ({} bytes)", Size(volume.size_bytes), volume.size_bytes)),
+        ("extents", volume.extents.to_string()),
         ("limits", limits(&volume.qos)),
-        ("floor", floor_text(&volume.floor)),
+        ("minimum", min_text(&volume.min_qos)),
         ("group", volume.group.clone().unwrap_or_default()),
         ("label", volume.label.clone().unwrap_or_default()),
         ("exports", volume.exports.join(", ")),
-        ("moves to", volume.moves_to.clone().unwrap_or_default()),
+        ("moving to", volume.moving_to.clone().unwrap_or_default()),
     ])
 }
 

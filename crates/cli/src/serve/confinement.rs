@@ -2,12 +2,12 @@
 
 use super::ServePlan;
 use crate::error::Error;
-use graph::DevicePlan;
-use graph::spec::Value as SpecValue;
+use hosting::control;
+use hosting::export::ExportPlan;
 use sandbox::{Access, Capability, InForce, Mode, Profile, Sandbox, User};
 use serde_json::{Value, json};
-use serving::control;
-use serving::export::ExportPlan;
+use stack::DevicePlan;
+use stack::spec::Value as SpecValue;
 use std::path::{Path, PathBuf};
 
 /// How a server is confined.
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub struct SandboxArgs {
     /// Drop unneeded privileges: as far as the kernel supports it (auto), all or fail (required),
     /// none (off)
-    #[arg(long, value_name = "auto|required|off", default_value = "auto", value_parser = crate::args::value::<ModeWord>)]
+    #[arg(long, value_name = "auto|required|off", default_value = "auto", value_parser = crate::parse::value::<ModeWord>)]
     sandbox: ModeWord,
     /// Further file or directory that may be opened for writing while serving, such as for members
     /// of arrays
@@ -113,12 +113,13 @@ mod tests {
         let admin = [Capability::CAP_SYS_ADMIN];
         assert_eq!(capabilities("--device null --export ublk:id=0"), admin);
         assert_eq!(capabilities("--device nvme_uring:path=/dev/ng0n1 --export nbd:socket=s"), admin);
+        assert_eq!(capabilities("--device virtio-blk-uring:path=/dev/vdac0 --export nbd:socket=s"), []);
         let bind = [Capability::CAP_NET_BIND_SERVICE];
         assert_eq!(capabilities("--device null --export nbd:listen=[::]:809"), bind);
     }
 
     #[test]
-    fn what_is_served_can_be_opened_again_and_nothing_beside_it() {
+    fn only_served_devices_can_be_opened_again() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         for name in ["a", "b"] {
@@ -151,6 +152,6 @@ mod tests {
         let other = plan("--device null --export nbd:socket=s").unwrap();
         assert!(super::plan(&other, &args("54321:1"), None).is_ok());
         let refusal = super::plan(&other, &args("nobody-at-all"), None).unwrap_err().to_string();
-        assert_eq!(refusal, "user nobody-at-all: there is no such user");
+        assert_eq!(refusal, "user nobody-at-all: no such user");
     }
 }

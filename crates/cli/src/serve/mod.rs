@@ -4,19 +4,20 @@ mod confinement;
 mod server;
 mod signals;
 
-use crate::args::{self, CommonArgs, PollUs};
 use crate::error::Error;
 use crate::output::Output;
-use crate::stack::StackArgs;
+use crate::parse::{self, CommonArgs, PollUs};
+use crate::stack_args::StackArgs;
+use base::Size;
 use clap::ArgMatches;
 use confinement::SandboxArgs;
 use exports::{MIN_MEMORY, MemoryBudget, contain_truncation};
-use graph::spec::{CpuList, Size};
-use graph::{DevicePlan, StackPlan};
+use hosting::export::ExportPlan;
 use reactor::CoreConfig;
 use server::Server;
-use serving::export::ExportPlan;
 use signals::{Signal, Signals};
+use stack::spec::CpuList;
+use stack::{DevicePlan, StackPlan};
 use std::path::PathBuf;
 
 /// The arguments of `freestone serve`.
@@ -37,15 +38,15 @@ pub struct ServeArgs {
 #[derive(clap::Args, Debug)]
 pub struct ServeOptions {
     /// Processors to serve from, such as 0,1 or 0-3 [default: one unbound thread]
-    #[arg(long, value_name = "CPUS", value_parser = args::value::<CpuList>)]
+    #[arg(long, value_name = "CPUS", value_parser = parse::value::<CpuList>)]
     cores: Option<CpuList>,
     /// Longest time that a core polls without work before it sleeps, in microseconds; adapts to the
     /// load
-    #[arg(long, value_name = "N|always|never", default_value = "50", value_parser = args::value::<PollUs>)]
+    #[arg(long, value_name = "N|always|never", default_value = "50", value_parser = parse::value::<PollUs>)]
     poll_us: PollUs,
     /// Memory for data of network clients (NBD, NVMe/TCP), such as 2G [default: a quarter of the
     /// machine's]
-    #[arg(long, value_name = "SIZE", value_parser = args::value::<Size>)]
+    #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>)]
     memory: Option<Size>,
     /// Control socket for freestone array [default: one socket per array, named after its UUID]
     #[arg(long, value_name = "SOCKET")]
@@ -78,7 +79,7 @@ impl ServePlan {
             let path = path.display();
             return Err(Error::Usage(format!("--control {path}: no array is served that it could control")));
         }
-        let cores = args::core_configs(args.options.cores.as_ref(), args.options.poll_us.0);
+        let cores = parse::core_configs(args.options.cores.as_ref(), args.options.poll_us.0);
         let mut exports: Vec<(ExportPlan, Vec<usize>)> = Vec::new();
         for text in &args.export {
             let refuse = |fault: String| Error::Usage(format!("--export {text}: {fault}"));
@@ -90,7 +91,7 @@ impl ServePlan {
             }
             let name = export.config.name();
             if exports.iter().any(|(other, _)| other.config.name() == name) {
-                return Err(refuse(format!("there is an export {name} already")));
+                return Err(refuse(format!("export {name} exists already")));
             }
             let map = core_map(export.cores.as_deref(), &cores).map_err(refuse)?;
             export.config.complete(&stack.devices()[devices[0]].id, map);
@@ -135,25 +136,31 @@ pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     let signals = Signals::install()?;
     sandbox.seal()?;
     let mut server = server.start_exports(&plan)?;
-    server.start_controls(&signals.requests(), control, &sandbox.permits())?;
-    serving::sandbox_log::announce(&sandbox);
+    let requests = signals.requests();
+    server.start_controls(&requests, control, &sandbox.permits())?;
+    hosting::sandbox_log::announce(&sandbox);
     server.announce(output, confinement::json(&sandbox));
+    server.follow_roles(&requests.refresh);
     notify_service_manager(sd_notify::NotifyState::Ready);
-    loop {
+    let served = loop {
         match signals.wait() {
-            Signal::Refresh => server.refresh(output),
+            Signal::Refresh => {
+                if let Err(error) = server.refresh(output) {
+                    break Err(error);
+                }
+            }
             Signal::Report => {
                 server.report(output);
-                serving::sandbox_log::announce_refused();
+                hosting::sandbox_log::announce_refused();
             }
-            Signal::Stop => break,
+            Signal::Stop => break Ok(()),
         }
-    }
+    };
     notify_service_manager(sd_notify::NotifyState::Stopping);
     output.event("stopping", "stopping: finishing what is in flight", serde_json::json!({}));
     let stopped = server.stop();
-    serving::sandbox_log::announce_refused();
-    stopped?;
+    hosting::sandbox_log::announce_refused();
+    served.and(stopped)?;
     output.event("stopped", "stopped", serde_json::json!({}));
     Ok(())
 }
@@ -178,13 +185,13 @@ fn notify_service_manager(state: sd_notify::NotifyState<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::{Cli, Command};
+    use crate::cli::{Cli, Command, command};
     use clap::FromArgMatches;
     use serde_json::json;
 
     pub(super) fn plan(args: &str) -> Result<ServePlan, Error> {
         let words = ["freestone", "serve"].into_iter().chain(args.split_whitespace());
-        let matches = args::command().try_get_matches_from(words).expect("clap takes it");
+        let matches = command().try_get_matches_from(words).expect("clap takes it");
         let Ok(Cli { command: Command::Serve(serve), .. }) = Cli::from_arg_matches(&matches) else {
             panic!()
         };
@@ -230,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_refused_before_anything_is_opened() {
+    fn conflicting_options_are_refused_before_a_device_is_opened() {
         let export = "--export vhost-user-blk:socket=s";
         assert_eq!(
             refusal(&format!("--device null {export},device=b")),
@@ -238,7 +245,7 @@ mod tests {
         );
         assert_eq!(
             refusal(&format!("--device null:id=a --device mem:size=1M,id=a {export}")),
-            r#"--device mem:size=1M,id=a: there is a device "a" already"#
+            r#"--device mem:size=1M,id=a: device "a" exists already"#
         );
         assert_eq!(
             refusal(&format!("--layer stats --device null {export}")),
@@ -246,7 +253,7 @@ mod tests {
         );
         assert_eq!(
             refusal(&format!("--device null {export} {export}")),
-            "--export vhost-user-blk:socket=s: there is an export vhost-user-blk:s already"
+            "--export vhost-user-blk:socket=s: export vhost-user-blk:s exists already"
         );
         assert_eq!(
             refusal(&format!("--device null --cores 0,1 {export},cores=2")),

@@ -4,17 +4,19 @@ use super::ServePlan;
 use crate::error::Error;
 use crate::output::Output;
 use crate::stats;
-use block::Op;
+use base::Size;
+use block::{HostRole, Op};
 use exports::{Export, QueueStats, Stats};
-use graph::Stack;
+use hosting::arrays::{self, Kept, Requests};
+use hosting::control::server::ControlSocket;
+use hosting::export::ExportConfig;
+use hosting::text::count;
 use reactor::Cores;
 use sandbox::Permits;
 use serde_json::{Value, json};
-use serving::arrays::{self, Kept, Requests};
-use serving::control::server::ControlSocket;
-use serving::export::ExportConfig;
-use serving::text::{count, human_bytes};
+use stack::Stack;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A running server. Fields are dropped in this order: control sockets and exports, then devices,
 /// then the cores they ran on.
@@ -23,6 +25,8 @@ pub struct Server {
     exports: Vec<Running>,
     arrays: Vec<Kept>,
     stacks: Vec<Stack>,
+    /// The announced role of this host for each stack that other hosts serve too.
+    roles: Vec<Option<HostRole>>,
     cores: Cores,
     cpus: Vec<Option<usize>>,
 }
@@ -49,7 +53,20 @@ impl Server {
             Cores::start(&plan.cores).map_err(|e| Error::Runtime(format!("cannot start cores: {e}")))?;
         let cpus = plan.cores.iter().map(|core| core.cpu).collect();
         let arrays = arrays::keep(&stacks, &cores.get(0))?;
-        Ok(Server { controls: Vec::new(), exports: Vec::new(), arrays, stacks, cores, cpus })
+        let roles = stacks.iter().map(role_of).collect();
+        Ok(Server { controls: Vec::new(), exports: Vec::new(), arrays, stacks, roles, cores, cpus })
+    }
+
+    /// Has `refresh` called when the role of this host for a device changes.
+    pub fn follow_roles(&self, refresh: &Arc<dyn Fn() + Send + Sync>) {
+        for role in self.stacks.iter().flat_map(|stack| &stack.roles) {
+            let refresh = refresh.clone();
+            role.on_change(move || refresh());
+        }
+        let is_announced = |(stack, announced): (&Stack, &Option<HostRole>)| role_of(stack) == *announced;
+        if !self.stacks.iter().zip(&self.roles).all(is_announced) {
+            refresh();
+        }
     }
 
     /// Listens for commands to the arrays; `requests` reaches the server, and members are opened
@@ -74,9 +91,13 @@ impl Server {
             let config = &*plan.config;
             let stacks: Vec<&Stack> = places.iter().map(|place| &self.stacks[*place]).collect();
             let devices: Vec<_> = stacks.iter().map(|stack| stack.device.clone()).collect();
-            let running = config
-                .start(&devices, self.cores.all())
-                .map_err(|source| Error::Export { name: config.name(), source })?;
+            let roles: Vec<_> = stacks.iter().flat_map(|stack| &stack.roles).collect();
+            let running = match &roles[..] {
+                [] => config.start(&devices, self.cores.all()),
+                [role] => config.start_with_role(role, &devices, self.cores.all()),
+                _ => Err(exports::Error::Config("standby=on: one such device for each export".into())),
+            };
+            let running = running.map_err(|source| Error::Export { name: config.name(), source })?;
             let ids: Vec<&str> = stacks.iter().map(|stack| stack.id.as_str()).collect();
             self.exports.push(Running {
                 name: config.name(),
@@ -111,9 +132,41 @@ impl Server {
         output.event("ready", ready, fields);
     }
 
-    /// Asks every device for its size again, and tells clients.
-    pub fn refresh(&self, output: Output) {
-        for (place, stack) in self.stacks.iter().enumerate() {
+    /// Announces changes of this host's role, asks every device for its size again, and tells
+    /// clients.
+    ///
+    /// # Errors
+    /// When another host has shut this one out of a device.
+    pub fn refresh(&mut self, output: Output) -> Result<(), Error> {
+        for (place, (stack, announced)) in self.stacks.iter().zip(&mut self.roles).enumerate() {
+            let role = role_of(stack);
+            if let Some(role) = role.filter(|role| Some(*role) != *announced) {
+                // Before the size is read, which may wait for the storage.
+                for export in self.exports.iter().filter(|export| export.devices.contains(&place)) {
+                    export.export.notify_resize();
+                }
+                let human = format!("device {}: this host is {}", stack.id, role.name());
+                output.event("role", human, json!({ "id": stack.id, "role": role.name() }));
+            }
+            *announced = role;
+        }
+        self.refresh_sizes(output);
+        let is_fenced = |(_, role): &(&Stack, &Option<HostRole>)| **role == Some(HostRole::Fenced);
+        match self.stacks.iter().zip(&self.roles).find(is_fenced) {
+            Some((stack, _)) => {
+                let id = &stack.id;
+                Err(Error::Runtime(format!(
+                    "device {id}: another host has taken it over: restart this server as its standby"
+                )))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn refresh_sizes(&self, output: Output) {
+        // A standby reads the size when it takes over.
+        let is_read = |(_, stack): &(usize, &Stack)| role_of(stack) != Some(HostRole::Standby);
+        for (place, stack) in self.stacks.iter().enumerate().filter(is_read) {
             let before = stack.device.limits().capacity;
             let capacity = match stack.device.refresh() {
                 Ok(limits) => limits.capacity,
@@ -167,13 +220,18 @@ impl Server {
         let core = self.cores.get(0);
         let mut result = Ok(());
         for stack in &self.stacks {
-            if let Err(error) = serving::flush(&stack.device, &core) {
+            if let Err(error) = hosting::flush(&stack.device, &core) {
                 tracing::error!(%error, "a device was not flushed");
                 result = result.and(Err(error));
             }
         }
-        // Clients of the sockets see them close when nothing is left to be done.
-        Ok(result.and(arrays::stop(&self.arrays, &core))?)
+        let result = result.and(arrays::stop(&self.arrays, &core));
+        // Clients of the sockets see them close when nothing is left to be done. The command that
+        // stops the server may not have been answered yet.
+        for control in self.controls.drain(..) {
+            control.end_after_answers();
+        }
+        Ok(result?)
     }
 
     fn cores_line(&self) -> String {
@@ -208,14 +266,20 @@ impl Server {
     }
 }
 
+/// The role of this host for a stack; `None` if no other host serves it.
+fn role_of(stack: &Stack) -> Option<HostRole> {
+    stack.roles.first().map(|role| role.get())
+}
+
 fn device_line(stack: &Stack) -> String {
     let limits = stack.device.limits();
     let mode = if limits.read_only { ", read-only" } else { "" };
+    let role = role_of(stack).map(|role| format!(", {}", role.name())).unwrap_or_default();
     format!(
-        "device {}: {}, {} ({} bytes), {}-byte blocks{mode}",
+        "device {}: {}, {} ({} bytes), {}-byte blocks{mode}{role}",
         stack.id,
         stack.device.name(),
-        human_bytes(limits.capacity),
+        Size(limits.capacity),
         limits.capacity,
         limits.block_size
     )

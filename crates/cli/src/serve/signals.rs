@@ -1,7 +1,7 @@
 //! Requests to the server by signals.
 
 use crate::error::{EXIT_FAILURE, Error};
-use serving::arrays::Requests;
+use hosting::arrays::Requests;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use signal_hook::iterator;

@@ -53,7 +53,7 @@ pub fn run_json_in(runtime: &Path, args: &[&str]) -> Vec<Value> {
     json_lines(&run_in(runtime, args))
 }
 
-fn json_lines(output: &Output) -> Vec<Value> {
+pub fn json_lines(output: &Output) -> Vec<Value> {
     let text = String::from_utf8(output.stdout.clone()).unwrap();
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
     text.lines().map(|line| serde_json::from_str(line).expect(line)).collect()

@@ -3,30 +3,29 @@
 use super::authority::Authority;
 use super::change::Effects;
 use super::{Engine, checks};
-use crate::fault::{Fault, Kind};
+use crate::api_error::{ApiError, Kind};
 use crate::state::{ArrayRecord, State};
-use api::{Array, ArrayAction, Done, Member, NewArray, ScrubWindow};
+use api::{Array, ArrayAction, Done, Member, NewArray};
 use block::Device;
-use graph::array::{Opened, choose, disks_in, find, labels};
-use graph::patience::patiently;
+use hosting::arrays::{Kept, Planned, Requests, Running, keep_one, listen_for};
+use hosting::control::protocol::{self, Command};
+use hosting::control::server::{ControlSocket, Controlled};
+use hosting::create::PlannedCreation;
+use raid::Uuid;
 use raid::admin::open::Wanted;
-use raid::admin::report::ArrayReport;
 use raid::array::Array as RaidArray;
 use raid::jobs::{Jobs, Status};
-use raid::metadata::{MaintenanceChange, Window, zero_superblock};
-use raid::{Consistency, Level, Uuid};
+use raid::metadata::zero_superblock;
 use reactor::CoreRef;
-use serving::arrays::{Kept, Planned, Requests, Running, keep_one, listen_for};
-use serving::control::protocol::{self, Command};
-use serving::control::server::{ControlSocket, Controlled};
-use serving::create::{Creation, PlannedCreation};
+use stack::array::{Opened, choose, disks_in, find, labels};
+use stack::retry::retry_while;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 /// An array that runs.
 pub struct ArrayLive {
-    /// First: nobody is to control what is going.
+    /// First, so that no client controls an array that is closing.
     _socket: Option<ControlSocket>,
     running: Arc<Running>,
     kept: Kept,
@@ -38,27 +37,27 @@ impl ArrayLive {
         &self.kept.0
     }
 
-    /// Who keeps it.
+    /// Its jobs, unless it is read-only.
     pub fn jobs(&self) -> Option<&Arc<Jobs>> {
         self.kept.1.as_ref()
     }
 
-    /// What its keeper says.
+    /// The status of its jobs.
     pub fn status(&self) -> Status {
         self.jobs().map(|jobs| jobs.status()).unwrap_or_default()
     }
 
-    /// What it is now.
-    pub fn report(&self) -> ArrayReport {
-        ArrayReport::of_running(self.array(), &self.status())
+    /// Its present state.
+    pub fn report(&self) -> Array {
+        self.running.report()
     }
 
-    /// Ends its service in good order.
+    /// Stops it cleanly.
     pub fn stop(self, core: &CoreRef) {
         let ArrayLive { _socket: socket, running, kept } = self;
         drop((socket, running));
-        // What cannot be stopped is recovered at its next start, and was logged.
-        let _ = serving::arrays::stop(&[kept], core);
+        // An array that cannot be stopped was logged, and is recovered at its next start.
+        let _ = hosting::arrays::stop(&[kept], core);
     }
 }
 
@@ -71,7 +70,7 @@ struct PlannedArray {
 impl PlannedArray {
     /// The state knows the array before its members do: nothing is written to them for an array
     /// that is not remembered.
-    fn commit(self, engine: &Engine) -> Result<(), Fault> {
+    fn commit(self, engine: &Engine) -> Result<(), ApiError> {
         let PlannedArray { record, creation } = self;
         let name = &record.name;
         let mut effects = Effects::new(engine, "array", name);
@@ -84,8 +83,12 @@ impl PlannedArray {
         engine.run_array(&record, true)?;
         effects.keep();
         let array = engine.array(name)?;
-        let text =
-            format!("level {} over {} members, {} bytes", array.level, array.members.len(), array.capacity);
+        let text = format!(
+            "level {} over {} members, {} bytes",
+            array.level.map_or("unknown", api::Level::name),
+            array.members.len(),
+            array.capacity_bytes
+        );
         engine.events.emit("array", name, "created", text);
         Ok(())
     }
@@ -99,7 +102,7 @@ struct PlannedArrayDeletion {
 }
 
 impl PlannedArrayDeletion {
-    fn commit(self, engine: &Engine) -> Result<(), Fault> {
+    fn commit(self, engine: &Engine) -> Result<(), ApiError> {
         let PlannedArrayDeletion { record: ArrayRecord { name, uuid, .. }, erased } = self;
         engine.commit(|state| state.arrays.retain(|array| array.name != name))?;
         engine.take_down(&name);
@@ -107,9 +110,9 @@ impl PlannedArrayDeletion {
         let text = match erased.map(|devices| engine.erase_all(&devices, &uuid)) {
             None => "stopped and forgotten".to_owned(),
             Some(Ok(())) => "stopped, its members' superblocks erased".to_owned(),
-            Some(Err(fault)) => {
-                tracing::error!(array = name, %fault, "members of a deleted array keep their superblocks");
-                format!("stopped; members keep superblocks that could not be erased: {fault}")
+            Some(Err(error)) => {
+                tracing::error!(array = name, %error, "members of a deleted array keep their superblocks");
+                format!("stopped; members keep superblocks that could not be erased: {error}")
             }
         };
         engine.events.emit("array", &name, "deleted", text);
@@ -124,15 +127,15 @@ struct PlannedAction {
     /// Devices that become members or spares.
     newcomers: Vec<String>,
     planned: Planned,
-    /// The event, if it is one.
-    word: Option<&'static str>,
+    /// The event.
+    word: &'static str,
 }
 
 impl PlannedAction {
     /// The state knows where newcomers are before they are members: they must be found at the next
     /// start, whenever that is. By then they are checked: a name that cannot be used never gets
     /// into the state.
-    fn commit(self, engine: &Engine) -> Result<protocol::Done, Fault> {
+    fn commit(self, engine: &Engine) -> Result<protocol::Done, ApiError> {
         let PlannedAction { name, running, newcomers, planned, word } = self;
         let mut effects = Effects::new(engine, "array", &name);
         if !newcomers.is_empty() {
@@ -144,14 +147,12 @@ impl PlannedAction {
             )?;
         }
         let done = running.carry_out(planned);
-        let done = done.map_err(|fault| Fault::invalid(format!("array {name}: {fault}")))?;
+        let done = done.map_err(|error| ApiError::invalid(format!("array {name}: {error}")))?;
         effects.keep();
         if engine.wants_refresh.swap(false, Ordering::SeqCst) {
             engine.refresh();
         }
-        if let Some(word) = word {
-            engine.events.emit("array", &name, word, &*done.text);
-        }
+        engine.events.emit("array", &name, word, &*done.text);
         Ok(done)
     }
 }
@@ -171,7 +172,7 @@ impl Engine {
     ///
     /// # Errors
     /// When there is none.
-    pub fn array(&self, key: &str) -> Result<Array, Fault> {
+    pub fn array(&self, key: &str) -> Result<Array, ApiError> {
         let live = self.live();
         let record = find_record(&live.state.arrays, key)?;
         Ok(live.array_report(record))
@@ -181,21 +182,21 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such array.
-    pub fn members(&self, key: &str) -> Result<Vec<Member>, Fault> {
+    pub fn members(&self, key: &str) -> Result<Vec<Member>, ApiError> {
         Ok(self.array(key)?.members)
     }
 
     /// Makes an array of devices, and runs it.
     ///
     /// # Errors
-    /// When it makes no sense, or members do not fit, hold something, or fail.
-    pub fn create_array(&self, new: &NewArray) -> Result<Array, Fault> {
+    /// When the request is invalid, or members do not fit, hold something, or fail.
+    pub fn create_array(&self, new: &NewArray) -> Result<Array, ApiError> {
         let _alone = self.change();
         self.plan_array(new)?.commit(self)?;
         self.array(&new.name)
     }
 
-    fn plan_array(&self, new: &NewArray) -> Result<PlannedArray, Fault> {
+    fn plan_array(&self, new: &NewArray) -> Result<PlannedArray, ApiError> {
         let creation = checks::array(new)?;
         self.check_is_new(&new.name)?;
         let members = || new.members.iter().chain(&new.spares);
@@ -214,9 +215,9 @@ impl Engine {
         &self,
         name: &str,
         members: impl IntoIterator<Item = &'a String>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ApiError> {
         let checked = members.into_iter().try_for_each(|member| self.check_is_open(member));
-        checked.map_err(|fault| fault.about(&format!("array {name}")))
+        checked.map_err(|error| error.about(&format!("array {name}")))
     }
 
     /// Does something to an array that runs.
@@ -228,9 +229,9 @@ impl Engine {
         key: &str,
         action: &ArrayAction,
         authority: &Authority,
-    ) -> Result<Done, Fault> {
+    ) -> Result<Done, ApiError> {
         let name = find_record(&self.live().state.arrays, key)?.name.clone();
-        let text = self.control_array(&name, command(action), authority)?.text;
+        let text = self.control_array(&name, action.clone(), authority)?.text;
         Ok(Done { text: if text.is_empty() { "done".into() } else { text }, array: self.array(&name)? })
     }
 
@@ -238,37 +239,38 @@ impl Engine {
     fn control_array(
         &self,
         name: &str,
-        command: Command,
+        action: ArrayAction,
         authority: &Authority,
-    ) -> Result<protocol::Done, Fault> {
+    ) -> Result<protocol::Done, ApiError> {
         let _alone = self.change();
-        self.plan_action(name, command, authority)?.commit(self)
+        self.plan_action(name, action, authority)?.commit(self)
     }
 
     fn plan_action(
         &self,
         name: &str,
-        command: Command,
+        action: ArrayAction,
         authority: &Authority,
-    ) -> Result<PlannedAction, Fault> {
-        let (running, newcomers, word) = {
+    ) -> Result<PlannedAction, ApiError> {
+        let word = word(&action);
+        let (running, newcomers) = {
             let live = self.live();
-            let offline = || Fault::new(Kind::Unavailable, format!("array {name}: it does not run"));
+            let offline = || ApiError::new(Kind::Unavailable, format!("array {name}: it does not run"));
             let running = live.arrays.get(name).ok_or_else(offline)?.running.clone();
             let known = &find_record(&live.state.arrays, name)?.devices;
-            let mut newcomers = newcomers(&command);
+            let mut newcomers = newcomers(&action);
             newcomers.retain(|device| !known.contains(device));
-            (running, newcomers, word(&command))
+            (running, newcomers)
         };
         authority.check_newcomers(&newcomers)?;
         self.check_are_open(name, &newcomers)?;
-        let planned = running.plan(command);
-        let planned = planned.map_err(|fault| Fault::invalid(format!("array {name}: {fault}")))?;
+        let planned = running.plan(action);
+        let planned = planned.map_err(|error| ApiError::invalid(format!("array {name}: {error}")))?;
         Ok(PlannedAction { name: name.to_owned(), running, newcomers, planned, word })
     }
 
-    /// Ends an array that nothing is on, and forgets it; its members are nobody's unless they are
-    /// to be `kept`.
+    /// Stops an unused array and forgets it. Its superblocks are erased unless members are to be
+    /// `kept`.
     ///
     /// # Errors
     /// When there is none, it is in use, or its members cannot be written.
@@ -276,15 +278,15 @@ impl Engine {
         &self,
         key: &str,
         is_kept: bool,
-        check: impl FnOnce(&Array) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+        check: impl FnOnce(&Array) -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
         let _alone = self.change();
         let array = self.array(key)?;
         check(&array)?;
         self.plan_array_deletion(&array.name, is_kept)?.commit(self)
     }
 
-    fn plan_array_deletion(&self, name: &str, is_kept: bool) -> Result<PlannedArrayDeletion, Fault> {
+    fn plan_array_deletion(&self, name: &str, is_kept: bool) -> Result<PlannedArrayDeletion, ApiError> {
         let live = self.live();
         live.check_is_unused(name)?;
         let record = find_record(&live.state.arrays, name)?.clone();
@@ -297,25 +299,25 @@ impl Engine {
     }
 
     /// Erases the superblocks of an array that does not run any more.
-    fn erase_all(&self, devices: &[String], uuid: &str) -> Result<(), Fault> {
+    fn erase_all(&self, devices: &[String], uuid: &str) -> Result<(), ApiError> {
         // Cores may be about to close them.
-        let members: Vec<Arc<dyn Device>> = patiently(graph::is_in_use, || {
+        let members: Vec<Arc<dyn Device>> = retry_while(stack::is_in_use, || {
             find(devices, uuid, true).into_iter().map(|candidate| candidate.device).collect::<Result<_, _>>()
         })?;
         members.iter().try_for_each(|device| self.erase(device))
     }
 
-    fn erase(&self, device: &Arc<dyn Device>) -> Result<(), Fault> {
+    fn erase(&self, device: &Arc<dyn Device>) -> Result<(), ApiError> {
         let device = device.clone();
         let erased = self.core().block_on(move |_| async move {
-            let channel = device.open_channel().map_err(Fault::from)?;
-            zero_superblock(&*channel, device.limits().capacity).await.map_err(Fault::failed)
+            let channel = device.open_channel().map_err(ApiError::from)?;
+            zero_superblock(&*channel, device.limits().capacity).await.map_err(ApiError::failed)
         });
         erased?.map(drop)
     }
 
     /// Finds the members of an array and runs it, degraded if it `may_be`. Within a change.
-    pub(super) fn run_array(&self, record: &ArrayRecord, may_be_degraded: bool) -> Result<(), Fault> {
+    pub(super) fn run_array(&self, record: &ArrayRecord, may_be_degraded: bool) -> Result<(), ApiError> {
         let opened = self.open_array(record, may_be_degraded)?;
         let core = self.core();
         let kept = keep_one(&opened, &self.spares, &core)?;
@@ -332,9 +334,9 @@ impl Engine {
         let running = Arc::new(Running::new(&kept, &core, requests, self.confined.permits()).wrapping(wrap));
         let base = match self.open_base(&record.name, opened.array.clone()) {
             Ok(base) => base,
-            Err(fault) => {
+            Err(error) => {
                 ArrayLive { _socket: None, running, kept }.stop(&core);
-                return Err(fault);
+                return Err(error);
             }
         };
         let remembered = Remembered { engine: self.this.clone(), running: running.clone() };
@@ -345,7 +347,7 @@ impl Engine {
         Ok(())
     }
 
-    fn open_array(&self, record: &ArrayRecord, may_be_degraded: bool) -> Result<Opened, Fault> {
+    fn open_array(&self, record: &ArrayRecord, may_be_degraded: bool) -> Result<Opened, ApiError> {
         let wanted = Wanted { array: Some(record.uuid.clone()), run: may_be_degraded, ..Wanted::default() };
         let mut devices = record.devices.clone();
         for directory in &self.options.scan {
@@ -357,7 +359,7 @@ impl Engine {
                 .collect();
             devices.extend(new);
         }
-        let selection = patiently(graph::array::ArrayError::is_in_use, || {
+        let selection = retry_while(stack::array::ArrayError::is_in_use, || {
             let mut candidates = find(&devices, &record.uuid, true);
             for candidate in &mut candidates {
                 if let Ok(device) = &mut candidate.device {
@@ -371,10 +373,10 @@ impl Engine {
         }
         if let (Some(slot), false) = (selection.assembly.missing.first(), may_be_degraded) {
             let detail = format!("array {}: slot {slot} is missing, and waited for", record.name);
-            return Err(Fault::new(Kind::Unavailable, detail));
+            return Err(ApiError::new(Kind::Unavailable, detail));
         }
         let spares = selection.spares();
-        let array = graph::array::start(selection)?;
+        let array = stack::array::start(selection)?;
         Ok(Opened { array, spares })
     }
 
@@ -387,8 +389,8 @@ impl Engine {
         if let Some(array) = array {
             array.stop(&self.core());
         }
-        // Cores close what they have of it when they are told to, which the first of them does:
-        // whoever wants the members next finds them free.
+        // Cores close their channels on request; the first of them forwards it. Then the members
+        // are free for their next user.
         for core in self.cores.all() {
             let _ = core.call(|_| ());
         }
@@ -418,8 +420,8 @@ impl Engine {
         }
         let is_new = !live.state.arrays.iter().any(|array| array.uuid == uuid);
         drop(live);
-        if is_new && let Err(fault) = self.check_is_new(name) {
-            tracing::warn!(array = name, uuid, path, %fault, "an array was found that cannot be run");
+        if is_new && let Err(error) = self.check_is_new(name) {
+            tracing::warn!(array = name, uuid, path, %error, "an array was found that cannot be run");
             return;
         }
         let learnt = self.commit(|state| match state.arrays.iter_mut().find(|array| array.uuid == uuid) {
@@ -432,104 +434,44 @@ impl Engine {
         match learnt {
             Ok(()) if is_new => self.events.emit("array", name, "found", format!("a member at {path}")),
             Ok(()) => {}
-            Err(fault) => tracing::error!(array = name, %fault, "what was found cannot be remembered"),
+            Err(error) => tracing::error!(array = name, %error, "a found member cannot be recorded"),
         }
     }
 }
 
 /// The record of the array with this name or UUID.
-pub(super) fn find_record<'a>(records: &'a [ArrayRecord], key: &str) -> Result<&'a ArrayRecord, Fault> {
+pub(super) fn find_record<'a>(records: &'a [ArrayRecord], key: &str) -> Result<&'a ArrayRecord, ApiError> {
     let uuid = Uuid::parse(key).map(|uuid| uuid.to_string());
     let is_it = |record: &&ArrayRecord| record.name == key || Some(&record.uuid) == uuid.as_ref();
-    records.iter().find(is_it).ok_or_else(|| Fault::not_found("array", key))
+    records.iter().find(is_it).ok_or_else(|| ApiError::not_found("array", key))
 }
 
 fn is_same(one: &Path, other: &Path) -> bool {
     one == other || matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
-pub(super) fn creation(new: &NewArray) -> Result<Creation, Fault> {
-    let level = Level::from_name(&new.level).ok_or_else(|| {
-        let known = Level::ALL.map(Level::name).join(", ");
-        Fault::invalid(format!("array {}: level {:?}: expected {known}", new.name, new.level))
-    })?;
-    let consistency = |text: &String| {
-        [Consistency::Ppl, Consistency::Bitmap, Consistency::None]
-            .into_iter()
-            .find(|mode| mode.name() == text)
-            .ok_or_else(|| {
-                Fault::invalid(format!(
-                    "array {}: consistency {text:?}: expected ppl, bitmap or none",
-                    new.name
-                ))
-            })
-    };
-    Ok(Creation {
-        name: new.name.clone(),
-        level,
-        members: new.members.clone(),
-        spares: new.spares.clone(),
-        strip_bytes: new.strip_bytes,
-        consistency: new.consistency.as_ref().map(consistency).transpose()?,
-        groups: new.groups,
-        parities: new.parities,
-        copies: new.copies,
-        member_bytes: new.member_bytes,
-        maintenance: maintenance(new.scrub_period_s, new.scrub_window, new.read_error_budget),
-        force: new.force,
-    })
-}
-
-fn maintenance(
-    scrub_period_s: Option<u32>,
-    window: Option<ScrubWindow>,
-    read_errors: Option<u32>,
-) -> MaintenanceChange {
-    let minutes = |ScrubWindow { start_minute, end_minute }| Window { start_minute, end_minute };
-    MaintenanceChange { scrub_period_s, scrub_window: window.map(minutes), read_errors }
-}
-
-fn command(action: &ArrayAction) -> Command {
-    match action.clone() {
-        ArrayAction::Fail { members } => Command::Fail { members },
-        ArrayAction::Remove { members } => Command::Remove { members },
-        ArrayAction::Add { devices, force, global } => Command::Add { devices, force, global },
-        ArrayAction::ReAdd { devices } => Command::ReAdd { devices },
-        ArrayAction::Replace { member, device, force } => Command::Replace { member, device, force },
-        ArrayAction::Grow { member_bytes } => Command::Grow { size: member_bytes },
-        ArrayAction::Scrub { repair } => Command::Scrub { repair },
-        ArrayAction::Set { scrub_period_s, scrub_window, read_error_budget } => {
-            Command::Set(maintenance(scrub_period_s, scrub_window, read_error_budget))
-        }
-        ArrayAction::Pause => Command::Pause,
-        ArrayAction::Resume => Command::Resume,
-        ArrayAction::Cancel => Command::Cancel,
+/// The event of an action.
+fn word(action: &ArrayAction) -> &'static str {
+    match action {
+        ArrayAction::Fail { .. } => "member failed",
+        ArrayAction::Remove { .. } => "member removed",
+        ArrayAction::Add { .. } => "device added",
+        ArrayAction::ReAdd { .. } => "member re-added",
+        ArrayAction::Replace { .. } => "member replaced",
+        ArrayAction::Grow { .. } => "grown",
+        ArrayAction::Scrub { .. } => "scrub begun",
+        ArrayAction::Set { .. } => "set",
+        ArrayAction::Pause => "paused",
+        ArrayAction::Resume => "resumed",
+        ArrayAction::Cancel => "cancelled",
     }
 }
 
-/// The word for what has happened; none for who only looks.
-fn word(command: &Command) -> Option<&'static str> {
-    Some(match command {
-        Command::Show | Command::Stop => return None,
-        Command::Fail { .. } => "member failed",
-        Command::Remove { .. } => "member removed",
-        Command::Add { .. } => "device added",
-        Command::ReAdd { .. } => "member re-added",
-        Command::Replace { .. } => "member replaced",
-        Command::Grow { .. } => "grown",
-        Command::Scrub { .. } => "scrub begun",
-        Command::Set(_) => "set",
-        Command::Pause => "paused",
-        Command::Resume => "resumed",
-        Command::Cancel => "cancelled",
-    })
-}
-
 /// Devices that become members or spares.
-fn newcomers(command: &Command) -> Vec<String> {
-    match command {
-        Command::Add { devices, .. } | Command::ReAdd { devices } => devices.clone(),
-        Command::Replace { device, .. } => vec![device.clone()],
+fn newcomers(action: &ArrayAction) -> Vec<String> {
+    match action {
+        ArrayAction::Add { devices, .. } | ArrayAction::ReAdd { devices } => devices.clone(),
+        ArrayAction::Replace { device, .. } => vec![device.clone()],
         _ => Vec::new(),
     }
 }
@@ -543,18 +485,14 @@ struct Remembered {
 impl Controlled for Remembered {
     fn control(&self, array: Option<&str>, command: Command) -> Result<protocol::Done, String> {
         let name = &self.running.array().config().name;
-        match (command, self.engine.upgrade()) {
-            (command @ (Command::Show | Command::Stop), _) => self.running.control(array, command),
-            (_, None) => Err("the daemon is ending".into()),
-            (_, _) if array.is_some_and(|array| !self.running.is_called(array)) => {
-                Err(format!("array {} is not served here; this is {name}", array.unwrap_or_default()))
-            }
-            (command, Some(engine)) => {
-                engine.control_array(name, command, &Authority::Full).map_err(|fault| {
-                    // Whoever asks over the socket says itself which array it is about.
-                    fault.detail.strip_prefix(&format!("array {name}: ")).unwrap_or(&fault.detail).to_owned()
-                })
-            }
+        let Command::Act(action) = command else { return self.running.control(array, command) };
+        if let Some(other) = array.filter(|array| !self.running.is_called(array)) {
+            return Err(format!("array {other} is not served here; this is {name}"));
         }
+        let engine = self.engine.upgrade().ok_or("the daemon is ending")?;
+        engine.control_array(name, action, &Authority::Full).map_err(|error| {
+            // A client of the socket names the array itself.
+            error.detail.strip_prefix(&format!("array {name}: ")).unwrap_or(&error.detail).to_owned()
+        })
     }
 }

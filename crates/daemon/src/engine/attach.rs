@@ -1,4 +1,4 @@
-//! What to type to attach an export.
+//! Commands that attach an export.
 
 use crate::state::ExportRecord;
 use api::Attach;
@@ -90,7 +90,7 @@ mod tests {
         let record = ExportRecord {
             name: "vm1".into(),
             kind: kind.into(),
-            of: Vec::new(),
+            targets: Vec::new(),
             options: BTreeMap::new(),
             read_only: false,
             cores: Vec::new(),

@@ -1,8 +1,7 @@
-//! On whose behalf a change is made, where that depends on what is there: it is judged within the
-//! change, so that nothing comes in between. What a request says by itself is judged before, in
-//! [`crate::rest`].
+//! The authority of a request over existing objects. It is checked within the change, so that no
+//! other change intervenes. The text of a request alone is checked before, in [`crate::rest`].
 
-use crate::fault::{Fault, Kind};
+use crate::api_error::{ApiError, Kind};
 
 /// On whose behalf a change is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +27,7 @@ impl Authority {
     ///
     /// # Errors
     /// With `none`, which says that there is no such thing.
-    pub fn check_owns(&self, label: Option<&str>, none: impl FnOnce() -> Fault) -> Result<(), Fault> {
+    pub fn check_owns(&self, label: Option<&str>, none: impl FnOnce() -> ApiError) -> Result<(), ApiError> {
         match self {
             Authority::Label(own) if label != Some(own) => Err(none()),
             _ => Ok(()),
@@ -39,7 +38,7 @@ impl Authority {
     ///
     /// # Errors
     /// When it may not; a provisioner gets `none`.
-    pub fn check_whole(&self, name: &str, none: impl FnOnce() -> Fault) -> Result<(), Fault> {
+    pub fn check_whole(&self, name: &str, none: impl FnOnce() -> ApiError) -> Result<(), ApiError> {
         match self {
             Authority::Full => Ok(()),
             Authority::Operator => Err(forbidden(format!("{name}: exporting a whole device or array"))),
@@ -51,12 +50,12 @@ impl Authority {
     ///
     /// # Errors
     /// When it may not.
-    pub fn check_prepares(&self, name: &str) -> Result<(), Fault> {
+    pub fn check_prepares(&self, name: &str) -> Result<(), ApiError> {
         match self {
             Authority::Full | Authority::Operator => Ok(()),
             Authority::Label(_) => {
                 let detail = format!("{name}: preparing it for its first volume takes the role operator");
-                Err(Fault::new(Kind::Forbidden, detail))
+                Err(ApiError::new(Kind::Forbidden, detail))
             }
         }
     }
@@ -65,7 +64,7 @@ impl Authority {
     ///
     /// # Errors
     /// When they may not. Nothing has looked whether there are such devices.
-    pub fn check_newcomers(&self, newcomers: &[String]) -> Result<(), Fault> {
+    pub fn check_newcomers(&self, newcomers: &[String]) -> Result<(), ApiError> {
         match (self, newcomers) {
             (Authority::Full, _) | (_, []) => Ok(()),
             (_, [first, ..]) => {
@@ -75,6 +74,6 @@ impl Authority {
     }
 }
 
-fn forbidden(what: String) -> Fault {
-    Fault::new(Kind::Forbidden, format!("{what} takes the role admin"))
+fn forbidden(what: String) -> ApiError {
+    ApiError::new(Kind::Forbidden, format!("{what} takes the role admin"))
 }

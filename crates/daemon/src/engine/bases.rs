@@ -2,7 +2,7 @@
 
 use super::change::Effects;
 use super::{Engine, Live};
-use crate::fault::{Fault, Kind};
+use crate::api_error::{ApiError, Kind};
 use crate::state::Target;
 use block::Device;
 use reactor::CoreRef;
@@ -14,7 +14,7 @@ use volume::{Info, Name, Pool, PoolError, Uuid};
 /// A device or an array that is open.
 #[derive(Clone)]
 pub struct Base {
-    /// What it is open as.
+    /// The open device.
     pub device: Arc<dyn Device>,
     /// The volumes on it, if it was prepared for them.
     pub pool: Option<Arc<Pool>>,
@@ -23,7 +23,7 @@ pub struct Base {
 impl Base {
     /// With the volumes that are on it, unless all of it `is_served`: then what is there is its
     /// clients' business.
-    pub fn open(device: Arc<dyn Device>, is_served: bool, core: &CoreRef) -> Result<Base, Fault> {
+    pub fn open(device: Arc<dyn Device>, is_served: bool, core: &CoreRef) -> Result<Base, ApiError> {
         if is_served {
             return Ok(Base { device, pool: None });
         }
@@ -35,7 +35,7 @@ impl Base {
     }
 }
 
-/// A pool that is there, or that nothing stands in the way of.
+/// A pool that exists, or that can be created.
 pub(super) struct PlannedPool {
     name: Name,
     base: Base,
@@ -48,7 +48,7 @@ impl PlannedPool {
     }
 
     /// The pool, which is made now if there is none; undone, the device holds what it held.
-    pub fn commit<'a>(self, engine: &'a Engine, effects: &mut Effects<'a>) -> Result<Arc<Pool>, Fault> {
+    pub fn commit<'a>(self, engine: &'a Engine, effects: &mut Effects<'a>) -> Result<Arc<Pool>, ApiError> {
         let PlannedPool { name, base } = self;
         if let Some(pool) = base.pool {
             return Ok(pool);
@@ -80,14 +80,14 @@ impl Live {
     }
 
     /// The volume with this name or UUID, the pool that it is in, and what that is on.
-    pub fn volume(&self, key: &str) -> Result<(String, Arc<Pool>, Info), Fault> {
-        let uuid = Uuid::parse(key);
+    pub fn volume(&self, key: &str) -> Result<(String, Arc<Pool>, Info), ApiError> {
+        let uuid = Uuid::parse_hyphenated(key);
         let mut found =
             self.all_volumes().filter(|(_, info)| Some(info.uuid) == uuid || info.name.as_str() == key);
-        let Some((base, info)) = found.next() else { return Err(Fault::not_found("volume", key)) };
+        let Some((base, info)) = found.next() else { return Err(ApiError::not_found("volume", key)) };
         if found.next().is_some() {
             let detail = format!("there are several volumes called {key}: say which by UUID");
-            return Err(Fault::new(Kind::InUse, detail));
+            return Err(ApiError::new(Kind::InUse, detail));
         }
         let base = base.to_owned();
         let pool = self.bases[&base].as_ref().ok().and_then(|base| base.pool.clone());
@@ -97,7 +97,7 @@ impl Live {
     /// Exports that serve all of a device or array.
     pub fn exports_of_base(&self, name: &str) -> Vec<String> {
         let is_it = |target: &Target| matches!(target, Target::Array(it) | Target::Device(it) if it == name);
-        let exports = self.state.exports.iter().filter(|export| export.of.iter().any(is_it));
+        let exports = self.state.exports.iter().filter(|export| export.targets.iter().any(is_it));
         exports.map(|export| export.name.clone()).collect()
     }
 
@@ -113,17 +113,17 @@ impl Live {
     }
 
     /// A base that is open.
-    pub fn base(&self, name: &str) -> Result<&Base, Fault> {
+    pub fn base(&self, name: &str) -> Result<&Base, ApiError> {
         match self.bases.get(name) {
             Some(Ok(base)) => Ok(base),
-            Some(Err(fault)) => Err(Fault::new(Kind::Unavailable, format!("{name}: {fault}"))),
-            None => Err(Fault::not_found("array or device", name)),
+            Some(Err(error)) => Err(ApiError::new(Kind::Unavailable, format!("{name}: {error}"))),
+            None => Err(ApiError::not_found("array or device", name)),
         }
     }
 
-    /// Whether nothing is on a base and nobody is served from it.
-    pub fn check_is_unused(&self, name: &str) -> Result<(), Fault> {
-        let in_use = |detail: String| Err(Fault::new(Kind::InUse, detail));
+    /// Whether a base has no volumes and no exports.
+    pub fn check_is_unused(&self, name: &str) -> Result<(), ApiError> {
+        let in_use = |detail: String| Err(ApiError::new(Kind::InUse, detail));
         if let Some(export) = self.exports_of_base(name).first() {
             return in_use(format!("{name}: export {export} serves it"));
         }
@@ -141,14 +141,14 @@ impl Live {
 impl Engine {
     /// The pool on a base for a volume of `size` bytes, or that one can be made there. Within a
     /// change.
-    pub(super) fn plan_pool(&self, name: &str, force: bool, size: u64) -> Result<PlannedPool, Fault> {
+    pub(super) fn plan_pool(&self, name: &str, force: bool, size: u64) -> Result<PlannedPool, ApiError> {
         let base = self.live().base(name)?.clone();
         if base.pool.is_none() {
             self.live().check_is_unused(name)?;
-            Pool::check_fits(&*base.device, size).map_err(|error| Fault::from(error).about(name))?;
+            Pool::check_fits(&*base.device, size).map_err(|error| ApiError::from(error).about(name))?;
             if !force {
-                let held = serving::arrays::check_unused(name, &base.device, &self.core());
-                held.map_err(|detail| Fault::new(Kind::InUse, detail))?;
+                let held = hosting::arrays::check_unused(name, &base.device, &self.core());
+                held.map_err(|detail| ApiError::new(Kind::InUse, detail))?;
             }
         }
         Ok(PlannedPool { name: Name::new(name)?, base })
@@ -156,27 +156,29 @@ impl Engine {
 
     /// Looks at the sizes of everything that is open, and tells who uses it. Within a change.
     pub(super) fn refresh(&self) {
-        let open: Vec<(String, Base)> = {
-            let live = self.live();
-            let open = live.bases.iter().filter_map(|(name, base)| Some((name.clone(), base.clone().ok()?)));
-            open.collect()
-        };
-        for (name, base) in open {
-            if let Err(error) = base.device.refresh() {
-                tracing::error!(name, %error, "cannot ask for its size");
-            }
-            match base.pool.as_ref().map(|pool| pool.extend()) {
-                Some(Ok((before, after))) if after > before => {
-                    let text = format!("{after} bytes for volumes, {before} before");
-                    self.events.emit("array", &name, "grown", text);
-                }
-                Some(Err(error)) => {
-                    tracing::error!(name, %error, "its volumes cannot have what it has grown by");
-                }
-                _ => {}
-            }
-            let live = self.live();
-            live.exports_of_base(&name).iter().for_each(|export| live.notify_resize(export));
+        let names: Vec<String> = self.live().bases.keys().cloned().collect();
+        names.iter().for_each(|name| self.refresh_one(name));
+    }
+
+    /// Reads the size of a device or array, if it is open, and announces it to its users. Within a
+    /// change.
+    pub(super) fn refresh_one(&self, name: &str) {
+        let base = self.live().bases.get(name).and_then(|base| base.clone().ok());
+        let Some(base) = base else { return };
+        if let Err(error) = base.device.refresh() {
+            tracing::error!(name, %error, "cannot ask for its size");
         }
+        match base.pool.as_ref().map(|pool| pool.extend()) {
+            Some(Ok((before, after))) if after > before => {
+                let text = format!("{after} bytes for volumes, {before} before");
+                self.events.emit("array", name, "grown", text);
+            }
+            Some(Err(error)) => {
+                tracing::error!(name, %error, "the pool cannot use the added capacity");
+            }
+            _ => {}
+        }
+        let live = self.live();
+        live.exports_of_base(name).iter().for_each(|export| live.notify_resize(export));
     }
 }

@@ -1,19 +1,19 @@
 //! Changes in two steps.
 //!
 //! ```text
-//!   plan_x(&self, …) -> Result<PlannedX, Fault>   all checks; no effect but devices that are opened
-//!   PlannedX::commit(self, &Engine)               all effects, each noted in Effects with its undo
-//!                            └─ failed ─► Effects undoes what was done, the last first
+//!   plan_x(&self, …) -> Result<PlannedX, ApiError>   all checks; the only effect: opened devices
+//!   PlannedX::commit(self, &Engine)                  all effects; Effects has the undo of each
+//!                            └─ failed ─► Effects undoes the effects, the last first
 //! ```
 //!
 //! Both run within one [`Engine::change`]. An effect that cannot fail, or that nothing can undo,
 //! comes last.
 
 use super::Engine;
-use crate::fault::Fault;
+use crate::api_error::ApiError;
 use crate::state::State;
 
-type Undo<'a> = Box<dyn FnOnce() -> Result<(), Fault> + 'a>;
+type Undo<'a> = Box<dyn FnOnce() -> Result<(), ApiError> + 'a>;
 
 /// The effects of a change so far. Dropped before [`Effects::keep`], it undoes them.
 pub(super) struct Effects<'a> {
@@ -30,7 +30,7 @@ impl<'a> Effects<'a> {
     }
 
     /// Notes how the effect is undone that has just taken place.
-    pub fn undo_by(&mut self, undo: impl FnOnce() -> Result<(), Fault> + 'a) {
+    pub fn undo_by(&mut self, undo: impl FnOnce() -> Result<(), ApiError> + 'a) {
         self.undo.push(Box::new(undo));
     }
 
@@ -43,7 +43,7 @@ impl<'a> Effects<'a> {
         &mut self,
         edit: impl FnOnce(&mut State),
         undo: impl FnOnce(&mut State) + 'a,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), ApiError> {
         let engine = self.engine;
         engine.commit(edit)?;
         let generation = engine.generation();
@@ -61,8 +61,8 @@ impl Drop for Effects<'_> {
     fn drop(&mut self) {
         let (kind, name) = (self.subject.0, self.subject.1.clone());
         for undo in std::mem::take(&mut self.undo).into_iter().rev() {
-            if let Err(fault) = undo() {
-                let text = format!("a change failed, and a part of it could not be undone: {fault}");
+            if let Err(error) = undo() {
+                let text = format!("a change failed, and a part of it could not be undone: {error}");
                 self.engine.events.emit(kind, &name, "changed in part", text);
             }
         }

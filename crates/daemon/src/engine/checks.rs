@@ -1,29 +1,41 @@
-//! Checks of what is to be made that need nothing of what is there.
+//! Checks of new objects that do not depend on existing ones.
 
-use super::arrays::creation;
-use crate::fault::Fault;
-use api::{Floor, NewArray, NewDevice, NewVolume, Qos};
-use graph::kinds::device::DeviceConfig;
-use graph::kinds::raid::member;
-use serving::create::Creation;
+use crate::api_error::ApiError;
+use api::{MinQos, NewArray, NewDevice, NewVolume, Qos};
+use hosting::create::Creation;
+use stack::kinds::device::{DeviceConfig, Image};
+use stack::kinds::member::member;
 use volume::Name;
 
 /// A device: its name and its specification.
 ///
 /// # Errors
 /// With what cannot be, named.
-pub fn device(new: &NewDevice) -> Result<DeviceConfig, Fault> {
+pub fn device(new: &NewDevice) -> Result<DeviceConfig, ApiError> {
     Name::new(&new.name)?;
-    Ok(member(&new.spec, true, false)?)
+    let config = member(&new.spec, true, false)?;
+    if new.size_bytes.is_some() {
+        image(&config)?;
+    }
+    Ok(config)
+}
+
+/// The image of a device whose size the daemon sets.
+///
+/// # Errors
+/// When its kind has a size of its own.
+pub fn image(config: &DeviceConfig) -> Result<Image<'_>, ApiError> {
+    let refusal = "size_bytes: the daemon creates and grows only devices of the kind rbd";
+    config.image().ok_or_else(|| ApiError::invalid(refusal))
 }
 
 /// An array: its name, its shape, and the specifications of its members.
 ///
 /// # Errors
 /// With what cannot be, named.
-pub fn array(new: &NewArray) -> Result<Creation, Fault> {
+pub fn array(new: &NewArray) -> Result<Creation, ApiError> {
     Name::new(&new.name)?;
-    let creation = creation(new)?;
+    let creation = Creation::from(new);
     creation.check()?;
     Ok(creation)
 }
@@ -32,7 +44,7 @@ pub fn array(new: &NewArray) -> Result<Creation, Fault> {
 ///
 /// # Errors
 /// With what cannot be, named.
-pub fn group(name: &str, qos: &Qos) -> Result<(), Fault> {
+pub fn group(name: &str, qos: &Qos) -> Result<(), ApiError> {
     Name::new(name)?;
     limits(Some(qos), None)
 }
@@ -41,26 +53,26 @@ pub fn group(name: &str, qos: &Qos) -> Result<(), Fault> {
 ///
 /// # Errors
 /// With what cannot be, named.
-pub fn volume(new: &NewVolume) -> Result<Name, Fault> {
+pub fn volume(new: &NewVolume) -> Result<Name, ApiError> {
     let name = Name::new(&new.name)?;
     new.label.as_deref().map(Name::new).transpose()?;
-    limits(Some(&new.qos), Some(&new.floor))?;
+    limits(Some(&new.qos), Some(&new.min_qos))?;
     Ok(name)
 }
 
-/// What a volume may take, and what it gets of its group's limits.
+/// Checks the limits of a volume and its guaranteed minimum.
 ///
 /// # Errors
 /// When a rate is 0.
-pub fn limits(qos: Option<&Qos>, floor: Option<&Floor>) -> Result<(), Fault> {
+pub fn limits(qos: Option<&Qos>, min: Option<&MinQos>) -> Result<(), ApiError> {
     let rates = qos.iter().flat_map(|qos| qos.list());
-    if let Some((name, _)) = rates.into_iter().find(|(_, rate)| rate.is_some_and(|rate| rate.per_second == 0))
-    {
-        return Err(Fault::invalid(format!("{name}: 0 per_second: leave it out for no limit")));
+    if let Some((name, _)) = rates.into_iter().find(|(_, rate)| rate.is_some_and(|rate| rate.per_s == 0)) {
+        return Err(ApiError::invalid(format!("{name}: 0 per_s: leave it out for no limit")));
     }
-    let floors = floor.iter().flat_map(|floor| [("iops", floor.iops), ("bandwidth", floor.bandwidth)]);
-    match floors.into_iter().find(|(_, rate)| *rate == Some(0)) {
-        Some((name, _)) => Err(Fault::invalid(format!("floor: {name}: 0: leave it out for no floor"))),
+    let minima =
+        min.iter().flat_map(|min| [("requests_per_s", min.requests_per_s), ("bytes_per_s", min.bytes_per_s)]);
+    match minima.into_iter().find(|(_, rate)| *rate == Some(0)) {
+        Some((name, _)) => Err(ApiError::invalid(format!("min_qos: {name}: 0: leave it out for no minimum"))),
         None => Ok(()),
     }
 }

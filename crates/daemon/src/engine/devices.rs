@@ -2,13 +2,13 @@
 
 use super::bases::Base;
 use super::{Engine, checks};
+use crate::api_error::ApiError;
 use crate::confinement::keep_device;
-use crate::fault::Fault;
 use crate::state::DeviceRecord;
-use api::{Device, NewDevice};
-use graph::kinds::raid::member;
-use graph::patience::patiently;
+use api::{Device, DeviceChange, NewDevice};
 use sandbox::Profile;
+use stack::kinds::member::member;
+use stack::retry::retry_while;
 
 /// A device that is open, and not registered yet.
 struct PlannedDevice {
@@ -17,7 +17,7 @@ struct PlannedDevice {
 }
 
 impl PlannedDevice {
-    fn commit(self, engine: &Engine) -> Result<(), Fault> {
+    fn commit(self, engine: &Engine) -> Result<(), ApiError> {
         let PlannedDevice { record, base } = self;
         let DeviceRecord { name, spec } = record.clone();
         engine.commit(|state| state.devices.push(record))?;
@@ -38,40 +38,65 @@ impl Engine {
     ///
     /// # Errors
     /// When there is none.
-    pub fn device(&self, name: &str) -> Result<Device, Fault> {
+    pub fn device(&self, name: &str) -> Result<Device, ApiError> {
         let live = self.live();
         let record = live.state.devices.iter().find(|device| device.name == name);
-        record.map(|record| live.device_report(record)).ok_or_else(|| Fault::not_found("device", name))
+        record.map(|record| live.device_report(record)).ok_or_else(|| ApiError::not_found("device", name))
     }
 
-    /// Opens a device, now and at every start.
+    /// Opens a device, now and at every start. With a size, creates its image first; the image
+    /// remains if it cannot be opened then.
     ///
     /// # Errors
-    /// When the name is taken, the specification makes no sense, or the device cannot be opened.
-    pub fn create_device(&self, new: &NewDevice) -> Result<Device, Fault> {
+    /// When the name is taken, the specification is invalid, or the device cannot be opened.
+    pub fn create_device(&self, new: &NewDevice) -> Result<Device, ApiError> {
         let _alone = self.change();
         self.plan_device(new)?.commit(self)?;
         self.device(&new.name)
     }
 
-    fn plan_device(&self, new: &NewDevice) -> Result<PlannedDevice, Fault> {
-        checks::device(new)?;
+    fn plan_device(&self, new: &NewDevice) -> Result<PlannedDevice, ApiError> {
+        let config = checks::device(new)?;
         self.check_is_new(&new.name)?;
         let record = DeviceRecord { name: new.name.clone(), spec: new.spec.clone() };
-        self.check_is_open(&record.spec).map_err(|fault| fault.about(&format!("device {}", new.name)))?;
+        self.check_is_open(&record.spec).map_err(|error| error.about(&format!("device {}", new.name)))?;
+        if let Some(size) = new.size_bytes {
+            checks::image(&config)?.create(size)?;
+        }
         let base = self.open_device(&record)?;
         Ok(PlannedDevice { record, base })
     }
 
-    /// Closes a device that nothing is on, and forgets it. What it holds stays as it is.
+    /// Grows the image of a device, and announces its size to clients.
+    ///
+    /// # Errors
+    /// When there is none, it is not an image, or it would shrink.
+    pub fn change_device(
+        &self,
+        name: &str,
+        change: &DeviceChange,
+        check: impl FnOnce(&Device) -> Result<(), ApiError>,
+    ) -> Result<Device, ApiError> {
+        let _alone = self.change();
+        let device = self.device(name)?;
+        check(&device)?;
+        let config = member(&device.spec, true, false)?;
+        let size = change.size_bytes;
+        checks::image(&config).map_err(|error| error.about(name))?.grow(size)?;
+        self.refresh_one(name);
+        self.events.emit("device", name, "grown", format!("{size} bytes"));
+        self.device(name)
+    }
+
+    /// Closes an unused device and forgets it. Its content is kept.
     ///
     /// # Errors
     /// When there is none, or it is in use.
     pub fn delete_device(
         &self,
         name: &str,
-        check: impl FnOnce(&Device) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+        check: impl FnOnce(&Device) -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
         let _alone = self.change();
         check(&self.device(name)?)?;
         self.live().check_is_unused(name)?;
@@ -83,16 +108,16 @@ impl Engine {
     }
 
     /// Checks that the sandbox lets a device or member be opened: a path or a specification.
-    pub(super) fn check_is_open(&self, text: &str) -> Result<(), Fault> {
+    pub(super) fn check_is_open(&self, text: &str) -> Result<(), ApiError> {
         let mut needs = Profile::default();
         keep_device(text, &mut needs);
         self.confined.check(&needs)
     }
 
     /// Opens a device as its record says.
-    pub(super) fn open_device(&self, record: &DeviceRecord) -> Result<Base, Fault> {
+    pub(super) fn open_device(&self, record: &DeviceRecord) -> Result<Base, ApiError> {
         let config = member(&record.spec, true, false)?;
-        let device = patiently(graph::is_in_use, || config.open())?;
+        let device = retry_while(stack::is_in_use, || config.open())?;
         self.open_base(&record.name, device)
     }
 }

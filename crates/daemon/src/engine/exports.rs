@@ -5,24 +5,27 @@ use super::authority::Authority;
 use super::change::Effects;
 use super::volumes::OpenVolume;
 use super::{Engine, Live};
-use crate::fault::{Fault, Kind};
+use crate::api_error::{ApiError, Kind};
 use crate::state::{ExportRecord, State, Target};
 use crate::workers::{Order, RemoteExport, Tell, Workers};
-use api::{Attach, Export, ExportChange, ExportState, NewExport, Traffic};
+use api::{Attach, DataPlane, Export, ExportChange, ExportState, NewExport, Traffic};
 use block::{Device, Op};
 use exports::Stats;
+use hosting::export::{Apart, ExportPlan, KINDS, data_plane};
 use sandbox::Profile;
 use serde_json::{Map, Value};
-use serving::export::{Apart, ExportPlan, KINDS};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use volume::{Name, Uuid};
 
-/// Kinds that get a socket of their own when nobody says which.
+/// Kinds that get a socket of their own unless the request names one.
 const WITH_SOCKET: [&str; 2] = ["vhost-user-blk", "nbd"];
 /// Keys that are fields of their own, or not for people to choose.
 const OWN_KEYS: [&str; 3] = ["device", "cores", "readonly"];
+
+/// The option that names the server of an export's rings.
+const DATA_PLANE: &str = "data-plane";
 
 /// An export that clients may connect to.
 pub struct ExportLive {
@@ -44,15 +47,15 @@ impl Live {
     }
 
     /// An export that clients may connect to.
-    fn served(&self, name: &str) -> Result<&ExportLive, Fault> {
+    fn served(&self, name: &str) -> Result<&ExportLive, ApiError> {
         match self.exports.get(name) {
             Some(Ok(running)) => Ok(running),
-            _ => Err(Fault::new(Kind::Unavailable, format!("export {name}: it is not served"))),
+            _ => Err(ApiError::new(Kind::Unavailable, format!("export {name}: it is not served"))),
         }
     }
 
     fn export_report(&self, record: &ExportRecord) -> Export {
-        let of = record.of.iter().map(|target| match target {
+        let volumes = record.targets.iter().map(|target| match target {
             Target::Volume(uuid) => {
                 self.volume(uuid).map_or(uuid.clone(), |(_, _, info)| info.name.to_string())
             }
@@ -64,21 +67,21 @@ impl Live {
         Export {
             name: record.name.clone(),
             kind: record.kind.clone(),
-            of: of.collect(),
+            volumes: volumes.collect(),
             options: record.options.clone(),
             read_only: record.read_only,
             cores: record.cores.clone(),
             state: if is_active { ExportState::Active } else { ExportState::Waiting },
-            error: running.and_then(Result::err).map(Fault::to_string),
+            error: running.and_then(Result::err).map(ApiError::to_string),
             description: running.and_then(Result::ok).map(|running| running.description.clone()),
             traffic: running.and_then(Result::ok).map(|running| traffic(running.export.stats())),
             label: record.label.clone(),
         }
     }
 
-    fn export_record(&self, name: &str) -> Result<&ExportRecord, Fault> {
+    fn export_record(&self, name: &str) -> Result<&ExportRecord, ApiError> {
         let record = self.state.exports.iter().find(|export| export.name == name);
-        record.ok_or_else(|| Fault::not_found("export", name))
+        record.ok_or_else(|| ApiError::not_found("export", name))
     }
 }
 
@@ -90,7 +93,7 @@ struct PlannedExport {
 impl PlannedExport {
     /// It is started before it is remembered, since the kernel may choose its number; dropped, it
     /// ends.
-    fn commit(self, engine: &Engine) -> Result<(), Fault> {
+    fn commit(self, engine: &Engine) -> Result<(), ApiError> {
         let PlannedExport { mut record } = self;
         let running = engine.start_export(&record)?;
         // After a restart it is to be that one again.
@@ -107,40 +110,66 @@ impl PlannedExport {
     }
 }
 
-/// Other cores for an export that is served.
-struct PlannedRemap {
+/// A change of an export that is served.
+struct PlannedChange {
     before: ExportRecord,
-    map_before: Vec<usize>,
     record: ExportRecord,
-    map: Vec<usize>,
+    /// Places of its cores, before and after.
+    maps: (Vec<usize>, Vec<usize>),
+    /// Absent when the data plane stays.
+    switch: Option<PlannedSwitch>,
 }
 
-impl PlannedRemap {
-    fn commit(self, engine: &Engine) -> Result<(), Fault> {
-        let PlannedRemap { before, map_before, record, map } = self;
+/// Another data plane for an export, with its new description.
+struct PlannedSwitch {
+    plane: DataPlane,
+    description: String,
+    fields: Map<String, Value>,
+}
+
+impl PlannedChange {
+    fn commit(self, engine: &Engine) -> Result<(), ApiError> {
+        let PlannedChange { before, record, maps, switch } = self;
         let name = &record.name;
         let mut effects = Effects::new(engine, "export", name);
         let set = |record: &ExportRecord| {
-            let (name, cores) = (record.name.clone(), record.cores.clone());
+            let record = record.clone();
             move |state: &mut State| {
-                let it = state.exports.iter_mut().filter(|export| export.name == name);
-                it.for_each(|export| export.cores = cores.clone());
+                let found = state.exports.iter_mut().find(|export| export.name == record.name);
+                found.into_iter().for_each(|export| export.clone_from(&record));
             }
         };
+        let mut done = Vec::new();
         effects.remember(set(&record), set(&before))?;
-        // One that fails half-way has moved some of its queues.
-        effects.undo_by(|| Ok(engine.live().served(name)?.export.remap(&map_before)?));
-        engine.live().served(name)?.export.remap(&map)?;
+        if before.cores != record.cores {
+            // One that fails half-way has moved some of its queues.
+            effects.undo_by(|| Ok(engine.live().served(name)?.export.remap(&maps.0)?));
+            engine.live().served(name)?.export.remap(&maps.1)?;
+            done.push(served_by(&record.cores));
+        }
+        if let Some(PlannedSwitch { plane, description, fields }) = switch {
+            // Its failure changes nothing. Nothing that can fail follows, so it needs no undo.
+            let switched = engine.live().served(name)?.export.set_data_plane(data_plane(plane));
+            switched.map_err(ApiError::from).map_err(|error| error.about(&format!("export {name}")))?;
+            if let Some(Ok(running)) = engine.live_mut().exports.get_mut(name) {
+                (running.description, running.fields) = (description, fields);
+            }
+            done.push(format!("data plane: {plane}"));
+        }
         effects.keep();
-        let cpus: Vec<String> = record.cores.iter().map(usize::to_string).collect();
-        let text = if cpus.is_empty() {
-            "served by all cores".into()
-        } else {
-            format!("served by {}", cpus.join(", "))
-        };
-        engine.events.emit("export", name, "changed", text);
+        engine.events.emit("export", name, "changed", done.join("; "));
         Ok(())
     }
+}
+
+/// Whether exports of a kind can be served by the kernel or by the cores.
+fn has_data_planes(kind: &str) -> bool {
+    KINDS.iter().any(|known| known.name == kind && known.keys.iter().any(|key| key.name == DATA_PLANE))
+}
+
+fn served_by(cpus: &[usize]) -> String {
+    let cpus: Vec<String> = cpus.iter().map(usize::to_string).collect();
+    if cpus.is_empty() { "served by all cores".into() } else { format!("served by {}", cpus.join(", ")) }
 }
 
 impl Engine {
@@ -154,7 +183,7 @@ impl Engine {
     ///
     /// # Errors
     /// When there is none.
-    pub fn export(&self, name: &str) -> Result<Export, Fault> {
+    pub fn export(&self, name: &str) -> Result<Export, ApiError> {
         let live = self.live();
         Ok(live.export_report(live.export_record(name)?))
     }
@@ -163,7 +192,7 @@ impl Engine {
     ///
     /// # Errors
     /// When there is none, or it is not served.
-    pub fn attach(&self, name: &str) -> Result<Attach, Fault> {
+    pub fn attach(&self, name: &str) -> Result<Attach, ApiError> {
         let live = self.live();
         let record = live.export_record(name)?;
         Ok(attach(record, &live.served(name)?.fields))
@@ -173,29 +202,29 @@ impl Engine {
     ///
     /// # Errors
     /// When the name is taken, what it is to serve is not there, or it cannot be started.
-    pub fn create_export(&self, new: &NewExport, authority: &Authority) -> Result<Export, Fault> {
+    pub fn create_export(&self, new: &NewExport, authority: &Authority) -> Result<Export, ApiError> {
         let _alone = self.change();
         self.plan_export(new, authority)?.commit(self)?;
         self.export(&new.name)
     }
 
-    fn plan_export(&self, new: &NewExport, authority: &Authority) -> Result<PlannedExport, Fault> {
+    fn plan_export(&self, new: &NewExport, authority: &Authority) -> Result<PlannedExport, ApiError> {
         // First: `draft` reads files of keys and certificates.
-        let of = new.of.iter().map(|key| self.target(key, authority));
-        let of = of.collect::<Result<Vec<Target>, Fault>>()?;
+        let targets = new.volumes.iter().map(|key| self.target(key, authority));
+        let targets = targets.collect::<Result<Vec<Target>, ApiError>>()?;
         if self.live().export_record(&new.name).is_ok() {
-            return Err(Fault::new(Kind::Exists, format!("there is an export {} already", new.name)));
+            return Err(ApiError::new(Kind::Exists, format!("export {} exists already", new.name)));
         }
         let (record, plan) = self.draft(new)?;
         let live = self.live();
         for other in &live.state.exports {
             if plan_of(other).is_ok_and(|other| other.config.name() == plan.config.name()) {
                 let detail = format!("export {}: {} is export {}", new.name, plan.config.name(), other.name);
-                return Err(Fault::new(Kind::Exists, detail));
+                return Err(ApiError::new(Kind::Exists, detail));
             }
         }
         let label = authority.label(new.label.as_deref());
-        Ok(PlannedExport { record: ExportRecord { of, label, ..record } })
+        Ok(PlannedExport { record: ExportRecord { targets, label, ..record } })
     }
 
     /// Changes an export while it is served.
@@ -206,25 +235,58 @@ impl Engine {
         &self,
         name: &str,
         change: &ExportChange,
-        check: impl FnOnce(&Export) -> Result<(), Fault>,
-    ) -> Result<Export, Fault> {
+        check: impl FnOnce(&Export) -> Result<(), ApiError>,
+    ) -> Result<Export, ApiError> {
         let _alone = self.change();
         let before = self.export(name)?;
         check(&before)?;
-        let Some(cores) = change.cores.clone().filter(|cores| *cores != before.cores) else {
-            return Ok(before);
-        };
-        self.plan_remap(name, cores)?.commit(self)?;
+        match self.plan_change(name, change)? {
+            Some(plan) => plan.commit(self)?,
+            None => return Ok(before),
+        }
         self.export(name)
     }
 
-    fn plan_remap(&self, name: &str, cores: Vec<usize>) -> Result<PlannedRemap, Fault> {
+    /// Nothing when the export is already as it is to be.
+    fn plan_change(&self, name: &str, change: &ExportChange) -> Result<Option<PlannedChange>, ApiError> {
         let before = self.live().export_record(name)?.clone();
-        let map_before = self.core_map(&before)?;
-        let record = ExportRecord { cores, ..before.clone() };
-        let map = self.core_map(&record)?;
+        let mut record = before.clone();
+        if let Some(cores) = &change.cores {
+            record.cores.clone_from(cores);
+        }
+        if change.data_plane.is_some() && !has_data_planes(&record.kind) {
+            let detail =
+                format!("export {name}: exports of kind {} have no choice of data planes", record.kind);
+            return Err(ApiError::invalid(detail));
+        }
+        let old = record.options.get(DATA_PLANE).and_then(|word| DataPlane::from_name(word));
+        let old = old.unwrap_or(DataPlane::User);
+        // The device, or the module, may have changed since the last choice.
+        let new = change.data_plane.filter(|new| *new != old || *new == DataPlane::Auto);
+        if let Some(new) = new {
+            record.options.insert(DATA_PLANE.into(), new.to_string());
+        }
+        if record.cores == before.cores && new.is_none() {
+            return Ok(None);
+        }
+        let maps = (self.core_map(&before)?, self.core_map(&record)?);
+        let switch = new.map(|plane| self.plan_switch(&record, plane, maps.1.clone())).transpose()?;
         self.live().served(name)?;
-        Ok(PlannedRemap { before, map_before, record, map })
+        Ok(Some(PlannedChange { before, record, maps, switch }))
+    }
+
+    /// The switch to `plane`, which `record` already names.
+    fn plan_switch(
+        &self,
+        record: &ExportRecord,
+        plane: DataPlane,
+        cores: Vec<usize>,
+    ) -> Result<PlannedSwitch, ApiError> {
+        let mut plan = plan_of(record)?;
+        self.check_needs(record, &plan)?;
+        self.check_apart(record, &plan)?;
+        plan.config.complete(&record.name, cores);
+        Ok(PlannedSwitch { plane, description: plan.config.line(&record.name), fields: plan.config.fields() })
     }
 
     /// Ends an export, and forgets it. Its clients lose it.
@@ -234,8 +296,8 @@ impl Engine {
     pub fn delete_export(
         &self,
         name: &str,
-        check: impl FnOnce(&Export) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+        check: impl FnOnce(&Export) -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
         let _alone = self.change();
         check(&self.export(name)?)?;
         self.commit(|state| state.exports.retain(|export| export.name != name))?;
@@ -247,7 +309,7 @@ impl Engine {
 
     /// Ends exports at the end of the daemon. Processes of their own end side by side: one that
     /// does not end in order takes a while to be killed.
-    pub(super) fn end_exports(&self, exports: BTreeMap<String, Result<ExportLive, Fault>>) {
+    pub(super) fn end_exports(&self, exports: BTreeMap<String, Result<ExportLive, ApiError>>) {
         const AT_A_TIME: usize = 64;
         let mut running: Vec<ExportLive> = exports.into_values().flatten().collect();
         while self.workers.is_some() && !running.is_empty() {
@@ -262,17 +324,17 @@ impl Engine {
     ///
     /// # Errors
     /// With what cannot be, named.
-    pub fn check_export(&self, new: &NewExport) -> Result<(), Fault> {
+    pub fn check_export(&self, new: &NewExport) -> Result<(), ApiError> {
         self.draft(new).map(drop)
     }
 
     /// The record of an export that serves nothing yet, and what it is planned as.
-    fn draft(&self, new: &NewExport) -> Result<(ExportRecord, ExportPlan), Fault> {
+    fn draft(&self, new: &NewExport) -> Result<(ExportRecord, ExportPlan), ApiError> {
         Name::new(&new.name)?;
         new.label.as_deref().map(Name::new).transpose()?;
-        let invalid = |detail: String| Fault::invalid(format!("export {}: {detail}", new.name));
-        if new.of.is_empty() {
-            return Err(invalid("it has to serve something".into()));
+        let invalid = |detail: String| ApiError::invalid(format!("export {}: {detail}", new.name));
+        if new.volumes.is_empty() {
+            return Err(invalid("no volume, array or device to serve".into()));
         }
         // Otherwise a kind could bring options that no check of options sees.
         if !KINDS.iter().any(|kind| kind.name == new.kind) {
@@ -283,7 +345,7 @@ impl Engine {
         for (key, value) in &options {
             let is_key = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
             if OWN_KEYS.contains(&&**key) || !key.bytes().all(is_key) {
-                return Err(invalid(format!("there is no option {key:?}")));
+                return Err(invalid(format!("unknown option {key:?}")));
             }
             if key == "socket" && !Path::new(value).is_absolute() {
                 return Err(invalid(format!("socket {value:?}: want an absolute path")));
@@ -302,7 +364,7 @@ impl Engine {
         let record = ExportRecord {
             name: new.name.clone(),
             kind: new.kind.clone(),
-            of: Vec::new(),
+            targets: Vec::new(),
             options,
             read_only: new.read_only,
             cores: new.cores.clone(),
@@ -310,21 +372,19 @@ impl Engine {
         };
         self.check_files(&record)?;
         let plan = plan_of(&record)?;
-        if new.of.len() > 1 && !plan.config.takes_many() {
+        if new.volumes.len() > 1 && !plan.config.takes_many() {
             return Err(invalid(format!("an export over {} serves one", record.kind)));
         }
         self.core_map(&record)?;
         self.check_needs(&record, &plan)?;
-        if self.workers.is_some() {
-            needs_apart(&plan).map_err(|error| invalid(error.to_string()))?;
-        }
+        self.check_apart(&record, &plan)?;
         Ok((record, plan))
     }
 
-    /// What is called `key`, if it may be exported.
-    fn target(&self, key: &str, authority: &Authority) -> Result<Target, Fault> {
+    /// The volume, array or device called `key`, if it may be exported.
+    fn target(&self, key: &str, authority: &Authority) -> Result<Target, ApiError> {
         let live = self.live();
-        let none = || Fault::not_found("volume, array or device", key);
+        let none = || ApiError::not_found("volume, array or device", key);
         if let Ok(array) = super::arrays::find_record(&live.state.arrays, key) {
             authority.check_whole(key, none)?;
             return whole(&live, &array.name, Target::Array(array.name.clone()));
@@ -340,22 +400,22 @@ impl Engine {
                 authority.check_owns(label, none)?;
                 Ok(Target::Volume(uuid))
             }
-            Err(fault) if fault.kind == Kind::NotFound => Err(none()),
-            Err(fault) => Err(fault),
+            Err(error) if error.kind == Kind::NotFound => Err(none()),
+            Err(error) => Err(error),
         }
     }
 
     /// Starts an export as its record says. Within a change.
-    pub(super) fn start_export(&self, record: &ExportRecord) -> Result<ExportLive, Fault> {
+    pub(super) fn start_export(&self, record: &ExportRecord) -> Result<ExportLive, ApiError> {
         let mut plan = plan_of(record)?;
         let cores = self.core_map(record)?;
         self.check_needs(record, &plan)?;
         let (mut devices, mut volumes): (Vec<Arc<dyn Device>>, Vec<Arc<OpenVolume>>) = Default::default();
-        for target in &record.of {
+        for target in &record.targets {
             match target {
                 Target::Volume(uuid) => {
-                    if Uuid::parse(uuid).is_none() {
-                        return Err(Fault::not_found("volume", uuid));
+                    if Uuid::parse_hyphenated(uuid).is_none() {
+                        return Err(ApiError::not_found("volume", uuid));
                     }
                     let open = self.open_volume(uuid)?;
                     devices.push(open.device.clone());
@@ -374,8 +434,8 @@ impl Engine {
             Some(workers) => self.start_apart(record, &plan, devices, workers),
         };
         let export = started.map_err(|error| {
-            let fault = Fault::from(error);
-            Fault::new(fault.kind, format!("export {}: {fault}", record.name))
+            let error = ApiError::from(error);
+            ApiError::new(error.kind, format!("export {}: {error}", record.name))
         })?;
         let description = plan.config.line(&record.name);
         Ok(ExportLive { export, description, fields: plan.config.fields(), _volumes: volumes })
@@ -403,32 +463,43 @@ impl Engine {
     }
 
     /// Checks that the daemon has the capabilities and can open the paths that an export needs.
-    fn check_needs(&self, record: &ExportRecord, plan: &ExportPlan) -> Result<(), Fault> {
+    fn check_needs(&self, record: &ExportRecord, plan: &ExportPlan) -> Result<(), ApiError> {
         let mut needs = Profile::default();
         plan.config.keep(&mut needs);
         let has = self.confined.capabilities();
         if let Some(needed) = needs.capabilities().iter().find(|needed| !has.contains(&needed.to_string())) {
             let detail = format!("export {}: it takes {needed}, which freestoned does not have", record.name);
-            return Err(Fault::new(Kind::Unavailable, detail));
+            return Err(ApiError::new(Kind::Unavailable, detail));
         }
-        self.confined.check(&needs).map_err(|fault| fault.about(&format!("export {}", record.name)))
+        self.confined.check(&needs).map_err(|error| error.about(&format!("export {}", record.name)))
+    }
+
+    /// Checks that an export can be served where exports are served: here, or in a process of its
+    /// own.
+    fn check_apart(&self, record: &ExportRecord, plan: &ExportPlan) -> Result<(), ApiError> {
+        match self.workers {
+            Some(_) => needs_apart(plan).map(drop).map_err(|error| {
+                ApiError::invalid(error.to_string()).about(&format!("export {}", record.name))
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Checks that the daemon can read the files that an export's options name.
-    fn check_files(&self, record: &ExportRecord) -> Result<(), Fault> {
+    fn check_files(&self, record: &ExportRecord) -> Result<(), ApiError> {
         let mut needs = Profile::default();
-        serving::export::keep_read(&record.text(), &mut needs);
-        self.confined.check(&needs).map_err(|fault| fault.about(&format!("export {}", record.name)))
+        hosting::export::keep_read(&record.text(), &mut needs);
+        self.confined.check(&needs).map_err(|error| error.about(&format!("export {}", record.name)))
     }
 
     /// Places of an export's processors among the cores.
-    fn core_map(&self, record: &ExportRecord) -> Result<Vec<usize>, Fault> {
+    fn core_map(&self, record: &ExportRecord) -> Result<Vec<usize>, ApiError> {
         let place = |cpu: &usize| {
             let place = self.options.cores.iter().position(|core| core.cpu == Some(*cpu));
             place.ok_or_else(|| {
                 let detail =
                     format!("export {}: the daemon does not serve from processor {cpu}", record.name);
-                Fault::invalid(detail)
+                ApiError::invalid(detail)
             })
         };
         record.cores.iter().map(place).collect()
@@ -436,24 +507,24 @@ impl Engine {
 }
 
 /// All of a device or array, if there are no volumes on it.
-fn whole(live: &Live, name: &str, target: Target) -> Result<Target, Fault> {
+fn whole(live: &Live, name: &str, target: Target) -> Result<Target, ApiError> {
     match &live.base(name)?.pool {
         None => Ok(target),
         Some(_) => {
             let detail = format!("{name}: it is prepared for volumes, of which each is served by itself");
-            Err(Fault::new(Kind::InUse, detail))
+            Err(ApiError::new(Kind::InUse, detail))
         }
     }
 }
 
-/// What an export needs in a process of its own.
+/// The needs of an export in a process of its own.
 fn needs_apart(plan: &ExportPlan) -> Result<Apart, exports::Error> {
-    plan.config.apart().map_err(|reason| {
-        exports::Error::Config(format!("it cannot be served with --process-per-export: {reason}"))
-    })
+    plan.config
+        .apart()
+        .map_err(|reason| exports::Error::Config(format!("not possible with --process-per-export: {reason}")))
 }
 
-fn plan_of(record: &ExportRecord) -> Result<ExportPlan, Fault> {
+fn plan_of(record: &ExportRecord) -> Result<ExportPlan, ApiError> {
     Ok(ExportPlan::parse(&record.text())?)
 }
 
@@ -463,9 +534,9 @@ fn traffic(stats: &Stats) -> Traffic {
     for queue in &stats.queues {
         traffic.reads += queue.requests(Op::Read);
         traffic.writes += queue.requests(Op::Write);
-        traffic.bytes_read += queue.bytes_read();
-        traffic.bytes_written += queue.bytes_written();
-        traffic.failed += queue.failed();
+        traffic.read_bytes += queue.bytes_read();
+        traffic.written_bytes += queue.bytes_written();
+        traffic.errors += queue.failed();
     }
     traffic
 }

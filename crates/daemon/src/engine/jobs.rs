@@ -1,10 +1,10 @@
 //! Jobs: what arrays are busy with, and volumes that move or are made ready.
 
 use super::Engine;
-use super::report::job;
 use super::work::pace;
-use crate::fault::Fault;
+use crate::api_error::ApiError;
 use api::{Job, JobChange};
+use hosting::vocabulary::job;
 
 impl Engine {
     /// Every job that runs, or is held.
@@ -23,21 +23,21 @@ impl Engine {
     ///
     /// # Errors
     /// When there is none: it may have ended.
-    pub fn job(&self, id: &str) -> Result<Job, Fault> {
-        self.jobs().into_iter().find(|job| job.id == id).ok_or_else(|| Fault::not_found("job", id))
+    pub fn job(&self, id: &str) -> Result<Job, ApiError> {
+        self.jobs().into_iter().find(|job| job.id == id).ok_or_else(|| ApiError::not_found("job", id))
     }
 
-    /// Lets a job stand still, or go on, or at another pace.
+    /// Pauses or resumes a job, or changes its pace.
     ///
     /// # Errors
-    /// When there is no such job, or the pace makes no sense.
-    pub fn change_job(&self, id: &str, change: &JobChange) -> Result<Job, Fault> {
+    /// When there is no such job, or the pace is invalid.
+    pub fn change_job(&self, id: &str, change: &JobChange) -> Result<Job, ApiError> {
         let _alone = self.change();
-        let array = self.job(id)?.array;
+        let array = self.job(id)?.backing;
         if let (Some(least), Some(most @ 1..)) = (change.min_bytes_per_s, change.max_bytes_per_s)
             && least > most
         {
-            return Err(Fault::invalid(format!(
+            return Err(ApiError::invalid(format!(
                 "job {id}: at least {least} and at most {most} bytes a second"
             )));
         }
@@ -47,7 +47,7 @@ impl Engine {
         }
         let live = self.live();
         let jobs = live.arrays.get(&array).and_then(|array| array.jobs());
-        let jobs = jobs.ok_or_else(|| Fault::not_found("job", id))?;
+        let jobs = jobs.ok_or_else(|| ApiError::not_found("job", id))?;
         match change.is_paused {
             Some(true) => jobs.pause(),
             Some(false) => jobs.resume(),
@@ -60,9 +60,9 @@ impl Engine {
         self.changed_job(id)
     }
 
-    fn changed_job(&self, id: &str) -> Result<Job, Fault> {
+    fn changed_job(&self, id: &str) -> Result<Job, ApiError> {
         let job = self.job(id)?;
-        let text = if job.is_paused { "stands still" } else { "goes on" };
+        let text = if job.is_paused { "paused" } else { "resumed" };
         self.events.emit("job", id, "changed", text);
         Ok(job)
     }

@@ -1,9 +1,9 @@
-//! What the daemon has open, and every change of it.
+//! The objects that the daemon has open, and every change of them.
 //!
 //! A change is one function here, in two steps ([`change`]). It holds [`Engine::change`] from its
-//! first look to its last step, so that changes come one after the other; what others see is under
-//! a lock of its own that is held for moments only. Everything in here waits, for devices or for
-//! the disk that the state is on: it is for threads that may.
+//! first check to its last step, so that changes are made one at a time. Readers use a lock of its
+//! own that is held briefly. Functions here block on devices or on the disk of the state: call them
+//! on threads that may block.
 
 mod arrays;
 mod attach;
@@ -24,25 +24,25 @@ mod volumes;
 mod work;
 mod zeroing;
 
+use crate::api_error::{ApiError, Kind};
 use crate::confinement::{Confined, Confinement};
 use crate::events::Events;
-use crate::fault::{Fault, Kind};
 use crate::state::{ExportRecord, State, StateError, Store};
 use crate::workers::{WorkerOptions, Workers};
 pub use authority::Authority;
 pub use readiness::InFlight;
 
-use api::{CoreInfo, Floor, Qos, System};
+use api::{CoreInfo, MinQos, Qos, System};
 use arrays::ArrayLive;
 use bases::Base;
 use exports::ExportLive;
-use graph::array::wall_ns;
 use layers::qos::Throttle;
 use moves::MoveLive;
 use raid::jobs::SparePool;
 use reactor::{CoreConfig, CoreRef, Cores};
 use readiness::Readiness;
 use samples::Counted;
+use stack::array::wall_ns;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::PathBuf;
@@ -58,17 +58,17 @@ use zeroing::Zeroing;
 pub struct Options {
     /// Where its state is.
     pub state_dir: PathBuf,
-    /// Where sockets are made that nobody has chosen a place for.
+    /// Directory of sockets for which no path was chosen.
     pub runtime_dir: PathBuf,
     /// Its cores; one at least.
     pub cores: Vec<CoreConfig>,
-    /// Directories in which members of arrays are looked for, beside the places that are known.
+    /// Directories in which members of arrays are looked for, in addition to known paths.
     pub scan: Vec<PathBuf>,
     /// How long members that are missing are waited for before an array is run without them.
-    pub patience: Duration,
+    pub member_timeout: Duration,
     /// Whether each array has a control socket, as `freestone array` uses it.
     pub has_array_sockets: bool,
-    /// What it gives up, and what it keeps.
+    /// Rights that it gives up, and rights that it keeps.
     pub confinement: Confinement,
     /// How a process is started for each export; `None`: the daemon serves exports itself.
     pub workers: Option<WorkerOptions>,
@@ -86,7 +86,7 @@ pub enum StartError {
     /// A core or thread is refused.
     #[error("cannot start {what}: {error}")]
     System {
-        /// What.
+        /// The object that cannot be started.
         what: &'static str,
         /// Why.
         error: io::Error,
@@ -118,11 +118,11 @@ pub struct Engine {
     this: Weak<Engine>,
 }
 
-/// What is open. Fields are dropped in this order: who uses something before what is used.
+/// The open objects. Fields are dropped in this order: users before the objects that they use.
 #[derive(Default)]
 struct Live {
     state: State,
-    exports: BTreeMap<String, Result<ExportLive, Fault>>,
+    exports: BTreeMap<String, Result<ExportLive, ApiError>>,
     /// Volumes that exports have open, by UUID.
     volumes: HashMap<Uuid, Weak<OpenVolume>>,
     groups: BTreeMap<String, Arc<Throttle>>,
@@ -131,7 +131,7 @@ struct Live {
     /// Room that is being made ready for volumes.
     zeroing: Vec<Zeroing>,
     /// Devices and arrays by name, or why they are not open.
-    bases: BTreeMap<String, Result<Base, Fault>>,
+    bases: BTreeMap<String, Result<Base, ApiError>>,
     /// Arrays that run, by name.
     arrays: BTreeMap<String, ArrayLive>,
 }
@@ -148,7 +148,9 @@ impl Engine {
         let workers = options.workers.as_ref().map(Workers::start).transpose();
         let workers = workers
             .map_err(|error| StartError::System { what: "the spawner of exports' processes", error })?;
-        let mut confined = Confined::enter(&options, &state)?; // before the first thread
+        // Before the first thread.
+        let Options { confinement, runtime_dir, state_dir, scan, .. } = &options;
+        let mut confined = Confined::enter(confinement.clone(), runtime_dir, state_dir, scan, &state)?;
         let cores = Cores::start(&options.cores);
         let cores = cores.map_err(|error| StartError::System { what: "cores", error })?;
         confined.seal()?;
@@ -183,7 +185,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// What has happened.
+    /// The events.
     pub fn events(&self) -> &Events {
         &self.events
     }
@@ -236,9 +238,8 @@ impl Engine {
         self.cores.all().iter().all(|core| core.block_on(|_| async {}).is_ok())
     }
 
-    /// Ends everything in good order: clients, requests in flight, arrays. What cannot be is
-    /// logged. With a successor, clients wait for it who can. No change is made as long as the
-    /// result lives.
+    /// Stops everything cleanly: clients, requests in flight, arrays. Failures are logged. With a
+    /// successor, clients that can wait for it do so. No change is made while the result lives.
     pub fn stop(&self, has_successor: bool) -> Stopped<'_> {
         self.has_ended.store(true, Ordering::SeqCst);
         // Not within a change: they may be about to make their last one.
@@ -257,7 +258,7 @@ impl Engine {
         let bases = std::mem::take(&mut self.live_mut().bases);
         for (name, base) in bases {
             if let Ok(base) = base
-                && let Err(error) = serving::flush(&base.device, &self.core())
+                && let Err(error) = hosting::flush(&base.device, &self.core())
             {
                 tracing::error!(name, %error, "not flushed");
             }
@@ -266,7 +267,7 @@ impl Engine {
         for (_, array) in arrays {
             array.stop(&self.core()); // says what went wrong itself
         }
-        self.events.emit("daemon", "freestoned", "stopped", "in good order");
+        self.events.emit("daemon", "freestoned", "stopped", "cleanly");
         Stopped(alone)
     }
 
@@ -280,7 +281,7 @@ impl Engine {
         self.has_ended.load(Ordering::SeqCst)
     }
 
-    /// Begins a change: nobody else makes one meanwhile.
+    /// Begins a change; other changes wait for its end.
     fn change(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -294,7 +295,7 @@ impl Engine {
     }
 
     /// Makes a change of the state durable, which is as before when that fails. Within a change.
-    fn commit(&self, edit: impl FnOnce(&mut State)) -> Result<(), Fault> {
+    fn commit(&self, edit: impl FnOnce(&mut State)) -> Result<(), ApiError> {
         let before = self.live().state.clone();
         let mut state = before.clone();
         edit(&mut state);
@@ -311,7 +312,7 @@ impl Engine {
 
     /// Undoes the change of the state that led to a generation: the generation before it counts
     /// again, unless others have changed the state since. Within a change.
-    fn take_back(&self, generation: u64, undo: impl FnOnce(&mut State)) -> Result<(), Fault> {
+    fn take_back(&self, generation: u64, undo: impl FnOnce(&mut State)) -> Result<(), ApiError> {
         let now = self.live().state.clone();
         let mut state = now.clone();
         undo(&mut state);
@@ -325,17 +326,17 @@ impl Engine {
     }
 
     /// Whether nothing that can be served is called `name`.
-    fn check_is_new(&self, name: &str) -> Result<(), Fault> {
+    fn check_is_new(&self, name: &str) -> Result<(), ApiError> {
         let live = self.live();
-        let taken = |what: &str| Err(Fault::new(Kind::Exists, format!("there is {what} {name} already")));
+        let taken = |kind: &str| Err(ApiError::new(Kind::Exists, format!("{kind} {name} exists already")));
         if live.state.devices.iter().any(|device| device.name == name) {
-            taken("a device")
+            taken("device")
         } else if live.state.arrays.iter().any(|array| array.name == name) {
-            taken("an array")
+            taken("array")
         } else if live.all_volumes().any(|(_, volume)| volume.name.as_str() == name)
             || live.is_being_made(name)
         {
-            taken("a volume")
+            taken("volume")
         } else {
             Ok(())
         }
@@ -352,7 +353,7 @@ fn throttle(qos: &Qos) -> Arc<Throttle> {
 
 fn limits(qos: &Qos) -> layers::qos::Limits {
     let rate = |rate: Option<api::Rate>| {
-        rate.map(|api::Rate { per_second, burst }| layers::qos::Rate { per_second, burst })
+        rate.map(|api::Rate { per_s, burst }| layers::qos::Rate { per_second: per_s, burst })
             .unwrap_or_default()
     };
     layers::qos::Limits {
@@ -365,9 +366,9 @@ fn limits(qos: &Qos) -> layers::qos::Limits {
     }
 }
 
-/// A volume's floor, as its limits are.
-fn floor_limits(floor: &Floor) -> layers::qos::Limits {
+/// A volume's guaranteed minimum, in the form of its limits.
+fn min_limits(min: &MinQos) -> layers::qos::Limits {
     let rate = |per_second: Option<u64>| layers::qos::Rate::per_second(per_second.unwrap_or(0));
-    let (iops, bandwidth) = (rate(floor.iops), rate(floor.bandwidth));
+    let (iops, bandwidth) = (rate(min.requests_per_s), rate(min.bytes_per_s));
     layers::qos::Limits { iops, bandwidth, ..layers::qos::Limits::default() }
 }

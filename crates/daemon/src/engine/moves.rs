@@ -7,13 +7,13 @@ use super::change::Effects;
 use super::volumes::OpenVolume;
 use super::work::{Control, Pacer, Stop};
 use super::{Engine, Live};
-use crate::fault::{Fault, Kind};
+use crate::api_error::{ApiError, Kind};
 use crate::state::MoveRecord;
 use ::moves::{Copier, Owner, Resumed};
-use api::{ArrayAction, Job, NewPlace};
+use api::{ArrayAction, Job, JobKind, VolumeMove};
 use block::{Device, IoError, Limits};
+use layers::migrate::{Migration, why_not};
 use layers::qos::Qos;
-use layers::relocate::{Relocation, why_not};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -42,7 +42,7 @@ impl MoveLive {
     }
 
     fn job(&self, volume: &str, to: &str) -> Job {
-        self.control.job("move", volume, to)
+        self.control.job(JobKind::Move, volume, to)
     }
 }
 
@@ -62,12 +62,12 @@ impl Live {
     }
 
     /// Refuses what cannot be done to a volume that moves, or grows.
-    pub fn check_stays(&self, volume: &api::Volume) -> Result<(), Fault> {
+    pub fn check_stays(&self, volume: &api::Volume) -> Result<(), ApiError> {
         self.check_not_growing(volume)?;
         match self.state.moves.get(&volume.uuid) {
             Some(record) => {
                 let detail = format!("volume {}: it moves to {} at the moment", volume.name, record.to);
-                Err(Fault::new(Kind::InUse, detail))
+                Err(ApiError::new(Kind::InUse, detail))
             }
             None => Ok(()),
         }
@@ -89,8 +89,8 @@ impl Live {
         })
     }
 
-    fn pool(&self, base: &str) -> Result<Arc<Pool>, Fault> {
-        let none = || Fault::new(Kind::Unavailable, format!("{base}: it has no volumes any more"));
+    fn pool(&self, base: &str) -> Result<Arc<Pool>, ApiError> {
+        let none = || ApiError::new(Kind::Unavailable, format!("{base}: it has no volumes any more"));
         self.base(base)?.pool.clone().ok_or_else(none)
     }
 }
@@ -103,7 +103,7 @@ struct PlannedMove {
 }
 
 impl PlannedMove {
-    fn commit(self, engine: &Engine) -> Result<Job, Fault> {
+    fn commit(self, engine: &Engine) -> Result<Job, ApiError> {
         let PlannedMove { volume, record, pool } = self;
         let (uuid, to) = (volume.uuid.clone(), record.to.clone());
         let mut effects = Effects::new(engine, "volume", &volume.name);
@@ -112,7 +112,7 @@ impl PlannedMove {
             |state| drop(state.moves.insert(uuid.clone(), record)),
             |state| drop(state.moves.remove(&volume.uuid)),
         )?;
-        engine.start_move(&uuid, volume.size)?;
+        engine.start_move(&uuid, volume.size_bytes)?;
         effects.keep();
         engine.events.emit("volume", &volume.name, "moving", format!("to {to}"));
         Ok(engine.live().moves[&uuid].job(&volume.name, &to))
@@ -126,45 +126,47 @@ impl Engine {
     /// # Errors
     /// When there is no such volume or place, the volume moves already, or its users rely on what
     /// the place cannot do.
-    pub fn move_volume(&self, key: &str, place: &NewPlace) -> Result<Job, Fault> {
+    pub fn move_volume(&self, key: &str, place: &VolumeMove) -> Result<Job, ApiError> {
         let _alone = self.change();
         self.plan_move(key, place)?.commit(self)
     }
 
-    fn plan_move(&self, key: &str, place: &NewPlace) -> Result<PlannedMove, Fault> {
+    fn plan_move(&self, key: &str, place: &VolumeMove) -> Result<PlannedMove, ApiError> {
         let volume = self.volume(key)?;
         self.live().check_stays(&volume)?;
-        let to = self.base_name(&place.to)?;
-        if to == volume.on {
-            return Err(Fault::invalid(format!("volume {}: it is on {to} already", volume.name)));
+        let to = self.base_name(&place.backing)?;
+        if to == volume.backing {
+            return Err(ApiError::invalid(format!("volume {}: it is on {to} already", volume.name)));
         }
         self.check_place(&volume, &to)?;
-        let pool = self.plan_pool(&to, place.force, volume.size)?;
-        if let Some(free) = pool.free().filter(|free| *free < volume.size) {
-            return Err(Fault::new(Kind::NoRoom, format!("{to}: {} bytes: {free} are free", volume.size)));
+        let pool = self.plan_pool(&to, place.force, volume.size_bytes)?;
+        if let Some(free) = pool.free().filter(|free| *free < volume.size_bytes) {
+            return Err(ApiError::new(
+                Kind::NoRoom,
+                format!("{to}: {} bytes: {free} are free", volume.size_bytes),
+            ));
         }
-        let copy = Uuid::random().map_err(Fault::failed)?.to_string();
-        let record = MoveRecord { from: volume.on.clone(), to, copy, is_done: false };
+        let copy = Uuid::random().map_err(ApiError::failed)?.to_string();
+        let record = MoveRecord { from: volume.backing.clone(), to, copy, is_done: false };
         Ok(PlannedMove { volume, record, pool })
     }
 
-    /// Whether users of a volume, if there are any, get all that they were told at another place.
-    fn check_place(&self, volume: &api::Volume, to: &str) -> Result<(), Fault> {
+    /// Whether another pool offers all that users of the volume, if any, rely on.
+    fn check_place(&self, volume: &api::Volume, to: &str) -> Result<(), ApiError> {
         let live = self.live();
         let limits = |base: &str| {
             let limits = live.base(base)?.device.limits();
-            Ok::<_, Fault>(Limits { capacity: volume.size, ..limits })
+            Ok::<_, ApiError>(Limits { capacity: volume.size_bytes, ..limits })
         };
-        match why_not(&limits(&volume.on)?, &limits(to)?, !volume.exports.is_empty()) {
+        match why_not(&limits(&volume.backing)?, &limits(to)?, !volume.exports.is_empty()) {
             Some(why) => {
-                Err(Fault::invalid(format!("volume {}: it cannot move to {to}: {why}", volume.name)))
+                Err(ApiError::invalid(format!("volume {}: it cannot move to {to}: {why}", volume.name)))
             }
             None => Ok(()),
         }
     }
 
-    /// Goes on with moves that are remembered and not on, as far as their places are there. Within
-    /// a change.
+    /// Continues recorded moves that do not run, if their devices are open. Runs within a change.
     pub(super) fn go_on_with_moves(&self) {
         if self.may_have_leftovers.swap(false, Ordering::SeqCst) {
             self.remove_leftovers();
@@ -177,17 +179,17 @@ impl Engine {
             match ::moves::resume(self, &uuid, &record) {
                 Ok(Resumed::Open) => {}
                 Ok(Resumed::Ended) => continue,
-                Err(fault) => {
-                    tracing::error!(uuid, %fault, "a volume has moved, and its move cannot end yet");
+                Err(error) => {
+                    tracing::error!(uuid, %error, "a volume has moved, and its move cannot end yet");
                     continue;
                 }
             }
             let size = self.live().volume(&uuid).map(|(_, _, info)| info.size);
             if let Ok(size) = size
                 && self.live().pool(&record.to).is_ok()
-                && let Err(fault) = self.start_move(&uuid, size)
+                && let Err(error) = self.start_move(&uuid, size)
             {
-                tracing::error!(uuid, %fault, "a move does not go on");
+                tracing::error!(uuid, %error, "a move cannot continue");
             }
         }
     }
@@ -205,7 +207,7 @@ impl Engine {
         }
     }
 
-    /// What is wanted of the job called `id`, if it is a volume's.
+    /// The control of the job called `id`, if it is a volume's.
     pub(super) fn control_of(&self, id: &str) -> Option<Arc<Control>> {
         let live = self.live();
         let of_move = live.move_called(id).map(|(_, moving)| &moving.control);
@@ -217,7 +219,7 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no such job, or the array needs it.
-    pub fn cancel_job(&self, id: &str) -> Result<(), Fault> {
+    pub fn cancel_job(&self, id: &str) -> Result<(), ApiError> {
         let job = self.job(id)?;
         if self.cancel_zeroing(&job)? {
             return Ok(());
@@ -233,44 +235,45 @@ impl Engine {
         };
         // Nothing is left of it when this has been answered.
         if thread.is_some_and(|thread| thread.join().is_err()) {
-            return Err(Fault::failed("a defect of the daemon; its log says more"));
+            return Err(ApiError::failed("a defect of the daemon; its log says more"));
         }
         match self.live().volume(&uuid) {
-            Ok((on, ..)) if on == job.array => {
-                Err(Fault::new(Kind::Stale, format!("job {id}: it was done already, the volume is on {on}")))
-            }
+            Ok((on, ..)) if on == job.backing => Err(ApiError::new(
+                Kind::Stale,
+                format!("job {id}: it was done already, the volume is on {on}"),
+            )),
             _ => Ok(()),
         }
     }
 
-    fn cancel_job_of_array(&self, job: &Job) -> Result<(), Fault> {
-        match &*job.kind {
-            "check" | "repair" | "replace" => {
-                self.act_on_array(&job.array, &ArrayAction::Cancel, &Authority::Full).map(drop)
+    fn cancel_job_of_array(&self, job: &Job) -> Result<(), ApiError> {
+        match job.kind {
+            JobKind::Check | JobKind::Repair | JobKind::Replace => {
+                self.act_on_array(&job.backing, &ArrayAction::Cancel, &Authority::Full).map(drop)
             }
             kind => {
                 let detail =
-                    format!("job {}: array {} needs its {kind}: it can only be paused", job.id, job.array);
-                Err(Fault::new(Kind::InUse, detail))
+                    format!("job {}: array {} needs its {kind}: it can only be paused", job.id, job.backing);
+                Err(ApiError::new(Kind::InUse, detail))
             }
         }
     }
 
-    fn start_move(&self, uuid: &str, total: u64) -> Result<(), Fault> {
+    fn start_move(&self, uuid: &str, total: u64) -> Result<(), ApiError> {
         let control = Arc::new(Control::new(total));
-        let engine = self.this.upgrade().ok_or_else(|| Fault::failed("the daemon ends"))?;
+        let engine = self.this.upgrade().ok_or_else(|| ApiError::failed("the daemon ends"))?;
         let thread = {
             let (uuid, control) = (uuid.to_owned(), control.clone());
             reactor::spawn_thread("move", move || engine.carry_out_move(&uuid, &control))
         };
-        let thread = Mutex::new(Some(thread.map_err(Fault::failed)?));
+        let thread = Mutex::new(Some(thread.map_err(ApiError::failed)?));
         self.live_mut().moves.insert(uuid.into(), MoveLive { thread, control });
         Ok(())
     }
 
     /// The move, on a thread of its own.
     fn carry_out_move(&self, uuid: &str, control: &Arc<Control>) {
-        // Whoever started it has first to say that it is on.
+        // The request that started the move first completes its change.
         drop(self.change());
         let Some(record) = self.live().state.moves.get(uuid).cloned() else { return };
         let result = self.copy_and_switch(uuid, &record, control);
@@ -284,7 +287,7 @@ impl Engine {
             Err(Stop::Later) => Ok(()),
             Err(stop) => {
                 let why = match stop {
-                    Stop::Fault(fault) => fault.to_string(),
+                    Stop::Error(error) => error.to_string(),
                     Stop::Cancelled | Stop::Later => "cancelled".into(),
                 };
                 self.events.emit("volume", &name, "not moved", format!("it stays on {}: {why}", record.from));
@@ -293,8 +296,8 @@ impl Engine {
             }
         };
         self.live_mut().moves.remove(uuid);
-        if let Err(fault) = ended {
-            tracing::error!(volume = name, %fault, "a move leaves something behind for now");
+        if let Err(error) = ended {
+            tracing::error!(volume = name, %error, "a move leaves something behind for now");
         }
     }
 
@@ -308,15 +311,15 @@ impl Engine {
         };
         let old: Arc<dyn Device> = from.open_volume(uuid)?;
         let new: Arc<dyn Device> = to.open_volume(&record.copy)?;
-        let relocation = {
-            let _alone = self.change(); // nobody begins to serve it meanwhile
+        let migration = {
+            let _alone = self.change(); // no export begins to serve it meanwhile
             let is_served = !self.volume(uuid)?.exports.is_empty();
             let limited = Qos::new(new.clone(), open.throttles.clone()).with_floor(open.floor.clone());
             open.device.begin(Arc::new(limited), is_served)?
         };
         let users = self.live().users_of(&[&record.from, &record.to]);
-        self.copy(&relocation, [&old, &new], control, Some(Pacer::new(control, users)))?;
-        self.switch(&info, record, &open, relocation, [&old, &new], control)
+        self.copy(&migration, [&old, &new], control, Some(Pacer::new(control, users)))?;
+        self.switch(&info, record, &open, migration, [&old, &new], control)
     }
 
     /// The rest, while the volume's users wait.
@@ -325,33 +328,33 @@ impl Engine {
         info: &Info,
         record: &MoveRecord,
         open: &OpenVolume,
-        relocation: Relocation,
+        migration: Migration,
         places: [&Arc<dyn Device>; 2],
         control: &Arc<Control>,
     ) -> Result<(), Stop> {
         let _alone = self.change();
         let begin = Instant::now();
-        ::moves::switch(self, info, record, relocation, |relocation| {
-            self.copy(relocation, places, control, None)?;
+        ::moves::switch(self, info, record, migration, |migration| {
+            self.copy(migration, places, control, None)?;
             // The copy's table is durable after its data: it is flushed before, and again with the
             // table.
-            serving::flush(places[1], &self.core()).map_err(Stop::from)
+            hosting::flush(places[1], &self.core()).map_err(Stop::from)
         })?;
         tracing::info!(volume = %info.name, to = record.to, waited = ?begin.elapsed(), of = open.device.name(), "moved");
         Ok(())
     }
 
-    /// Copies what is dirty: all of it, or beside users, who come first, until so little is left
-    /// that they can wait for it.
+    /// Copies dirty regions: all of them, or, while the volume is used, until so few are left that
+    /// users can wait for them. Users' requests have priority.
     fn copy(
         &self,
-        relocation: &Relocation,
+        migration: &Migration,
         places: [&Arc<dyn Device>; 2],
         control: &Arc<Control>,
         pacer: Option<Pacer>,
     ) -> Result<(), Stop> {
         let [old, new] = places.map(Clone::clone);
-        let dirty = relocation.dirty().clone();
+        let dirty = migration.dirty().clone();
         let control = control.clone();
         let copied = self.core().block_on(move |core| async move {
             let (copier, is_last) = (Copier::new(&old, &new)?, pacer.is_none());
@@ -363,22 +366,22 @@ impl Engine {
                 }
                 Ok(())
             };
-            let failed = |error: IoError| Stop::from(Fault::failed(format!("copying: {error}")));
+            let failed = |error: IoError| Stop::from(ApiError::failed(format!("copying: {error}")));
             let copied = copier.copy(&dirty, is_last, begin, |left| control.set_left(left), failed).await;
             Ok::<_, block::DeviceError>(copied)
         });
-        copied.map_err(Fault::from)??
+        copied.map_err(ApiError::from)??
     }
 }
 
 impl Owner for Engine {
-    type Error = Fault;
+    type Error = ApiError;
 
-    fn pool(&self, place: &str) -> Result<Arc<Pool>, Fault> {
+    fn pool(&self, place: &str) -> Result<Arc<Pool>, ApiError> {
         self.live().pool(place)
     }
 
-    fn set(&self, volume: &str, record: Option<&MoveRecord>) -> Result<(), Fault> {
+    fn set(&self, volume: &str, record: Option<&MoveRecord>) -> Result<(), ApiError> {
         self.commit(|state| {
             match record {
                 Some(record) => state.moves.insert(volume.into(), record.clone()),
@@ -387,11 +390,11 @@ impl Owner for Engine {
         })
     }
 
-    fn confirm(&self) -> Result<(), Fault> {
+    fn confirm(&self) -> Result<(), ApiError> {
         self.commit(|_| {})
     }
 
-    fn delete(&self, pool: &Pool, info: &Info) -> Result<(), Fault> {
+    fn delete(&self, pool: &Pool, info: &Info) -> Result<(), ApiError> {
         delete(pool, info)
     }
 
@@ -402,7 +405,7 @@ impl Owner for Engine {
 }
 
 /// Deletes a volume that cores may be about to close.
-fn delete(pool: &Pool, info: &Info) -> Result<(), Fault> {
+fn delete(pool: &Pool, info: &Info) -> Result<(), ApiError> {
     let deadline = Instant::now() + CLOSING;
     loop {
         match pool.delete_volume(&info.uuid.to_string()) {

@@ -2,7 +2,7 @@
 
 use super::bases::Base;
 use super::{Engine, Live};
-use crate::fault::{Fault, Kind};
+use crate::api_error::{ApiError, Kind};
 use api::{PoolAction, Repaired, TableCopy};
 use block::Device;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no pool, or the device cannot be read.
-    pub fn pool(&self, key: &str) -> Result<api::Pool, Fault> {
+    pub fn pool(&self, key: &str) -> Result<api::Pool, ApiError> {
         let (on, pool) = self.pool_called(key)?;
         Ok(report(on, &pool, &pool.check()?))
     }
@@ -32,12 +32,12 @@ impl Engine {
     ///
     /// # Errors
     /// When there is no pool, or the device fails.
-    pub fn act_on_pool(&self, key: &str, PoolAction::Repair: &PoolAction) -> Result<Repaired, Fault> {
+    pub fn act_on_pool(&self, key: &str, PoolAction::Repair: &PoolAction) -> Result<Repaired, ApiError> {
         let _alone = self.change();
         let (on, pool) = self.pool_called(key)?;
         let offsets = pool.repair()?;
         self.tell_of_rewritten(&on, &offsets);
-        Ok(Repaired { offsets, pool: report(on, &pool, &pool.check()?) })
+        Ok(Repaired { offsets_bytes: offsets, pool: report(on, &pool, &pool.check()?) })
     }
 
     /// How many damaged copies of a table were rewritten on each array or device that has a pool.
@@ -47,7 +47,7 @@ impl Engine {
 
     /// Opens what is on an array or device; an event says when its pool has rewritten damaged
     /// copies of its table.
-    pub(super) fn open_base(&self, name: &str, device: Arc<dyn Device>) -> Result<Base, Fault> {
+    pub(super) fn open_base(&self, name: &str, device: Arc<dyn Device>) -> Result<Base, ApiError> {
         let is_served = !self.live().exports_of_base(name).is_empty();
         let base = Base::open(device, is_served, &self.core())?;
         if let Some(pool) = &base.pool {
@@ -65,10 +65,10 @@ impl Engine {
         }
     }
 
-    fn pool_called(&self, key: &str) -> Result<(String, Arc<Pool>), Fault> {
+    fn pool_called(&self, key: &str) -> Result<(String, Arc<Pool>), ApiError> {
         let on = self.base_name(key)?;
         let pool = self.live().base(&on)?.pool.clone();
-        let none = || Fault::new(Kind::NotFound, format!("{on}: it has no pool of volumes"));
+        let none = || ApiError::new(Kind::NotFound, format!("{on}: it has no pool of volumes"));
         Ok((on.clone(), pool.ok_or_else(none)?))
     }
 }
@@ -76,14 +76,14 @@ impl Engine {
 fn report(on: String, pool: &Pool, found: &Found) -> api::Pool {
     let damaged = found.damaged();
     let copy = |copy: &Copy| TableCopy {
-        offset: copy.offset,
+        offset_bytes: copy.offset,
         sequence: copy.table().map(|table| table.sequence),
         volumes: copy.table().map(names),
         is_damaged: damaged.contains(&copy.offset),
         state: copy.to_string(),
     };
     api::Pool {
-        on,
+        backing: on,
         uuid: pool.identity().1.to_string(),
         sequence: found.table.sequence,
         volumes: names(&found.table),

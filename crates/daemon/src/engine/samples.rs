@@ -1,11 +1,11 @@
-//! What was counted, for plots and metrics.
+//! Counters, for plots and metrics.
 
 use super::Engine;
 use api::{Sample, Samples};
 use block::Device;
-use graph::array::wall_ns;
 use layers::stats::{Snapshot, Stats};
 use raid::array::SlotStatus;
+use stack::array::wall_ns;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 const EVERY: u32 = 32;
 
 impl Engine {
-    /// What was counted so far.
+    /// The counters at present.
     pub fn samples(&self) -> Samples {
         let volumes = self.snapshots().into_iter().map(|(name, snapshot)| (name, sample(&snapshot, 1)));
         let live = self.live();
@@ -52,7 +52,7 @@ impl Counted {
         stats
     }
 
-    /// What was counted of a device, and of how many requests one was timed.
+    /// The counters of a device, and the number of requests of which one was timed.
     fn snapshot(&self, name: &str) -> Option<(u32, Snapshot)> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let stats = known.get(name)?.upgrade()?;
@@ -74,14 +74,14 @@ fn sample(snapshot: &Snapshot, every: u32) -> Sample {
         match op {
             Op::Read => {
                 sample.reads += counts.completed;
-                sample.bytes_read += counts.bytes;
-                sample.read_ns_sum += ns;
+                sample.read_bytes += counts.bytes;
+                sample.read_sum_ns += ns;
                 sample.reads_timed += timed;
             }
             Op::Write | Op::WriteZeroes | Op::Discard => {
                 sample.writes += counts.completed;
-                sample.bytes_written += counts.bytes;
-                sample.write_ns_sum += ns;
+                sample.written_bytes += counts.bytes;
+                sample.write_sum_ns += ns;
                 sample.writes_timed += timed;
             }
             Op::Flush => {}

@@ -1,9 +1,10 @@
-//! What the daemon does on its own: it brings about what its state says, as long as something is
-//! missing, and tells what happens to arrays.
+//! Upkeep: the daemon opens the missing objects of its state as they appear, and reports the events
+//! of arrays.
 
 use super::Engine;
 use super::bases::Base;
-use crate::fault::Fault;
+use crate::api_error::ApiError;
+use api::MemberState;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::Ordering;
@@ -51,7 +52,7 @@ fn look_after(engine: &Weak<Engine>) {
     }
 }
 
-/// What was told of each array: its state, and the time of its last event.
+/// The last report of each array: its state, and the time of its last event.
 #[derive(Default)]
 struct Seen(BTreeMap<String, (&'static str, u64)>);
 
@@ -69,12 +70,12 @@ impl Engine {
                 self.note_base(&record.name, "device", opened);
             }
         }
-        let may_be_degraded = self.is_patience_over();
+        let may_be_degraded = self.is_member_timeout_over();
         for record in &state.arrays {
             if self.is_missing(&record.name) {
                 match self.run_array(record, may_be_degraded) {
                     Ok(()) => self.events.emit("array", &record.name, "started", "it runs"),
-                    Err(fault) => self.note_base(&record.name, "array", Err(fault)),
+                    Err(error) => self.note_base(&record.name, "array", Err(error)),
                 }
             }
         }
@@ -86,8 +87,8 @@ impl Engine {
             let started = self.start_export(record);
             match &started {
                 Ok(_) => self.events.emit("export", &record.name, "started", "clients may connect"),
-                Err(fault) if self.is_news_of_export(&record.name, fault) => {
-                    self.events.emit("export", &record.name, "waiting", fault.to_string());
+                Err(error) if self.is_news_of_export(&record.name, error) => {
+                    self.events.emit("export", &record.name, "waiting", error.to_string());
                 }
                 Err(_) => {}
             }
@@ -99,27 +100,27 @@ impl Engine {
         !matches!(self.live().bases.get(base), Some(Ok(_)))
     }
 
-    fn is_patience_over(&self) -> bool {
-        let waited = graph::array::wall_ns().saturating_sub(self.started_ns);
-        u128::from(waited) >= self.options.patience.as_nanos()
+    fn is_member_timeout_over(&self) -> bool {
+        let waited = stack::array::wall_ns().saturating_sub(self.started_ns);
+        u128::from(waited) >= self.options.member_timeout.as_nanos()
     }
 
-    fn note_base(&self, name: &str, kind: &str, opened: Result<Base, Fault>) {
+    fn note_base(&self, name: &str, kind: &str, opened: Result<Base, ApiError>) {
         let mut live = self.live_mut();
         let is_news = match (&opened, live.bases.get(name)) {
             (Ok(_), _) | (Err(_), None) => true,
-            (Err(fault), Some(before)) => before.as_ref().err() != Some(fault),
+            (Err(error), Some(before)) => before.as_ref().err() != Some(error),
         };
         match &opened {
-            Ok(_) => self.events.emit(kind, name, "opened", "it is there"),
-            Err(fault) if is_news => self.events.emit(kind, name, "missing", fault.to_string()),
+            Ok(_) => self.events.emit(kind, name, "opened", "available"),
+            Err(error) if is_news => self.events.emit(kind, name, "missing", error.to_string()),
             Err(_) => {}
         }
         live.bases.insert(name.into(), opened);
     }
 
-    fn is_news_of_export(&self, name: &str, fault: &Fault) -> bool {
-        !matches!(self.live().exports.get(name), Some(Err(before)) if before == fault)
+    fn is_news_of_export(&self, name: &str, error: &ApiError) -> bool {
+        !matches!(self.live().exports.get(name), Some(Err(before)) if before == error)
     }
 
     /// Says what has happened to arrays since the last look.
@@ -134,7 +135,7 @@ impl Engine {
                 let out: Vec<String> = report
                     .members
                     .iter()
-                    .filter(|member| member.state != "live")
+                    .filter(|member| member.state != MemberState::Live)
                     .map(|member| format!("slot {} {}", member.slot, member.state))
                     .collect();
                 let text = if out.is_empty() { "every member is in sync".into() } else { out.join(", ") };

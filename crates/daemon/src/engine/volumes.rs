@@ -3,24 +3,24 @@
 use super::authority::Authority;
 use super::bases::PlannedPool;
 use super::change::Effects;
-use super::{Engine, Live, checks, floor_limits, limits, throttle};
-use crate::fault::{Fault, Kind};
+use super::{Engine, Live, checks, limits, min_limits, throttle};
+use crate::api_error::{ApiError, Kind};
 use crate::state::{State, Target, VolumeRecord};
-use api::{Group, NewVolume, Qos, Volume, VolumeChange};
+use api::{Group, JobKind, NewVolume, Qos, Volume, VolumeChange};
 use block::Device;
+use layers::migrate::Migratable;
 use layers::qos::Throttle;
-use layers::relocate::Relocatable;
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard};
 use volume::{Info, Name, Pool, Reservation};
 
 /// A volume that exports serve, all of them the same: its limits hold for them together.
 pub struct OpenVolume {
-    /// What exports are given: counted, limited, and at whichever place it is.
-    pub device: Arc<Relocatable>,
+    /// The device of exports: counted, limited, and independent of the pool that holds the volume.
+    pub device: Arc<Migratable>,
     /// Its own limits, then those of its group.
     pub throttles: Vec<Arc<Throttle>>,
-    /// What it gets of its group's.
+    /// Its guaranteed minimum of its group's limits.
     pub floor: Arc<Throttle>,
 }
 
@@ -29,7 +29,7 @@ impl Live {
     fn exports_of_volumes(&self) -> HashMap<&str, Vec<String>> {
         let mut exports: HashMap<&str, Vec<String>> = HashMap::new();
         for export in &self.state.exports {
-            for target in &export.of {
+            for target in &export.targets {
                 if let Target::Volume(uuid) = target {
                     exports.entry(uuid).or_default().push(export.name.clone());
                 }
@@ -40,20 +40,20 @@ impl Live {
 
     fn volume_report(&self, on: &str, info: Info, exports: &HashMap<&str, Vec<String>>) -> Volume {
         let uuid = info.uuid.to_string();
-        let VolumeRecord { qos, group, floor, label } =
+        let VolumeRecord { qos, group, min_qos, label } =
             self.state.volumes.get(&uuid).cloned().unwrap_or_default();
         let exports = exports.get(&*uuid).cloned().unwrap_or_default();
-        let moves_to = self.state.moves.get(&uuid).filter(|record| !record.is_done);
-        let moves_to = moves_to.map(|record| record.to.clone());
-        let Info { name, size, pieces, .. } = info;
-        let (name, on) = (name.to_string(), on.to_owned());
-        Volume { name, uuid, on, size, pieces, qos, group, floor, exports, moves_to, label }
+        let moving_to = self.state.moves.get(&uuid).filter(|record| !record.is_done);
+        let moving_to = moving_to.map(|record| record.to.clone());
+        let Info { name, size: size_bytes, pieces: extents, .. } = info;
+        let (name, backing) = (name.to_string(), on.to_owned());
+        Volume { name, uuid, backing, size_bytes, extents, qos, group, min_qos, exports, moving_to, label }
     }
 
-    fn check_group(&self, name: &str) -> Result<(), Fault> {
+    fn check_group(&self, name: &str) -> Result<(), ApiError> {
         match self.state.groups.contains_key(name) {
             true => Ok(()),
-            false => Err(Fault::not_found("group", name)),
+            false => Err(ApiError::not_found("group", name)),
         }
     }
 }
@@ -68,8 +68,8 @@ struct PlannedVolume {
 }
 
 impl PlannedVolume {
-    /// The volume's settings are remembered before it is there: it is never without its limits.
-    fn commit(self, engine: &Engine, alone: MutexGuard<'_, ()>) -> Result<Volume, Fault> {
+    /// The volume's settings are recorded before it is created: it is never without its limits.
+    fn commit(self, engine: &Engine, alone: MutexGuard<'_, ()>) -> Result<Volume, ApiError> {
         let PlannedVolume { name, size, on, pool, record } = self;
         let mut effects = Effects::new(engine, "volume", name.as_str());
         let pool = pool.commit(engine, &mut effects)?;
@@ -82,24 +82,24 @@ impl PlannedVolume {
                 move |state| drop(state.volumes.remove(&of)),
             )?;
         }
-        let (_ready, room) = match engine.make_ready(alone, "create", (name.as_str(), &on), room) {
+        let (_ready, room) = match engine.make_ready(alone, JobKind::Create, (name.as_str(), &on), room) {
             Ok(ready) => ready,
-            Err((_alone, fault)) => {
+            Err((_alone, error)) => {
                 drop(effects);
-                return Err(fault);
+                return Err(error);
             }
         };
         let made = || {
             if let Some(group) = &group {
                 engine.live().check_group(group)?; // still
             }
-            room.commit().map_err(Fault::from)
+            room.commit().map_err(ApiError::from)
         };
         match made() {
             Ok(_) => effects.keep(),
-            Err(fault) => {
+            Err(error) => {
                 drop(effects); // within the change
-                return Err(fault);
+                return Err(error);
             }
         }
         engine.events.emit("volume", name.as_str(), "created", format!("{size} bytes on {on}"));
@@ -107,23 +107,23 @@ impl PlannedVolume {
     }
 }
 
-/// What becomes of a volume.
+/// A checked change of a volume.
 struct PlannedVolumeChange<'a> {
     before: Volume,
     pool: &'a Pool,
     info: Info,
     name: Option<Name>,
     record: VolumeRecord,
-    /// What it grows by.
+    /// The room that it grows by.
     room: Option<Reservation<'a>>,
 }
 
 impl PlannedVolumeChange<'_> {
-    fn commit(self, engine: &Engine, alone: MutexGuard<'_, ()>) -> Result<Volume, Fault> {
+    fn commit(self, engine: &Engine, alone: MutexGuard<'_, ()>) -> Result<Volume, ApiError> {
         let PlannedVolumeChange { before, pool, info, name, record, room } = self;
         let (uuid, record) = (&before.uuid, &record);
         let (group, label) = (before.group.clone(), before.label.clone());
-        let old = &VolumeRecord { qos: before.qos, group, floor: before.floor, label };
+        let old = &VolumeRecord { qos: before.qos, group, min_qos: before.min_qos, label };
         let mut effects = Effects::new(engine, "volume", &before.name);
         if record != old {
             engine.commit(set(uuid, record))?;
@@ -146,7 +146,7 @@ impl PlannedVolumeChange<'_> {
         }
         let mut grown = None;
         if let Some(room) = room {
-            match engine.make_ready(alone, "grow", (&new_name, &before.on), room) {
+            match engine.make_ready(alone, JobKind::Grow, (&new_name, &before.backing), room) {
                 Ok((ready, room)) => match room.commit() {
                     Ok(info) => grown = Some((ready, info)),
                     Err(error) => {
@@ -154,9 +154,9 @@ impl PlannedVolumeChange<'_> {
                         return Err(error.into());
                     }
                 },
-                Err((_alone, fault)) => {
+                Err((_alone, error)) => {
                     drop(effects);
-                    return Err(fault);
+                    return Err(error);
                 }
             }
         }
@@ -171,14 +171,14 @@ impl PlannedVolumeChange<'_> {
         if let Some((_ready, info)) = grown {
             let live = engine.live();
             volume.exports.iter().for_each(|export| live.notify_resize(export));
-            let text = format!("{} bytes, {} before", info.size, before.size);
+            let text = format!("{} bytes, {} before", info.size, before.size_bytes);
             engine.events.emit("volume", info.name.as_str(), "grown", text);
         }
         Ok(volume)
     }
 }
 
-/// A volume that nobody serves.
+/// A volume without exports.
 struct PlannedVolumeDeletion {
     volume: Volume,
     pool: Arc<Pool>,
@@ -186,9 +186,9 @@ struct PlannedVolumeDeletion {
 }
 
 impl PlannedVolumeDeletion {
-    fn commit(self, engine: &Engine) -> Result<(), Fault> {
+    fn commit(self, engine: &Engine) -> Result<(), ApiError> {
         let PlannedVolumeDeletion { volume, pool, info } = self;
-        let Volume { uuid, name, size, .. } = &volume;
+        let Volume { uuid, name, size_bytes: size, .. } = &volume;
         let mut effects = Effects::new(engine, "volume", name);
         let settings = engine.live().state.volumes.get(uuid).cloned();
         if let Some(settings) = settings {
@@ -226,7 +226,7 @@ impl Engine {
     ///
     /// # Errors
     /// When there is none.
-    pub fn volume(&self, key: &str) -> Result<Volume, Fault> {
+    pub fn volume(&self, key: &str) -> Result<Volume, ApiError> {
         let live = self.live();
         let (on, _, info) = live.volume(key)?;
         Ok(live.volume_report(&on, info, &live.exports_of_volumes()))
@@ -236,26 +236,26 @@ impl Engine {
     ///
     /// # Errors
     /// When the name is taken, there is no such array or device, no room, or it fails.
-    pub fn create_volume(&self, new: &NewVolume, authority: &Authority) -> Result<Volume, Fault> {
+    pub fn create_volume(&self, new: &NewVolume, authority: &Authority) -> Result<Volume, ApiError> {
         let alone = self.change();
         self.plan_volume(new, authority)?.commit(self, alone)
     }
 
-    fn plan_volume(&self, new: &NewVolume, authority: &Authority) -> Result<PlannedVolume, Fault> {
+    fn plan_volume(&self, new: &NewVolume, authority: &Authority) -> Result<PlannedVolume, ApiError> {
         let name = checks::volume(new)?;
         if let Some(group) = &new.group {
             self.live().check_group(group)?;
         }
         self.check_is_new(name.as_str())?;
         // By the record's name: arrays may be called by UUID.
-        let on = self.base_name(&new.on)?;
+        let on = self.base_name(&new.backing)?;
         if self.live().base(&on)?.pool.is_none() {
             authority.check_prepares(&on)?;
         }
-        let pool = self.plan_pool(&on, new.force, new.size)?;
+        let pool = self.plan_pool(&on, new.force, new.size_bytes)?;
         let label = authority.label(new.label.as_deref());
-        let record = VolumeRecord { qos: new.qos, group: new.group.clone(), floor: new.floor, label };
-        Ok(PlannedVolume { name, size: new.size, on, pool, record })
+        let record = VolumeRecord { qos: new.qos, group: new.group.clone(), min_qos: new.min_qos, label };
+        Ok(PlannedVolume { name, size: new.size_bytes, on, pool, record })
     }
 
     /// Changes a volume: all that is asked for, or nothing.
@@ -266,8 +266,8 @@ impl Engine {
         &self,
         key: &str,
         change: &VolumeChange,
-        check: impl FnOnce(&Volume) -> Result<(), Fault>,
-    ) -> Result<Volume, Fault> {
+        check: impl FnOnce(&Volume) -> Result<(), ApiError>,
+    ) -> Result<Volume, ApiError> {
         let alone = self.change();
         let before = self.volume(key)?;
         check(&before)?;
@@ -281,18 +281,20 @@ impl Engine {
         change: &VolumeChange,
         pool: &'a Pool,
         info: Info,
-    ) -> Result<PlannedVolumeChange<'a>, Fault> {
+    ) -> Result<PlannedVolumeChange<'a>, ApiError> {
         let name = change.name.as_deref().filter(|name| *name != before.name).map(Name::new).transpose()?;
         if let Some(name) = &name {
             self.check_is_new(name.as_str())?;
         }
-        let size = change.size.filter(|size| *size != before.size);
-        if let Some(size) = size.filter(|size| *size < before.size) {
-            let detail =
-                format!("volume {}: {size} bytes: it has {}, and does not shrink", before.name, before.size);
-            return Err(Fault::invalid(detail));
+        let size = change.size_bytes.filter(|size| *size != before.size_bytes);
+        if let Some(size) = size.filter(|size| *size < before.size_bytes) {
+            let detail = format!(
+                "volume {}: {size} bytes: it has {}, and does not shrink",
+                before.name, before.size_bytes
+            );
+            return Err(ApiError::invalid(detail));
         }
-        checks::limits(change.qos.as_ref(), change.floor.as_ref())?;
+        checks::limits(change.qos.as_ref(), change.min_qos.as_ref())?;
         let group = match change.group.as_deref() {
             None => before.group.clone(),
             Some("") => None,
@@ -309,12 +311,12 @@ impl Engine {
                 "volume {}: export {} serves it: it joins a group without",
                 before.name, before.exports[0]
             );
-            return Err(Fault::new(Kind::InUse, detail));
+            return Err(ApiError::new(Kind::InUse, detail));
         }
         // There has to be room; it is taken last, for that may take long.
         let room = size.map(|size| pool.reserve_growth(&before.uuid, size)).transpose()?;
-        let (qos, floor) = (change.qos.unwrap_or(before.qos), change.floor.unwrap_or(before.floor));
-        let record = VolumeRecord { qos, group, floor, label: before.label.clone() };
+        let (qos, min_qos) = (change.qos.unwrap_or(before.qos), change.min_qos.unwrap_or(before.min_qos));
+        let record = VolumeRecord { qos, group, min_qos, label: before.label.clone() };
         Ok(PlannedVolumeChange { before, pool, info, name, record, room })
     }
 
@@ -322,29 +324,29 @@ impl Engine {
     fn enforce(&self, info: &Info, record: &VolumeRecord) {
         if let Some(open) = self.live().volumes.get(&info.uuid).and_then(|open| open.upgrade()) {
             open.throttles[0].set(limits(&record.qos));
-            open.floor.set(floor_limits(&record.floor));
+            open.floor.set(min_limits(&record.min_qos));
         }
     }
 
-    /// Removes a volume that nobody serves; what is on it is lost.
+    /// Removes a volume that no export serves; its content is lost.
     ///
     /// # Errors
     /// When there is none, or an export serves it.
     pub fn delete_volume(
         &self,
         key: &str,
-        check: impl FnOnce(&Volume) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+        check: impl FnOnce(&Volume) -> Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
         let _alone = self.change();
         let volume = self.volume(key)?;
         check(&volume)?;
         self.plan_volume_deletion(volume)?.commit(self)
     }
 
-    fn plan_volume_deletion(&self, volume: Volume) -> Result<PlannedVolumeDeletion, Fault> {
+    fn plan_volume_deletion(&self, volume: Volume) -> Result<PlannedVolumeDeletion, ApiError> {
         if let Some(export) = volume.exports.first() {
             let detail = format!("volume {}: export {export} serves it", volume.name);
-            return Err(Fault::new(Kind::InUse, detail));
+            return Err(ApiError::new(Kind::InUse, detail));
         }
         self.live().check_stays(&volume)?;
         let (_, pool, info) = self.live().volume(&volume.uuid)?;
@@ -352,26 +354,26 @@ impl Engine {
     }
 
     /// The device by which exports serve a volume: one for all of them.
-    pub(super) fn open_volume(&self, uuid: &str) -> Result<Arc<OpenVolume>, Fault> {
+    pub(super) fn open_volume(&self, uuid: &str) -> Result<Arc<OpenVolume>, ApiError> {
         let (_, pool, info) = self.live().volume(uuid)?;
         if let Some(open) = self.live().volumes.get(&info.uuid).and_then(|open| open.upgrade()) {
             return Ok(open);
         }
-        let VolumeRecord { qos, group, floor, .. } =
+        let VolumeRecord { qos, group, min_qos, .. } =
             self.live().state.volumes.get(uuid).cloned().unwrap_or_default();
         let mut throttles = vec![throttle(&qos)];
         throttles.extend(group.as_ref().and_then(|group| self.live().groups.get(group).cloned()));
         let device: Arc<dyn Device> = pool.open_volume(uuid)?;
-        let floor = Arc::new(Throttle::new(floor_limits(&floor)));
+        let floor = Arc::new(Throttle::new(min_limits(&min_qos)));
         let limited = layers::qos::Qos::new(device, throttles.clone()).with_floor(floor.clone());
-        let device = Arc::new(Relocatable::new(Arc::new(limited)));
+        let device = Arc::new(Migratable::new(Arc::new(limited)));
         let open = Arc::new(OpenVolume { device, throttles, floor });
         self.live_mut().volumes.insert(info.uuid, Arc::downgrade(&open));
         Ok(open)
     }
 
     /// The name of an array or device that is called by name or UUID.
-    pub(super) fn base_name(&self, key: &str) -> Result<String, Fault> {
+    pub(super) fn base_name(&self, key: &str) -> Result<String, ApiError> {
         let live = self.live();
         let array = super::arrays::find_record(&live.state.arrays, key).map(|record| record.name.clone());
         Ok(array.unwrap_or_else(|_| key.to_owned()))
@@ -399,12 +401,11 @@ impl Engine {
         live.state.groups.iter().map(group).collect()
     }
 
-    /// Says what the volumes of a group may take together, from now on; makes the group if there is
-    /// none.
+    /// Sets the limits that the volumes of a group share; creates the group if there is none.
     ///
     /// # Errors
-    /// When the name or the limits make no sense.
-    pub fn set_group(&self, name: &str, qos: &Qos) -> Result<Group, Fault> {
+    /// When the name or the limits are invalid.
+    pub fn set_group(&self, name: &str, qos: &Qos) -> Result<Group, ApiError> {
         let _alone = self.change();
         checks::group(name, qos)?;
         self.commit(|state| {
@@ -420,19 +421,19 @@ impl Engine {
         self.groups()
             .into_iter()
             .find(|group| group.name == name)
-            .ok_or_else(|| Fault::not_found("group", name))
+            .ok_or_else(|| ApiError::not_found("group", name))
     }
 
     /// Removes a group that no volume is in.
     ///
     /// # Errors
     /// When there is none, or a volume is in it.
-    pub fn delete_group(&self, name: &str) -> Result<(), Fault> {
+    pub fn delete_group(&self, name: &str) -> Result<(), ApiError> {
         let _alone = self.change();
         self.live().check_group(name)?;
         let group = self.groups().into_iter().find(|group| group.name == name);
         if let Some(volume) = group.as_ref().and_then(|group| group.volumes.first()) {
-            return Err(Fault::new(Kind::InUse, format!("group {name}: volume {volume} is in it")));
+            return Err(ApiError::new(Kind::InUse, format!("group {name}: volume {volume} is in it")));
         }
         self.commit(|state| {
             state.groups.remove(name);
@@ -447,7 +448,7 @@ fn describe(qos: &Qos) -> String {
     let limit = |(name, rate): (&str, Option<api::Rate>)| {
         let rate = rate?;
         let burst = if rate.burst > 0 { format!(" (bursts of {})", rate.burst) } else { String::new() };
-        Some(format!("{name} {}{burst}", rate.per_second))
+        Some(format!("{name} {}{burst}", rate.per_s))
     };
     let limits: Vec<String> = qos.list().into_iter().filter_map(limit).collect();
     if limits.is_empty() { "no limits".into() } else { limits.join(", ") }

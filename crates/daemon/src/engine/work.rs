@@ -1,9 +1,9 @@
 //! Long work of the daemon itself: how it is doing, and what is wanted of it.
 
-use crate::fault::Fault;
-use api::{Job, JobChange};
+use crate::api_error::ApiError;
+use api::{Job, JobChange, JobKind};
 use block::Op;
-use layers::relocate::Relocatable;
+use layers::migrate::Migratable;
 use layers::stats::Histogram;
 use raid::array::Counts;
 use raid::jobs::{Pace, Throttle};
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Between two looks of work that stands still.
+/// Between two looks of paused work.
 pub const LOOK: Duration = Duration::from_millis(50);
 /// Over how long a rate is measured.
 const RATE_TIME: Duration = Duration::from_secs(1);
@@ -28,19 +28,19 @@ pub struct Control {
     has_ended: AtomicBool,
 }
 
-/// Why work does not go on.
+/// Why work ends early.
 pub enum Stop {
-    /// Something fails.
-    Fault(Fault),
-    /// Somebody has said so.
+    /// A step failed.
+    Error(ApiError),
+    /// A client cancelled the job.
     Cancelled,
     /// The daemon ends.
     Later,
 }
 
-impl<F: Into<Fault>> From<F> for Stop {
-    fn from(fault: F) -> Stop {
-        Stop::Fault(fault.into())
+impl<F: Into<ApiError>> From<F> for Stop {
+    fn from(error: F) -> Stop {
+        Stop::Error(error.into())
     }
 }
 
@@ -65,7 +65,7 @@ impl Control {
         self.has_ended.store(true, Ordering::SeqCst);
     }
 
-    /// Whether the work goes on; it may stand still.
+    /// Whether the work continues; waits while the job is paused.
     ///
     /// # Errors
     /// When it is to end.
@@ -79,7 +79,7 @@ impl Control {
         }
     }
 
-    /// Lets it stand still, or go on, or at another pace.
+    /// Pauses or resumes it, or changes its pace.
     pub fn change(&self, change: &JobChange) {
         if let Some(is_paused) = change.is_paused {
             self.is_paused.store(is_paused, Ordering::Relaxed);
@@ -94,13 +94,13 @@ impl Control {
     }
 
     /// The job that this is: what `kind` of work on which `volume`, on which array or device.
-    pub fn job(&self, kind: &str, volume: &str, on: &str) -> Job {
+    pub fn job(&self, kind: JobKind, volume: &str, on: &str) -> Job {
         let (left, rate) = (self.left.load(Ordering::Relaxed), self.bytes_per_s.load(Ordering::Relaxed));
         let is_paused = self.is_paused.load(Ordering::Relaxed);
         Job {
             id: format!("{volume}.{kind}"),
-            kind: kind.into(),
-            array: on.into(),
+            kind,
+            backing: on.into(),
             volume: Some(volume.into()),
             slot: None,
             done_bytes: self.total.saturating_sub(left),
@@ -113,8 +113,8 @@ impl Control {
     }
 }
 
-/// How fast work may go beside the users of volumes: as fast as leaves them their latency, between
-/// the bounds that were given.
+/// The pace of work while volumes are used: as fast as their users keep their latency, within the
+/// given bounds.
 pub struct Pacer {
     began: Instant,
     throttle: Throttle,
@@ -156,7 +156,7 @@ impl Pacer {
                 self.bytes += bytes;
                 None
             }
-            // What is wanted may change meanwhile.
+            // The job may be changed meanwhile.
             Err(at_ns) => Some(Duration::from_nanos(at_ns.saturating_sub(now_ns)).min(LOOK)),
         })
     }
@@ -172,17 +172,17 @@ impl Pacer {
     }
 }
 
-/// What users of some volumes have to wait for.
+/// The latency that users of some volumes see.
 #[derive(Default)]
-pub struct Users(Vec<(Weak<Relocatable>, [Histogram; 2])>);
+pub struct Users(Vec<(Weak<Migratable>, [Histogram; 2])>);
 
 impl Users {
     /// Of these volumes, from now on, as long as they are open.
-    pub fn of(volumes: impl Iterator<Item = Arc<Relocatable>>) -> Users {
+    pub fn of(volumes: impl Iterator<Item = Arc<Migratable>>) -> Users {
         Users(volumes.map(|volume| (Arc::downgrade(&volume), latencies(&volume))).collect())
     }
 
-    /// What their requests took since this was asked last.
+    /// The latencies of their requests since the last call.
     fn take(&mut self) -> Counts {
         let mut counts = Counts::default();
         for (volume, before) in &mut self.0 {
@@ -197,7 +197,7 @@ impl Users {
     }
 }
 
-fn latencies(volume: &Relocatable) -> [Histogram; 2] {
+fn latencies(volume: &Migratable) -> [Histogram; 2] {
     let snapshot = volume.snapshot();
     [Op::Read, Op::Write].map(|op| snapshot.of(op).latency_ns.clone())
 }
@@ -216,8 +216,8 @@ pub fn pace(change: &JobChange) -> Pace {
 mod tests {
     use super::*;
     use block::{Device, Flags, Request};
-    use graph::kinds::raid::member;
     use reactor::{CoreConfig, Cores};
+    use stack::kinds::member::member;
 
     const MIB: u64 = 1 << 20;
 
@@ -243,22 +243,22 @@ mod tests {
         pacer.bytes = 4 * MIB;
         control.change(&JobChange { is_paused: Some(false), ..JobChange::default() });
         assert_eq!(pacer.begin(&control, 1).ok().unwrap(), None);
-        let job = control.job("move", "v1", "fast");
+        let job = control.job(JobKind::Move, "v1", "fast");
         assert!((MIB / 2..=MIB).contains(&job.bytes_per_s), "{job:?}");
         assert_eq!((&*job.id, job.done_bytes, job.is_paused), ("v1.move", 0, false));
         control.set_left(2 * MIB);
-        assert_eq!(control.job("move", "v1", "fast").done_bytes, 8 * MIB);
+        assert_eq!(control.job(JobKind::Move, "v1", "fast").done_bytes, 8 * MIB);
         control.cancel();
         assert!(matches!(pacer.begin(&control, 1), Err(Stop::Cancelled)));
     }
 
     #[test]
-    fn what_users_wait_for_is_counted_as_long_as_they_are_there() {
+    fn the_latency_of_users_is_counted_while_they_exist() {
         let cores = Cores::start(&[CoreConfig::default()]).unwrap();
         let device = member("null:size=1M", false, false).unwrap().open().unwrap();
-        let volume = Arc::new(Relocatable::new(device));
+        let volume = Arc::new(Migratable::new(device));
         let mut users = Users::of([volume.clone()].into_iter());
-        let work = |device: Arc<Relocatable>| {
+        let work = |device: Arc<Migratable>| {
             let work = move |core: reactor::Core| async move {
                 let channel = device.open_channel().unwrap();
                 for op in [Op::Read, Op::Write, Op::Read] {

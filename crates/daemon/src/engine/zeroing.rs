@@ -1,10 +1,10 @@
-//! Room that is made to read as zeroes before it is a volume's: on a large one that takes long, and
-//! nobody else waits.
+//! Room is zeroed before it belongs to a volume. For a large volume that takes long, and no other
+//! request waits.
 
 use super::work::{Control, LOOK, Pacer, Stop, Users};
 use super::{Engine, Live};
-use crate::fault::{Fault, Kind};
-use api::Job;
+use crate::api_error::{ApiError, Kind};
+use api::{Job, JobKind};
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 use volume::{Info, Reservation, Uuid};
@@ -13,12 +13,12 @@ use volume::{Info, Reservation, Uuid};
 /// device is quick at that.
 const PART: u64 = 16 << 20;
 const LARGEST_PART: u64 = 1 << 30;
-/// What a part should take about.
+/// Approximate time of a part.
 const PART_TIME: Duration = Duration::from_millis(20);
 
 /// Room that is being made ready.
 pub struct Zeroing {
-    kind: &'static str,
+    kind: JobKind,
     uuid: Uuid,
     volume: String,
     on: String,
@@ -37,12 +37,12 @@ impl Zeroing {
 }
 
 impl Live {
-    /// What is being made ready, as jobs.
+    /// The room that is being zeroed, as jobs.
     pub fn zeroing_jobs(&self) -> impl Iterator<Item = Job> {
         self.zeroing.iter().map(Zeroing::job)
     }
 
-    /// What is wanted of the job called `id`.
+    /// The control of the job called `id`.
     pub fn zeroing_called(&self, id: &str) -> Option<&Arc<Control>> {
         self.zeroing.iter().find(|zeroing| zeroing.job().id == id).map(|zeroing| &zeroing.control)
     }
@@ -57,7 +57,7 @@ impl Live {
         Users::of(self.all_volumes().filter_map(open))
     }
 
-    /// What is made ready on a base.
+    /// The volume whose room is being zeroed on a base.
     pub fn zeroing_about(&self, base: &str) -> Option<String> {
         let zeroing = self.zeroing.iter().find(|zeroing| zeroing.on == base)?;
         Some(format!("job {} is at work on it", zeroing.job().id))
@@ -69,11 +69,11 @@ impl Live {
     }
 
     /// Refuses what cannot be done to a volume that grows.
-    pub fn check_not_growing(&self, volume: &api::Volume) -> Result<(), Fault> {
+    pub fn check_not_growing(&self, volume: &api::Volume) -> Result<(), ApiError> {
         match self.zeroing.iter().find(|zeroing| zeroing.uuid.to_string() == volume.uuid) {
             Some(zeroing) => {
                 let detail = format!("volume {}: job {} is at work on it", volume.name, zeroing.job().id);
-                Err(Fault::new(Kind::InUse, detail))
+                Err(ApiError::new(Kind::InUse, detail))
             }
             None => Ok(()),
         }
@@ -90,10 +90,10 @@ impl Engine {
     pub(super) fn make_ready<'a, 'b>(
         &'a self,
         alone: MutexGuard<'a, ()>,
-        kind: &'static str,
+        kind: JobKind,
         (volume, on): (&str, &str),
         mut room: Reservation<'b>,
-    ) -> Result<(Ready<'a>, Reservation<'b>), (MutexGuard<'a, ()>, Fault)> {
+    ) -> Result<(Ready<'a>, Reservation<'b>), (MutexGuard<'a, ()>, ApiError)> {
         let control = Arc::new(Control::new(room.left()));
         self.live_mut().zeroing.push(Zeroing {
             kind,
@@ -108,17 +108,17 @@ impl Engine {
             control.end();
         }
         drop(alone);
-        // Little is done before anybody notices.
+        // Little work is done at once, before users notice.
         let users = if room.left() > PART { self.live().users_of(&[on]) } else { Users::default() };
         let cleaned = clean(&mut room, &control, users);
         let alone = self.change();
         let why = match cleaned {
             Ok(()) => return Ok((Ready { _listed: listed, _alone: alone }, room)),
-            Err(Stop::Fault(fault)) => fault,
+            Err(Stop::Error(error)) => error,
             Err(Stop::Cancelled) => {
-                Fault::new(Kind::Stale, format!("volume {volume}: job {volume}.{kind} was given up"))
+                ApiError::new(Kind::Stale, format!("volume {volume}: job {volume}.{kind} was given up"))
             }
-            Err(Stop::Later) => Fault::new(Kind::Unavailable, "the daemon ends"),
+            Err(Stop::Later) => ApiError::new(Kind::Unavailable, "the daemon ends"),
         };
         drop(room); // before the job is gone
         self.events.emit("volume", volume, "not made ready", format!("{kind}: {why}"));
@@ -129,7 +129,7 @@ impl Engine {
     ///
     /// # Errors
     /// When it was done already.
-    pub(super) fn cancel_zeroing(&self, job: &Job) -> Result<bool, Fault> {
+    pub(super) fn cancel_zeroing(&self, job: &Job) -> Result<bool, ApiError> {
         let Some(control) = self.live().zeroing_called(&job.id).cloned() else { return Ok(false) };
         let uuid = self
             .live()
@@ -137,7 +137,7 @@ impl Engine {
             .iter()
             .find(|zeroing| zeroing.job().id == job.id)
             .map(|it| it.uuid.to_string());
-        let size = || self.volume(uuid.as_deref()?).ok().map(|volume| volume.size);
+        let size = || self.volume(uuid.as_deref()?).ok().map(|volume| volume.size_bytes);
         let before = size();
         control.cancel();
         // Nothing is left of it when this has been answered.
@@ -147,7 +147,7 @@ impl Engine {
         let _alone = self.change();
         match size() == before {
             true => Ok(true),
-            false => Err(Fault::new(Kind::Stale, format!("job {}: it was done already", job.id))),
+            false => Err(ApiError::new(Kind::Stale, format!("job {}: it was done already", job.id))),
         }
     }
 }
@@ -178,7 +178,7 @@ fn clean(room: &mut Reservation<'_>, control: &Arc<Control>, users: Users) -> Re
     if left > 0 { control.check() } else { Ok(()) }
 }
 
-/// Room is ready. Nobody else makes a change, and the job is there, until this is dropped.
+/// Zeroed room. Other changes wait, and the job stays listed, until this is dropped.
 pub struct Ready<'a> {
     _listed: Listed<'a>,
     _alone: MutexGuard<'a, ()>,

@@ -1,7 +1,7 @@
 //! Answers: problems, and resources with their tags.
 
-use crate::fault::{Fault, Kind};
-use api::{Array, Device, Export, Job, Problem, Volume};
+use crate::api_error::{ApiError, Kind};
+use api::{Array, Device, Export, Job, Problem, Reshape, Volume};
 use axum::http::header::{CONTENT_TYPE, ETAG};
 use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
@@ -20,10 +20,15 @@ impl Failure {
     }
 }
 
-impl From<Fault> for Failure {
-    fn from(fault: Fault) -> Failure {
+/// The answer to a malformed request.
+pub fn malformed(status: StatusCode, detail: String) -> Failure {
+    Failure::new(status, "malformed", "Malformed request", detail)
+}
+
+impl From<ApiError> for Failure {
+    fn from(fault: ApiError) -> Failure {
         let (status, kind, title) = match fault.kind {
-            Kind::Invalid => (StatusCode::UNPROCESSABLE_ENTITY, "invalid", "This makes no sense"),
+            Kind::Invalid => (StatusCode::UNPROCESSABLE_ENTITY, "invalid", "The request is invalid"),
             Kind::NotFound => (StatusCode::NOT_FOUND, "not-found", "There is no such thing"),
             Kind::Unopened => (StatusCode::UNPROCESSABLE_ENTITY, "cannot-open", "It cannot be opened"),
             Kind::Exists => (StatusCode::CONFLICT, "exists", "There is one already"),
@@ -31,7 +36,7 @@ impl From<Fault> for Failure {
             Kind::NoRoom => (StatusCode::CONFLICT, "no-room", "There is no room"),
             Kind::Stale => (StatusCode::PRECONDITION_FAILED, "stale", "It has changed"),
             Kind::Unavailable => (StatusCode::CONFLICT, "unavailable", "It does not run"),
-            Kind::Forbidden => (StatusCode::FORBIDDEN, "forbidden", "This role may not do that"),
+            Kind::Forbidden => (StatusCode::FORBIDDEN, "forbidden", "The role may not do that"),
             Kind::Failed => (StatusCode::INTERNAL_SERVER_ERROR, "failed", "Something failed"),
         };
         Failure::new(status, kind, title, fault.detail)
@@ -48,18 +53,18 @@ impl IntoResponse for Failure {
 
 /// A path that the API does not have.
 pub async fn no_such_path(uri: Uri) -> Failure {
-    Failure::from(Fault::not_found("path", uri.path()))
+    Failure::from(ApiError::not_found("path", uri.path()))
 }
 
 /// A method that a path does not have.
 pub async fn no_such_method(method: Method, uri: Uri) -> Failure {
-    let detail = format!("{} cannot be asked to {method}", uri.path());
-    Failure::new(StatusCode::METHOD_NOT_ALLOWED, "no-such-method", "There is no such method", detail)
+    let detail = format!("{}: no method {method}", uri.path());
+    Failure::new(StatusCode::METHOD_NOT_ALLOWED, "no-such-method", "Method not allowed", detail)
 }
 
 /// Something with an identity, whose tag changes when it is changed.
 pub trait Resource: Serialize + Clone {
-    /// What somebody has to have changed for the tag to be another: not what changes by itself.
+    /// The fields that the tag covers; counters and progress are excluded.
     fn essence(self) -> Self;
 }
 
@@ -71,7 +76,16 @@ impl Resource for Device {
 
 impl Resource for Array {
     fn essence(self) -> Array {
-        Array { jobs: Vec::new(), scrub: None, contradictions: 0, ..self }
+        let reshape = self.reshape.map(|reshape| Reshape { done_bytes: 0, ..reshape });
+        Array {
+            reshape,
+            is_clean: true,
+            generation: 0,
+            jobs: Vec::new(),
+            scrub: None,
+            contradictions: 0,
+            ..self
+        }
     }
 }
 
@@ -100,7 +114,7 @@ pub fn tag(resource: &impl Resource) -> String {
     format!("\"{:016x}\"", hasher.finish())
 }
 
-/// What was asked for, or the job that it has become.
+/// The result of a request, or the job that carries it out.
 pub enum Answer<R> {
     /// It is done; with this status.
     Done(StatusCode, R),

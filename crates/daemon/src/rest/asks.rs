@@ -1,12 +1,12 @@
-//! What the bodies of requests ask for beyond their operation, by their text alone.
+//! Rights that bodies of requests need beyond their operation, by their text alone.
 
 use super::roles::Ask;
 use crate::engine::Options;
 use api::{
-    ArrayAction, ExportChange, JobChange, NewArray, NewDevice, NewExport, NewPlace, NewVolume, PoolAction,
-    Qos, VolumeChange,
+    ArrayAction, DeviceChange, ExportChange, JobChange, NewArray, NewDevice, NewExport, NewVolume,
+    PoolAction, Qos, VolumeChange, VolumeMove,
 };
-use serving::export::KINDS;
+use hosting::export::KINDS;
 use std::net::SocketAddr;
 use std::path::{Component, Path, PathBuf};
 
@@ -74,7 +74,7 @@ fn is_within(directory: &Path, value: &str) -> bool {
 
 /// The body of a request, as it is judged.
 pub trait Asks {
-    /// What it asks for beyond its operation.
+    /// The rights that it needs beyond its operation.
     fn asks(&self, own: &OwnPlaces) -> Vec<Asked>;
 }
 
@@ -90,7 +90,7 @@ macro_rules! ask_for_nothing {
 }
 
 // Making devices and arrays takes the role admin as it is.
-ask_for_nothing!(NewDevice, NewArray, PoolAction, Qos, ExportChange, JobChange);
+ask_for_nothing!(NewDevice, DeviceChange, NewArray, PoolAction, Qos, ExportChange, JobChange);
 
 fn force(is_asked: bool) -> Option<Asked> {
     is_asked.then(|| Asked::new(Ask::Force, "force"))
@@ -126,10 +126,11 @@ fn setting(field: &str, is_asked: bool) -> Option<Asked> {
 
 impl Asks for NewVolume {
     fn asks(&self, _: &OwnPlaces) -> Vec<Asked> {
-        let NewVolume { group, floor, force: is_forced, label, name: _, on: _, size: _, qos: _ } = self;
+        let NewVolume { group, min_qos, force: is_forced, label, name: _, backing: _, size_bytes: _, qos: _ } =
+            self;
         let settings = [
             setting("group", group.is_some()),
-            setting("floor", *floor != api::Floor::default()),
+            setting("min_qos", *min_qos != api::MinQos::default()),
             label.as_deref().map(Asked::label),
         ];
         settings.into_iter().flatten().chain(force(*is_forced)).collect()
@@ -138,18 +139,18 @@ impl Asks for NewVolume {
 
 impl Asks for VolumeChange {
     fn asks(&self, _: &OwnPlaces) -> Vec<Asked> {
-        let VolumeChange { name, size: _, qos, group, floor } = self;
+        let VolumeChange { name, size_bytes: _, qos, group, min_qos } = self;
         let settings = [
             setting("name", name.is_some()),
             setting("qos", qos.is_some()),
             setting("group", group.is_some()),
-            setting("floor", floor.is_some()),
+            setting("min_qos", min_qos.is_some()),
         ];
         settings.into_iter().flatten().collect()
     }
 }
 
-impl Asks for NewPlace {
+impl Asks for VolumeMove {
     fn asks(&self, _: &OwnPlaces) -> Vec<Asked> {
         force(self.force).into_iter().collect()
     }

@@ -10,12 +10,12 @@
 //! whether or not the client still waits. It counts as a change in flight until then, so that a
 //! daemon that stops waits for it. A request that is refused before it begins has one line.
 
-use super::answer::Failure;
+use super::answer::{Failure, malformed};
 use super::bounds::MAX_BODY;
 use super::idempotency::Replayed;
+use super::judged::Judged;
 use super::masking::{Asked, Masking, shorten};
-use super::request::{is_change, malformed};
-use super::roles::{Caller, Judged};
+use super::roles::Caller;
 use crate::engine::{Engine, InFlight};
 use api::Problem;
 use axum::body::{Body, Bytes, to_bytes};
@@ -212,6 +212,11 @@ fn error_of(body: &[u8], hide: impl Fn(&str) -> Option<String>) -> Option<String
     let Problem { kind, detail, .. } = serde_json::from_slice(body).ok()?;
     let detail = hide(&detail).map(|detail| format!(": {}", detail.escape_debug())).unwrap_or_default();
     Some(shorten(format!("{kind}{detail}"), MAX_ERROR))
+}
+
+/// Whether a request of this method is to change something.
+fn is_change(method: &Method) -> bool {
+    !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
 }
 
 /// An identity for a request that no other has, in this daemon or those before it.

@@ -3,7 +3,8 @@
 use super::answer::{Failure, Tagged};
 use super::request::{Body, IfMatch, Path};
 use super::{Context, run};
-use api::{Device, NewDevice, Problem};
+use crate::engine::Engine;
+use api::{Device, DeviceChange, NewDevice, Problem};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -14,7 +15,8 @@ pub async fn list(State(context): State<Context>) -> Result<Json<Vec<Device>>, F
     run(context, |engine| Ok(engine.devices())).await.map(Json)
 }
 
-/// Open a device now and at each start of the daemon.
+/// Open a device now and at each start of the daemon. With `size_bytes`, create its RBD image
+/// first.
 #[utoipa::path(
     post, path = "/v1/devices", tag = "devices", request_body = NewDevice,
     responses((status = 201, body = Device), (status = "default", body = Problem, content_type = "application/problem+json"))
@@ -37,6 +39,22 @@ pub async fn show(
     Path(name): Path<String>,
 ) -> Result<Tagged<Device>, Failure> {
     Ok(Tagged(StatusCode::OK, run(context, move |engine| engine.device(&name)).await?))
+}
+
+/// Grow the RBD image of a device, while it is in use.
+#[utoipa::path(
+    patch, path = "/v1/devices/{name}", tag = "devices", request_body = DeviceChange,
+    params(("name" = String, Path, description = "Name")),
+    responses((status = 200, body = Device), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn change(
+    State(context): State<Context>,
+    Path(name): Path<String>,
+    tag: IfMatch,
+    Body(change): Body<DeviceChange>,
+) -> Result<Tagged<Device>, Failure> {
+    let change = move |engine: &Engine| engine.change_device(&name, &change, |device| tag.check(device));
+    Ok(Tagged(StatusCode::OK, run(context, change).await?))
 }
 
 /// Close an unused device and remove it. Its content does not change.

@@ -4,22 +4,22 @@ use super::answer::{Failure, Tagged};
 use super::request::{Body, IfMatch, Path};
 use super::roles::Caller;
 use super::{Context, run};
+use crate::api_error::ApiError;
 use crate::engine::{Authority, Engine};
-use crate::fault::Fault;
 use api::{Attach, Export, ExportChange, NewExport, Problem};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 
 /// Returns the export `name` if the caller may see it.
-fn find(engine: &Engine, name: &str, authority: &Authority) -> Result<Export, Fault> {
+fn find(engine: &Engine, name: &str, authority: &Authority) -> Result<Export, ApiError> {
     let export = engine.export(name)?;
     check(&export, name, authority)?;
     Ok(export)
 }
 
-fn check(export: &Export, name: &str, authority: &Authority) -> Result<(), Fault> {
-    authority.check_owns(export.label.as_deref(), || Fault::not_found("export", name))
+fn check(export: &Export, name: &str, authority: &Authority) -> Result<(), ApiError> {
+    authority.check_owns(export.label.as_deref(), || ApiError::not_found("export", name))
 }
 
 /// List the exports.

@@ -84,8 +84,7 @@ pub(super) async fn check(State(hosts): State<Hosts>, request: Request, next: Ne
         return next.run(request).await;
     }
     let detail = "Host is no name of this daemon; freestoned --host NAME adds one";
-    Failure::new(StatusCode::MISDIRECTED_REQUEST, "misdirected", "Another host is meant", detail)
-        .into_response()
+    Failure::new(StatusCode::MISDIRECTED_REQUEST, "misdirected", "Unknown host name", detail).into_response()
 }
 
 #[cfg(test)]

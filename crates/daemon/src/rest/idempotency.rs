@@ -4,10 +4,9 @@
 //! Keys belong to their caller and outlive the daemon ([`super::keys`]). A request that failed has
 //! changed nothing, so its key is forgotten and the next request with it is carried out.
 
-use super::answer::Failure;
+use super::answer::{Failure, malformed};
 use super::keys::{Begun, Keys, Name, Refusal, Saved};
 use super::masking::Asked;
-use super::request::malformed;
 use super::roles::Caller;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Request, State};

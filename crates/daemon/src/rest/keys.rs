@@ -11,7 +11,7 @@
 //! answers of another. The oldest keys leave first: those of the same caller when it has its share,
 //! those of all when the directory is full.
 
-use durable::{Folder, SystemFolder};
+use atomic_file::{Folder, SystemFolder};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
@@ -398,7 +398,7 @@ impl Claim {
 
     /// Removes the key. A failure is logged; the key is interrupted then.
     pub(super) fn forget(mut self) {
-        match durable::remove(&self.keys.0.folder, &self.name.0) {
+        match atomic_file::remove(&self.keys.0.folder, &self.name.0) {
             Ok(()) => {
                 self.keys.book().remove(&self.name);
                 self.is_settled = true;
@@ -413,7 +413,7 @@ impl Claim {
     fn write(&self, answer: Option<Saved>) -> io::Result<u64> {
         let record = Record { version: VERSION, request: self.request.clone(), answer };
         let bytes = serde_json::to_vec(&record)?;
-        durable::replace(&self.keys.0.folder, &self.name.0, &bytes, None)?;
+        atomic_file::replace(&self.keys.0.folder, &self.name.0, &bytes, None)?;
         Ok(bytes.len() as u64)
     }
 }

@@ -46,16 +46,16 @@ pub struct UnixOptions {
 pub struct TcpOptions {
     /// Where to listen.
     pub address: SocketAddr,
-    /// Who may come.
+    /// The file of tokens.
     pub tokens: PathBuf,
     /// Has `server-cert.pem` and `server-key.pem`. Not needed on a loopback address.
     pub certificates: Option<PathBuf>,
-    /// Names under which clients reach the daemon, beside those of the certificate and, on
+    /// Names under which clients reach the daemon, in addition to those of the certificate and, on
     /// loopback, `localhost`.
     pub hosts: Vec<String>,
 }
 
-/// Why nobody listens.
+/// Why the daemon cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// The socket is refused.

@@ -3,13 +3,13 @@
 //! The API takes no secret by value; options name files that hold one. A client can still send one
 //! in the wrong place. So the log shows only values of fields that the OpenAPI document has in some
 //! body. A field that the document marks as secret (`format: password`) is not shown. Options and
-//! specifications are shown as [`graph::spec::redact`] shows them.
+//! specifications are shown as [`stack::spec::redact`] shows them.
 
 use super::bounds;
-use graph::kinds::device;
-use graph::spec::{MASK, redact, redact_value};
+use hosting::export;
 use serde_json::{Map, Value};
-use serving::export;
+use stack::kinds::device;
+use stack::spec::{MASK, redact, redact_value};
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use utoipa::openapi::OpenApi;
@@ -178,17 +178,17 @@ mod tests {
     #[test]
     fn a_body_is_shown_with_the_fields_and_options_of_the_api() {
         for body in [
-            json!({ "name": "v1", "on": "data", "size": 4096, "force": true, "qos": { "iops": { "per_second": 5 } } }),
+            json!({ "name": "v1", "backing": "data", "size_bytes": 4096, "force": true, "qos": { "iops": { "per_s": 5 } } }),
             json!({ "name": "a", "level": "5", "members": ["/dev/sda", "nbd:host=a,tls-psk=/etc/k"] }),
             json!({ "action": "add", "device": "/dev/sdb", "force": true }),
-            json!({ "name": "e", "kind": "nbd", "of": ["v1"], "options": { "listen": "0.0.0.0:1", "tls-psk": "/k" } }),
+            json!({ "name": "e", "kind": "nbd", "volumes": ["v1"], "options": { "listen": "0.0.0.0:1", "tls-psk": "/k" } }),
         ] {
             assert_eq!(serde_json::from_str::<Value>(&mask(&body).text).unwrap(), body);
         }
     }
 
     #[test]
-    fn what_may_be_a_secret_is_shown_nowhere() {
+    fn possible_secrets_are_masked_in_every_text() {
         let secret = "c0ffee\"\n";
         for body in [
             json!({ "name": "v1", "password": secret }),

@@ -1,5 +1,4 @@
-//! The REST API: who may ask, what was meant, and what is answered. What is done stands in
-//! [`crate::engine`].
+//! The REST API: roles, requests and answers. [`crate::engine`] carries the requests out.
 //!
 //! Handlers are thin: each calls one function of the engine, on a thread that may wait.
 
@@ -18,6 +17,8 @@ mod headers;
 mod hosts;
 mod idempotency;
 mod jobs;
+mod judge;
+mod judged;
 mod keys;
 mod listen;
 mod logins;
@@ -39,8 +40,8 @@ pub use roles::{Ask, MATRIX, Role, Row};
 pub use token_file::{NewToken, NewTokenError, add_token};
 pub use tokens::{Tokens, TokensError, parse_role, parse_time};
 
+use crate::api_error::ApiError;
 use crate::engine::Engine;
-use crate::fault::Fault;
 use answer::{Answer, Failure};
 use api::Job;
 use asks::OwnPlaces;
@@ -59,13 +60,13 @@ use utoipa::openapi::OpenApi as Document;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// What handlers have.
+/// The context of handlers.
 #[derive(Clone)]
 struct Context {
     engine: Arc<Engine>,
     /// The document, as it is sent.
     document: Arc<str>,
-    /// What exports may name for every role.
+    /// Places that exports of every role may name.
     own: OwnPlaces,
 }
 
@@ -92,7 +93,7 @@ struct Api;
 fn api() -> OpenApiRouter<Context> {
     OpenApiRouter::with_openapi(Api::openapi())
         .routes(routes!(devices::list, devices::create))
-        .routes(routes!(devices::show, devices::delete))
+        .routes(routes!(devices::show, devices::change, devices::delete))
         .routes(routes!(arrays::list, arrays::create))
         .routes(routes!(arrays::show, arrays::delete))
         .routes(routes!(arrays::members))
@@ -146,7 +147,7 @@ fn router(engine: Arc<Engine>, keys: Keys) -> Router {
         .method_not_allowed_fallback(answer::no_such_method)
         .layer(from_fn_with_state(keys, idempotency::once))
         .layer(from_fn_with_state(audit, audit::record))
-        .layer(from_fn(roles::judge))
+        .layer(from_fn(judge::judge))
         .layer(DefaultBodyLimit::max(bounds::MAX_BODY))
         .with_state(context)
 }
@@ -160,8 +161,8 @@ async fn run_long<T: Send + 'static>(
     context: Context,
     prefer: Prefer,
     status: StatusCode,
-    work: impl FnOnce(&Engine) -> Result<T, Fault> + Send + 'static,
-    job: impl Fn(&Engine) -> Result<Job, Fault> + Clone + Send + 'static,
+    work: impl FnOnce(&Engine) -> Result<T, ApiError> + Send + 'static,
+    job: impl Fn(&Engine) -> Result<Job, ApiError> + Clone + Send + 'static,
 ) -> Result<Answer<T>, Failure> {
     let done = |made: Result<T, Failure>| made.map(|made| Answer::Done(status, made));
     if !prefer.is_async {
@@ -172,7 +173,7 @@ async fn run_long<T: Send + 'static>(
         if let Ok(result) = tokio::time::timeout(PATIENCE, &mut work).await {
             return done(result);
         }
-        // It is no job while it waits for others. If it is one, it goes on without us.
+        // A request is no job while it waits for others. A job continues without this handler.
         if let Ok(job) = run(context.clone(), job.clone()).await {
             return Ok(Answer::Job(job));
         }
@@ -182,13 +183,13 @@ async fn run_long<T: Send + 'static>(
 /// Has the engine do something, on a thread that may wait.
 async fn run<T: Send + 'static>(
     context: Context,
-    work: impl FnOnce(&Engine) -> Result<T, Fault> + Send + 'static,
+    work: impl FnOnce(&Engine) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, Failure> {
     match tokio::task::spawn_blocking(move || work(&context.engine)).await {
         Ok(result) => result.map_err(Failure::from),
         Err(error) => {
             tracing::error!(%error, "a request was not carried out");
-            Err(Failure::from(Fault::failed("a defect of the daemon; its log says more")))
+            Err(Failure::from(ApiError::failed("a defect of the daemon; its log says more")))
         }
     }
 }

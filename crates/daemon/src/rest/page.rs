@@ -1,8 +1,7 @@
-//! The page: files that are part of the program. They are for anybody; what they show takes a
-//! token.
+//! The page: files that are part of the program. They need no token; the data that they show does.
 
 use super::answer::Failure;
-use crate::fault::Fault;
+use crate::api_error::ApiError;
 use axum::extract::Path;
 use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use axum::response::IntoResponse;
@@ -23,7 +22,7 @@ pub async fn index() -> Result<impl IntoResponse, Failure> {
     file("index.html")
 }
 
-/// What it is made of.
+/// A file of the page.
 pub async fn part(Path(name): Path<String>) -> Result<impl IntoResponse, Failure> {
     file(&name)
 }
@@ -31,7 +30,7 @@ pub async fn part(Path(name): Path<String>) -> Result<impl IntoResponse, Failure
 fn file(name: &str) -> Result<impl IntoResponse + use<>, Failure> {
     let file = FILES
         .get_file(name)
-        .ok_or_else(|| Failure::from(Fault::not_found("path", &format!("/web/{name}"))))?;
+        .ok_or_else(|| Failure::from(ApiError::not_found("path", &format!("/web/{name}"))))?;
     let kind = match name.rsplit_once('.').map(|(_, ending)| ending) {
         Some("html") => "text/html; charset=utf-8",
         Some("css") => "text/css; charset=utf-8",

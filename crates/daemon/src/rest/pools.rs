@@ -10,8 +10,8 @@ use axum::extract::State;
 /// Check the pool of an array or device: read each copy of its table and compare it with the table
 /// in use.
 #[utoipa::path(
-    get, path = "/v1/pools/{on}", tag = "volumes",
-    params(("on" = String, Path, description = "The name of the device, or the name or UUID of the array")),
+    get, path = "/v1/pools/{backing}", tag = "volumes",
+    params(("backing" = String, Path, description = "The name of the device, or the name or UUID of the array")),
     responses((status = 200, body = Pool), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn show(State(context): State<Context>, Path(on): Path<String>) -> Result<Json<Pool>, Failure> {
@@ -20,8 +20,8 @@ pub async fn show(State(context): State<Context>, Path(on): Path<String>) -> Res
 
 /// Perform an action on the pool of an array or device. Its volumes may be in use.
 #[utoipa::path(
-    post, path = "/v1/pools/{on}/actions", tag = "volumes", request_body = PoolAction,
-    params(("on" = String, Path, description = "The name of the device, or the name or UUID of the array")),
+    post, path = "/v1/pools/{backing}/actions", tag = "volumes", request_body = PoolAction,
+    params(("backing" = String, Path, description = "The name of the device, or the name or UUID of the array")),
     responses((status = 200, body = Repaired), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn act(

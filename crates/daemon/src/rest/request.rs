@@ -1,25 +1,20 @@
-//! What requests bring: bodies, names, tags; what is wrong with them is said as a problem.
+//! Bodies, names and tags of requests; errors in them are answered as problems.
 
 use super::Context;
-use super::answer::{Failure, Resource, tag};
+use super::answer::{Failure, Resource, malformed, tag};
 use super::asks::Asks;
 use super::bounds;
-use super::roles::Judged;
-use crate::fault::{Fault, Kind};
+use super::judged::Judged;
+use crate::api_error::{ApiError, Kind};
 use axum::Json;
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::StatusCode;
 use axum::http::header::IF_MATCH;
 use axum::http::request::Parts;
-use axum::http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::convert::Infallible;
-
-/// Whether a request of this method is to change something.
-pub fn is_change(method: &Method) -> bool {
-    !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
-}
 
 /// A body in JSON: an object, whose sender may ask for what it says.
 pub struct Body<T>(pub T);
@@ -48,7 +43,7 @@ impl<T: DeserializeOwned + Asks> FromRequest<Context> for Body<T> {
 #[from_request(via(axum::extract::Path), rejection(Failure))]
 pub struct Path<T>(pub T);
 
-/// What stands behind the question mark.
+/// The query of a request.
 #[derive(FromRequestParts)]
 #[from_request(via(axum::extract::Query), rejection(Failure))]
 pub struct Query<T>(pub T);
@@ -69,11 +64,6 @@ impl From<QueryRejection> for Failure {
     fn from(rejection: QueryRejection) -> Failure {
         malformed(rejection.status(), rejection.body_text())
     }
-}
-
-/// What cannot be understood.
-pub fn malformed(status: StatusCode, detail: String) -> Failure {
-    Failure::new(status, "malformed", "This is no such request", detail)
 }
 
 /// The tag that a resource has to have, if one was said.
@@ -112,12 +102,12 @@ impl IfMatch {
     ///
     /// # Errors
     /// When it is not.
-    pub fn check(&self, resource: &impl Resource) -> Result<(), Fault> {
+    pub fn check(&self, resource: &impl Resource) -> Result<(), ApiError> {
         let Some(wanted) = &self.0 else { return Ok(()) };
         let found = tag(resource);
         match wanted.split(',').map(str::trim).any(|tag| tag == "*" || tag == found) {
             true => Ok(()),
-            false => Err(Fault::new(Kind::Stale, format!("its tag is {found}, not {wanted}"))),
+            false => Err(ApiError::new(Kind::Stale, format!("the tag is {found}, not {wanted}"))),
         }
     }
 }

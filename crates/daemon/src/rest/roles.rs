@@ -1,24 +1,19 @@
-//! Roles, and the one table that says what each may ask for.
+//! Roles, and the one table of the operations that each may request.
 //!
-//! A request is judged twice. Its operation is judged before its body is read ([`judge`]), and its
-//! body is judged before it is handled ([`Judged::check`], by [`super::request::Body`]): `force`,
-//! devices, paths and listening sockets take a role of their own wherever they are asked for
-//! ([`Ask`]). Both look at the request alone, so a refusal tells nothing of the file system. What
-//! depends on the daemon's objects is judged within the change, by [`Authority`].
+//! A request is judged twice. Its operation is judged before its body is read ([`super::judge`]).
+//! Its body is judged before it is handled ([`super::judged::Judged::check`], by
+//! [`super::request::Body`]): `force`, devices, paths and listening sockets take a role of their
+//! own in any operation ([`Ask`]). Both checks read the request alone, so a refusal reveals nothing
+//! of the file system. Rights that depend on the daemon's objects are checked within the change, by
+//! [`Authority`].
 //!
 //! The document shows the table as `x-roles`, and a test calls every operation with every role.
 
 use super::answer::Failure;
-use super::asks::Asked;
-use super::audit;
-use super::bounds::MAX_TARGET;
-use super::request::malformed;
 use crate::engine::Authority;
-use axum::extract::{FromRequestParts, MatchedPath, Request};
+use axum::extract::{FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -51,7 +46,7 @@ const MAKES: &[Role] = &[Provisioner, Operator, Admin];
 /// A provisioner removes its own.
 const REMOVES: &[Role] = &[Provisioner, Admin];
 const OPERATES: &[Role] = &[Operator, Admin];
-const ADMINISTERS: &[Role] = &[Admin];
+pub(super) const ADMINISTERS: &[Role] = &[Admin];
 
 impl Role {
     /// Every role.
@@ -114,14 +109,14 @@ impl Ask {
                 "a device that an array does not know yet, or an export of a whole device or array"
             }
             Ask::Path => {
-                "an option of an export that names a path; free are files below `keys` and directories below \
+                "an export option that names a path; free are files below `keys` and directories below \
                  `reservations` in the state directory, and the socket `NAME.sock` in the runtime directory"
             }
             Ask::OpenListener => {
                 "an export that listens beyond loopback addresses, written as numbers, and does not require TLS"
             }
             Ask::Settings => {
-                "another name for a volume, its group, its floor, a change of its limits, or a label that is not the \
+                "another name for a volume, its group, its guaranteed minimum, a change of its limits, or a label that is not the \
                  token's name"
             }
         }
@@ -137,7 +132,7 @@ pub struct Row {
     pub path: &'static str,
     /// The roles that may ask for it.
     pub roles: &'static [Role],
-    /// What a request may ask for beyond that.
+    /// Rights that a request may need beyond that.
     pub asks: &'static [Ask],
 }
 
@@ -145,7 +140,7 @@ const fn row(method: Method, path: &'static str, roles: &'static [Role], asks: &
     Row { method, path, roles, asks }
 }
 
-/// Every operation. What is not here takes the role admin.
+/// Every operation. An operation that is not listed takes the role admin.
 pub const MATRIX: &[Row] = &[
     row(Method::GET, "/", ANYBODY, &[]),
     row(Method::GET, "/web/{name}", ANYBODY, &[]),
@@ -154,6 +149,7 @@ pub const MATRIX: &[Row] = &[
     row(Method::GET, "/v1/devices", READS, &[]),
     row(Method::POST, "/v1/devices", ADMINISTERS, &[]),
     row(Method::GET, "/v1/devices/{name}", READS, &[]),
+    row(Method::PATCH, "/v1/devices/{name}", ADMINISTERS, &[]),
     row(Method::DELETE, "/v1/devices/{name}", ADMINISTERS, &[]),
     row(Method::GET, "/v1/arrays", READS, &[]),
     row(Method::POST, "/v1/arrays", ADMINISTERS, &[]),
@@ -167,8 +163,8 @@ pub const MATRIX: &[Row] = &[
     row(Method::PATCH, "/v1/volumes/{name}", MAKES, &[Ask::Settings]),
     row(Method::DELETE, "/v1/volumes/{name}", REMOVES, &[]),
     row(Method::POST, "/v1/volumes/{name}/move", OPERATES, &[Ask::Force]),
-    row(Method::GET, "/v1/pools/{on}", READS, &[]),
-    row(Method::POST, "/v1/pools/{on}/actions", OPERATES, &[]),
+    row(Method::GET, "/v1/pools/{backing}", READS, &[]),
+    row(Method::POST, "/v1/pools/{backing}/actions", OPERATES, &[]),
     row(Method::GET, "/v1/groups", READS, &[]),
     row(Method::PUT, "/v1/groups/{name}", OPERATES, &[]),
     row(Method::DELETE, "/v1/groups/{name}", OPERATES, &[]),
@@ -188,7 +184,7 @@ pub const MATRIX: &[Row] = &[
     row(Method::GET, "/v1/samples", READS, &[]),
 ];
 
-fn find(method: &Method, path: &str) -> Option<&'static Row> {
+pub(super) fn find(method: &Method, path: &str) -> Option<&'static Row> {
     let method = if method == Method::HEAD { &Method::GET } else { method };
     MATRIX.iter().find(|row| row.method == *method && row.path == path)
 }
@@ -219,7 +215,7 @@ impl Caller {
         request.extensions().get().cloned().unwrap_or_else(Caller::unknown)
     }
 
-    /// What changes are made on its behalf.
+    /// The authority of its changes.
     pub fn authority(&self) -> Authority {
         match self.role {
             Admin => Authority::Full,
@@ -228,11 +224,11 @@ impl Caller {
         }
     }
 
-    fn refuse(&self, what: &str, roles: &[Role]) -> Failure {
+    pub(super) fn refuse(&self, what: &str, roles: &[Role]) -> Failure {
         let roles: Vec<&str> = roles.iter().map(|role| role.name()).collect();
         let detail =
             format!("{}: role {}: {what} takes the role {}", self.who, self.role.name(), roles.join(" or "));
-        Failure::new(StatusCode::FORBIDDEN, "forbidden", "This role may not do that", detail)
+        Failure::new(StatusCode::FORBIDDEN, "forbidden", "The role may not do that", detail)
     }
 }
 
@@ -242,59 +238,6 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Caller, Infallible> {
         Ok(parts.extensions.get().cloned().unwrap_or_else(Caller::unknown))
     }
-}
-
-/// A request whose operation its caller may ask for.
-#[derive(Clone, Debug)]
-pub struct Judged {
-    caller: Caller,
-    row: &'static Row,
-}
-
-impl Judged {
-    /// Judges what a body asks for.
-    ///
-    /// # Errors
-    /// When the role may not ask for that.
-    pub fn check(&self, asked: &[Asked]) -> Result<(), Failure> {
-        let Judged { caller, row } = self;
-        // A provisioner may say its own label.
-        let own = Asked::label(&caller.label);
-        for asked in asked.iter().filter(|asked| **asked != own) {
-            debug_assert!(row.asks.contains(&asked.ask), "{} {}: {asked:?}", row.method, row.path);
-            if !asked.ask.roles().contains(&caller.role) {
-                return Err(caller.refuse(&asked.what, asked.ask.roles()));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Lets requests through whose operation the caller may ask for.
-pub async fn judge(mut request: Request, next: Next) -> Response {
-    let caller = Caller::of(&request);
-    let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
-    if target > MAX_TARGET {
-        let detail = format!("the path and query of the request: {target} bytes: at most {MAX_TARGET}");
-        return malformed(StatusCode::URI_TOO_LONG, detail).into_response();
-    }
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let matched = request.extensions().get::<MatchedPath>().map(|matched| matched.as_str().to_owned());
-    let response = match matched.as_deref().map(|matched| find(&method, matched)) {
-        // The router answers that there is no such path.
-        None => next.run(request).await,
-        Some(Some(row)) if row.roles.contains(&caller.role) => {
-            request.extensions_mut().insert(Judged { caller: caller.clone(), row });
-            next.run(request).await
-        }
-        Some(None) if caller.role == Admin => next.run(request).await,
-        Some(row) => {
-            let roles = row.map_or(ADMINISTERS, |row| row.roles);
-            caller.refuse(&format!("{method} {path}"), roles).into_response()
-        }
-    };
-    audit::note_refusal(&caller, &method, &path, &response);
-    response
 }
 
 /// Shows the table in the document.

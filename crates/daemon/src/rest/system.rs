@@ -57,7 +57,7 @@ pub async fn stream(
 ) -> Sse<impl Stream<Item = Result<sse::Event, Infallible>>> {
     let last = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.parse().ok());
     let (missed, next) = context.engine.events().listen(last.unwrap_or(after));
-    // Who is too slow misses some: the ids tell.
+    // A client that is too slow misses events; the ids show that.
     let next = BroadcastStream::new(next).filter_map(Result::ok);
     let all = tokio_stream::iter(missed).chain(next);
     let message = |event: Event| {

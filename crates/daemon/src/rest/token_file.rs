@@ -6,12 +6,14 @@
 use super::keys::hex;
 use super::roles::Role;
 use super::tokens::{EXPIRES, HASH, MAX_FILE_BYTES, TokensError, digest, parse, time_text};
-use std::fs::{File, OpenOptions, Permissions};
-use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use atomic_file::SystemFolder;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 use volume::Name;
+use zeroize::Zeroizing;
 
 /// Random bytes of a token.
 const TOKEN_BYTES: usize = 32;
@@ -90,8 +92,9 @@ pub fn add_token(path: &Path, new: &NewToken, now: SystemTime) -> Result<String,
     let target = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
     let failed = |error| NewTokenError::Write { path: path.into(), error };
     let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let folder = File::open(folder).map_err(failed)?;
-    folder.lock().map_err(failed)?;
+    // Until the end of this function no other program replaces the file.
+    let lock = File::open(folder).map_err(failed)?;
+    lock.lock().map_err(failed)?;
 
     let text = match secrets::read_text(&target, MAX_FILE_BYTES) {
         Ok(text) => text,
@@ -114,7 +117,9 @@ pub fn add_token(path: &Path, new: &NewToken, now: SystemTime) -> Result<String,
     if text.len() + added.len() > MAX_FILE_BYTES as usize {
         return Err(NewTokenError::NoRoom { path: path.into(), name: name.clone() });
     }
-    replace(&target, [text.as_bytes(), added.as_bytes()], &folder).map_err(failed)?;
+    // Other lines may hold tokens themselves.
+    let text = Zeroizing::new([&**text, &added].concat());
+    replace(folder, &target, &text).map_err(failed)?;
     Ok(token)
 }
 
@@ -124,42 +129,31 @@ fn random_token() -> Result<String, getrandom::Error> {
     Ok(hex(&bytes))
 }
 
-/// Replaces the file durably. The caller has locked its directory `folder`.
-fn replace(path: &Path, parts: [&[u8]; 2], folder: &File) -> io::Result<()> {
-    let former = match std::fs::metadata(path) {
-        Ok(former) => Some(former),
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
+/// Replaces the file in the locked directory durably. It keeps owner, group and mode.
+fn replace(directory: &Path, file: &Path, text: &str) -> io::Result<()> {
+    let folder = SystemFolder::new(directory, MODE);
+    let folder = match std::fs::metadata(file) {
+        Ok(former) => folder.like(&former),
+        Err(error) if error.kind() == ErrorKind::NotFound => folder,
         Err(error) => return Err(error),
     };
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    let new = PathBuf::from(new);
-    // A crash may have left one. The directory is locked, so no other program writes it.
-    match std::fs::remove_file(&new) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
+    let name = file.file_name().and_then(OsStr::to_str).ok_or(ErrorKind::InvalidFilename)?;
+    // A crash may have left one, with another mode.
+    let new = format!("{name}.new");
+    atomic_file::remove(&folder, &new)?;
+    let replaced = atomic_file::replace(&folder, name, text.as_bytes(), None);
+    if replaced.is_err() {
+        let _ = atomic_file::remove(&folder, &new);
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(MODE).open(&new)?;
-    let written = (|| {
-        parts.iter().try_for_each(|part| file.write_all(part))?;
-        if let Some(former) = former {
-            fchown(&file, Some(former.uid()), Some(former.gid()))?;
-            file.set_permissions(Permissions::from_mode(former.mode() & 0o777))?;
-        }
-        file.sync_all()?;
-        std::fs::rename(&new, path)
-    })();
-    if written.is_err() {
-        let _ = std::fs::remove_file(&new);
-    }
-    written?;
-    folder.sync_all()
+    replaced
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::tokens::{Tokens, parse_time};
     use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::time::{Duration, UNIX_EPOCH};
 
     const NOW: SystemTime = UNIX_EPOCH;

@@ -1,7 +1,7 @@
 //! The file of API tokens: its lines, and the check of a token that a request carries.
 //!
 //! ```text
-//!   ROLE NAME sha256:HASH [expires=TIME]    HASH is the SHA-256 of the token, 64 hexadecimal digits
+//!   ROLE NAME sha256:HASH [expires=TIME]    HASH is the SHA-256 of the token, 64 hex digits
 //!   ROLE NAME TOKEN       [expires=TIME]    the token itself: accepted with a warning
 //! ```
 //!
@@ -84,7 +84,7 @@ impl Tokens {
         let text = secrets::read_text(path, MAX_FILE_BYTES)?;
         let tokens = parse(&text).map_err(|(line, fault)| TokensError::Line(path.into(), line, fault))?;
         match tokens.is_empty() {
-            true => Err(TokensError::Line(path.into(), 1, "there is no token".into())),
+            true => Err(TokensError::Line(path.into(), 1, "no token".into())),
             false => Ok(Tokens(tokens.into())),
         }
     }
@@ -333,6 +333,6 @@ mod tests {
                 assert!(!text.contains(c) && !text.contains(&hash), "{line}: {text}");
             }
         }
-        assert!(read("", 0o600).unwrap_err().to_string().contains("line 1: there is no token"));
+        assert!(read("", 0o600).unwrap_err().to_string().contains("line 1: no token"));
     }
 }

@@ -35,8 +35,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const MAX_HEAD: usize = 64 << 10;
 /// Descriptors that are kept for connections over the Unix socket.
 const RESERVE: usize = 16;
-/// Silence after which the system asks whether the host at the other end is there, and the pause
-/// between its questions.
+/// Silence after which the system probes the host at the other end, and the pause between probes.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// Accepts connections over TCP, and serves each. Without `tls` they are not encrypted.

@@ -4,15 +4,15 @@ use super::answer::{Answer, Failure, Tagged};
 use super::request::{Body, IfMatch, Path, Prefer};
 use super::roles::{Caller, Role};
 use super::{Context, run, run_long};
+use crate::api_error::ApiError;
 use crate::engine::{Authority, Engine};
-use crate::fault::Fault;
-use api::{Group, Job, NewPlace, NewVolume, Problem, Qos, Volume, VolumeChange};
+use api::{Group, Job, NewVolume, Problem, Qos, Volume, VolumeChange, VolumeMove};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 
-fn check(volume: &Volume, name: &str, authority: &Authority) -> Result<(), Fault> {
-    authority.check_owns(volume.label.as_deref(), || Fault::not_found("volume", name))
+fn check(volume: &Volume, name: &str, authority: &Authority) -> Result<(), ApiError> {
+    authority.check_owns(volume.label.as_deref(), || ApiError::not_found("volume", name))
 }
 
 /// The preference of a caller that sees jobs; the others wait.
@@ -92,7 +92,7 @@ pub async fn change(
     Body(change): Body<VolumeChange>,
 ) -> Result<Answer<Volume>, Failure> {
     let (authority, prefer) = (caller.authority(), seen(prefer, &caller));
-    let (now, grows) = (change.name.clone().unwrap_or_else(|| name.clone()), change.size.is_some());
+    let (now, grows) = (change.name.clone().unwrap_or_else(|| name.clone()), change.size_bytes.is_some());
     let change = move |engine: &Engine| {
         let may_change = |volume: &Volume| check(volume, &name, &authority).and_then(|()| tag.check(volume));
         engine.change_volume(&name, &change, may_change)
@@ -125,14 +125,14 @@ pub async fn delete(
 
 /// Move a volume to another array or device, while it is in use.
 #[utoipa::path(
-    post, path = "/v1/volumes/{name}/move", tag = "volumes", request_body = NewPlace,
+    post, path = "/v1/volumes/{name}/move", tag = "volumes", request_body = VolumeMove,
     params(("name" = String, Path, description = "Name or UUID")),
     responses((status = 202, body = Job), (status = "default", body = Problem, content_type = "application/problem+json"))
 )]
 pub async fn relocate(
     State(context): State<Context>,
     Path(name): Path<String>,
-    Body(place): Body<NewPlace>,
+    Body(place): Body<VolumeMove>,
 ) -> Result<Tagged<Job>, Failure> {
     let job = run(context, move |engine| engine.move_volume(&name, &place)).await?;
     Ok(Tagged(StatusCode::ACCEPTED, job))

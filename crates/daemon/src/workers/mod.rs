@@ -16,7 +16,8 @@
 //! [`exports::Export`] as every other.
 //!
 //! A worker that ends is started again. Before that the daemon completes the requests that the
-//! worker had handed to devices: a successor never runs beside writes of its predecessor.
+//! worker had submitted to devices: a successor never runs while writes of its predecessor are in
+//! flight.
 
 pub mod process;
 mod remote;
@@ -46,7 +47,7 @@ pub const WORKER: &str = "export-worker";
 pub struct WorkerOptions {
     /// The program `freestoned`.
     pub program: PathBuf,
-    /// What every process gets as arguments after the first.
+    /// Arguments of every process after the first.
     pub arguments: Vec<String>,
 }
 

@@ -3,11 +3,11 @@
 use super::wire::{self, Action, Command, Report, Task};
 use exports::stream::pass_socket;
 use exports::{Export, MemoryBudget, contain_truncation};
-use graph::passed::{PassedDevice, share_buffers};
+use hosting::export::ExportPlan;
 use reactor::{CoreConfig, Cores, PollWindow};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use sandbox::{Mode, Sandbox};
-use serving::export::ExportPlan;
+use stack::passed::{PassedDevice, share_buffers};
 use std::io::{self, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -38,7 +38,7 @@ pub fn run(mode: Mode) -> io::Result<()> {
     served.follow(&control)
 }
 
-/// What is served. Fields are dropped in this order.
+/// The served export. Fields are dropped in this order.
 struct Served {
     export: Box<dyn Export>,
     devices: Vec<PassedDevice>,
@@ -78,7 +78,7 @@ impl Served {
         let devices = task.devices.iter().zip(connections).map(open).collect::<Result<Vec<_>, _>>();
         let devices = devices.map_err(failed)?;
         sandbox.seal().map_err(failed)?;
-        serving::sandbox_log::announce(&sandbox);
+        hosting::sandbox_log::announce(&sandbox);
         let served: Vec<_> = devices.iter().map(|passed| passed.device.clone()).collect();
         let export = plan.config.start(&served, cores.all()).map_err(|error| match error {
             exports::Error::Config(fault) => invalid(fault),

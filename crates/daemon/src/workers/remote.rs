@@ -37,7 +37,7 @@ const MAX_TEXT: usize = 400;
 /// Called with what has happened to a worker: in a word, and in a sentence.
 pub type Tell = Box<dyn Fn(&str, String) + Send + Sync>;
 
-/// What is to be served by a worker.
+/// The export that a worker is to serve.
 pub struct Order {
     /// The export's name.
     pub name: String,
@@ -96,7 +96,7 @@ struct Link {
     commands: u64,
 }
 
-/// What comes from a worker, and from the spawner about it.
+/// Messages from a worker, and from the spawner about it.
 struct Incoming {
     pid: String,
     reports: BufReader<UnixStream>,
@@ -135,7 +135,7 @@ impl RemoteExport {
             let shared = shared.clone();
             move || shared.supervise(incoming)
         });
-        // Without the thread the worker ends: nobody reads what it says.
+        // Without the thread the worker ends: no thread reads its reports.
         let supervisor = supervisor.map_err(|error| system("start a thread for the process", error))?;
         Ok(RemoteExport { shared, supervisor: Some(supervisor) })
     }
@@ -165,7 +165,7 @@ impl Export for RemoteExport {
             link.devices.iter().try_for_each(|device| device.remap(cores))?;
             link.command(Action::Remap(cores.to_vec())).map_err(Error::Config)?;
         }
-        // What a successor begins with.
+        // The map with which a successor begins.
         state.core_map = cores.to_vec();
         Ok(())
     }

@@ -96,7 +96,7 @@ fn wait(daemon: &OwnedFd, workers: &[Worker]) -> io::Result<(bool, Vec<[bool; 2]
     Ok((is_ready(&fds[0]), workers))
 }
 
-/// What came from the daemon.
+/// A message from the daemon.
 enum Received {
     Order { name: String, control: OwnedFd, status: OwnedFd },
     Nonsense,

@@ -1,9 +1,12 @@
-//! What daemon and worker say to each other on the control socket: lines of JSON, and descriptors
-//! before the first reply.
+//! The messages of daemon and worker on the control socket: lines of JSON, and descriptors before
+//! the first reply.
 //!
 //! ```text
-//!   daemon:  Task, then a descriptor for each of its devices and sockets          Command, Command, … (end: stop)
-//!   worker:                                              Report::Started | Failed   Report::Done, Report::Totals, …
+//!   daemon                                                   worker
+//!   Task, then a descriptor for each device and socket  ──►
+//!                                                       ◄──  Report::Started | Failed
+//!   Command, Command, … (end: stop)                     ──►
+//!                                                       ◄──  Report::Done, Report::Totals, …
 //! ```
 //!
 //! A worker may be hostile: what it says is bounded, and only counted, shown or compared.
@@ -23,7 +26,7 @@ use std::os::unix::net::UnixStream;
 /// Longest line: an export over as many devices as there may be.
 const MAX_LINE: u64 = 1 << 20;
 
-/// What a worker serves.
+/// The task of a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Task {
     /// The export's name.
@@ -40,12 +43,12 @@ pub struct Task {
     pub sockets: Vec<String>,
 }
 
-/// What a worker is to do while it serves.
+/// A command to a worker that serves.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Command {
-    /// Comes back in [`Report::Done`].
+    /// Repeated in [`Report::Done`].
     pub number: u64,
-    /// What.
+    /// The action.
     pub action: Action,
 }
 
@@ -58,7 +61,7 @@ pub enum Action {
     Remap(Vec<usize>),
 }
 
-/// What a worker says.
+/// A report of a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Report {
     /// Clients are served.
@@ -69,7 +72,7 @@ pub enum Report {
     Failed(String),
     /// A command was carried out, or not for this reason.
     Done(u64, Result<(), String>),
-    /// What was counted since the worker started.
+    /// Counters since the worker started.
     Totals(Totals),
 }
 
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_an_error() {
+    fn an_invalid_message_is_an_error() {
         assert!(read::<Report>(&mut &b"\"Started\"\n"[..]).is_ok_and(|report| report.is_some()));
         for bytes in [&b"\"Started\""[..], b"{}\n", b"\n", b"\"Else\"\n"] {
             assert!(read::<Report>(&mut &*bytes).is_err(), "{bytes:?}");

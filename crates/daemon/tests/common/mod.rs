@@ -5,12 +5,12 @@
 use block::Device;
 use exports::nbd::{Config, Nbd};
 use exports::stream::Address;
-use graph::kinds::raid::member;
 use layers::fault::Fault;
 use reactor::{CoreConfig, Cores};
 use reqwest::blocking::{Client, RequestBuilder, Response};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use stack::kinds::member::member;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -32,7 +32,7 @@ pub struct Daemon {
 
 impl Daemon {
     pub fn new() -> Daemon {
-        Daemon::with(&["--patience", "1"])
+        Daemon::with(&["--member-timeout", "1"])
     }
 
     pub fn with(args: &[&str]) -> Daemon {
@@ -111,7 +111,7 @@ impl Daemon {
     /// As [`Daemon::listening`], with more arguments.
     pub fn listening_with(tokens: &str, more: &[&str]) -> (Daemon, String) {
         let mut daemon =
-            Daemon::prepare(&["--patience", "1", "--json", "--listen", "127.0.0.1:0", "--tokens"]);
+            Daemon::prepare(&["--member-timeout", "1", "--json", "--listen", "127.0.0.1:0", "--tokens"]);
         let path = daemon.path("tokens");
         let mut file = File::options().create_new(true).write(true).mode(0o600).open(&path).unwrap();
         file.write_all(tokens.as_bytes()).unwrap();
@@ -229,7 +229,7 @@ impl Daemon {
     }
 
     pub fn volume(&self, name: &str, size: u64) -> Value {
-        self.post("/v1/volumes", &json!({ "name": name, "on": "data", "size": size }))
+        self.post("/v1/volumes", &json!({ "name": name, "backing": "data", "size_bytes": size }))
     }
 
     /// Waits until something holds.

@@ -1,7 +1,8 @@
 //! Converts the step of an [`Operation`] into a submission entry.
 
-use super::fixed::FixedBuffers;
 use super::operation::{Backing, MAX_IOVECS, Operation, Step};
+use crate::fixed::FixedBuffers;
+use crate::ring::FIXED_FILE;
 use crate::zeroes::{ZERO_PAGE_LEN, ZERO_STEP};
 use block::{Flags, Op, Segment};
 use io_uring::opcode::{Fallocate, Fsync, Read, ReadFixed, Readv, UringCmd16, Write, WriteFixed, Writev};
@@ -11,8 +12,6 @@ use std::os::fd::RawFd;
 
 /// `BLOCK_URING_CMD_DISCARD` of `linux/blkdev.h`: `_IO(0x12, 0)`.
 const DISCARD_COMMAND: u32 = 0x1200;
-/// `IOSQE_FIXED_FILE`: the descriptor is an index into the ring's registered files.
-const FIXED_FILE: squeue::Flags = squeue::Flags::from_bits_retain(1);
 
 /// The fields that all entries of a queue share.
 pub(super) struct Target {

@@ -4,6 +4,7 @@
 //! requires one, and lets a regular file grow.
 
 use super::UringQueue;
+use super::image_lock::ImageFile;
 use super::limits::{self, FileFacts};
 use super::open::check_kind;
 use super::queue::Shared;
@@ -67,6 +68,7 @@ impl UringFile {
     fn over(file: File, facts: FileFacts) -> UringFile {
         let backing = facts.backing(&file, facts.offset_alignment);
         let (has_lost_writes, tail) = (AtomicBool::new(false), Tail::none());
+        let file = ImageFile::unlocked(file);
         let shared = Shared { file, backing, has_lost_writes, regions: None, tail };
         UringFile { shared: Arc::new(shared), facts }
     }

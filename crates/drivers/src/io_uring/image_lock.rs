@@ -3,16 +3,20 @@
 //! QEMU has a permission protocol over locks of single bytes (`block/file-posix.c`,
 //! `raw_apply_lock_bytes` and `raw_check_lock_bytes`). Programs that use permission N lock byte
 //! `100 + N`; programs that refuse it to others lock byte `200 + N`. All locks are shared, so
-//! compatible programs hold them together. After locking, each program checks whether a lock of another
-//! contradicts its own. So a program that only reads and lets others write (`-U` of QEMU's tools)
-//! may run next to a writer. A second writer is refused.
+//! compatible programs hold them together. After locking, each program checks whether a lock of
+//! another contradicts its own. So a program that only reads and lets others write (`-U` of QEMU's
+//! tools) may run next to a writer. A second writer is refused.
 //!
 //! Freestone also locks one more byte exclusively: of two servers that start at the same moment one
 //! wins. The locks belong to the open file (`F_OFD_SETLK`), not to the process. So a second device
 //! of this process is refused, too.
+//!
+//! Closing a descriptor does not end the locks while another process has a copy of it, as every
+//! child has between `fork` and `exec`. So [`ImageFile`] ends them itself.
 
 use std::fs::File;
 use std::io;
+use std::ops::Deref;
 use std::os::fd::AsRawFd;
 
 /// First byte of the used permissions.
@@ -45,11 +49,47 @@ pub(super) enum Conflict {
     Reader(io::Error),
 }
 
-/// Claims `file` for writing until it is closed. Does nothing on a file system without locks.
-///
-/// # Errors
-/// When another program's locks contradict that.
-pub(super) fn lock(file: &File) -> Result<(), Conflict> {
+/// An open file, and the image locks on it. The drop ends both.
+#[derive(Debug)]
+pub(super) struct ImageFile {
+    file: File,
+    is_locked: bool,
+}
+
+impl ImageFile {
+    /// A file that is used without image locks.
+    pub(super) fn unlocked(file: File) -> ImageFile {
+        ImageFile { file, is_locked: false }
+    }
+
+    /// Claims `file` for writing. Does nothing on a file system without locks.
+    ///
+    /// # Errors
+    /// When another program's locks contradict that.
+    pub(super) fn lock(file: File) -> Result<ImageFile, Conflict> {
+        let file = ImageFile { file, is_locked: true };
+        lock(&file).map(|()| file)
+    }
+}
+
+impl Deref for ImageFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Drop for ImageFile {
+    fn drop(&mut self) {
+        if self.is_locked {
+            // 0 bytes are all up to the end.
+            set_lock(&self.file, &mut byte_range(0, 0, libc::F_UNLCK));
+        }
+    }
+}
+
+fn lock(file: &File) -> Result<(), Conflict> {
     let writer = || Conflict::Writer(io::Error::from_raw_os_error(libc::EAGAIN));
     if !try_lock(file, OWN, libc::F_WRLCK) {
         return Err(writer());
@@ -71,34 +111,38 @@ pub(super) fn lock(file: &File) -> Result<(), Conflict> {
 
 /// Locks a byte. Returns `false` when another open file has a conflicting lock.
 fn try_lock(file: &File, byte: i64, kind: libc::c_int) -> bool {
-    let mut lock = byte_lock(byte, kind);
-    // SAFETY: the structure is valid and lives through the call.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock) } == 0 {
+    if set_lock(file, &mut byte_range(byte, 1, kind)) {
         return true;
     }
     let error = io::Error::last_os_error();
     if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) {
         return false;
     }
-    tracing::debug!(%error, byte, "this file system has no locks");
+    tracing::debug!(%error, byte, "file system without locks");
     true
+}
+
+/// Sets or ends a lock. Returns `false` with an error in `errno`.
+fn set_lock(file: &File, lock: &mut libc::flock) -> bool {
+    // SAFETY: the structure is valid and lives through the call.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut *lock) == 0 }
 }
 
 /// Whether another open file has any lock on a byte.
 fn is_locked(file: &File, byte: i64) -> bool {
-    let mut lock = byte_lock(byte, libc::F_WRLCK);
+    let mut lock = byte_range(byte, 1, libc::F_WRLCK);
     // SAFETY: as above; the kernel writes its result into the structure.
     let is_known = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } == 0;
     is_known && i32::from(lock.l_type) != libc::F_UNLCK
 }
 
-fn byte_lock(byte: i64, kind: libc::c_int) -> libc::flock {
+fn byte_range(start: i64, length: i64, kind: libc::c_int) -> libc::flock {
     // SAFETY: a plain structure of numbers, valid when zeroed.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
-    lock.l_start = byte as libc::off_t;
-    lock.l_len = 1;
+    lock.l_start = start as libc::off_t;
+    lock.l_len = length as libc::off_t;
     lock
 }
 
@@ -110,10 +154,19 @@ mod tests {
         File::options().read(true).write(true).open(path).unwrap()
     }
 
+    /// A file whose locks the test sets.
+    fn held(file: File) -> ImageFile {
+        ImageFile { file, is_locked: true }
+    }
+
+    fn claim(path: &std::path::Path) -> Result<ImageFile, Conflict> {
+        ImageFile::lock(open(path))
+    }
+
     /// Opens the file like QEMU, which uses and refuses these permissions. Returns `None` if QEMU
     /// would fail.
-    fn as_qemu(path: &std::path::Path, uses: &[i64], refuses: &[i64]) -> Option<File> {
-        let file = open(path);
+    fn as_qemu(path: &std::path::Path, uses: &[i64], refuses: &[i64]) -> Option<ImageFile> {
+        let file = held(open(path));
         let bytes = uses.iter().map(|bit| USED + bit).chain(refuses.iter().map(|bit| REFUSED + bit));
         for byte in bytes {
             // QEMU reports "Failed to lock byte" here.
@@ -127,9 +180,8 @@ mod tests {
     #[test]
     fn a_writer_locks_the_bytes_that_qemu_knows() {
         let image = tempfile::NamedTempFile::new().unwrap();
-        let file = open(image.path());
-        lock(&file).unwrap();
-        let other = open(image.path());
+        let file = claim(image.path()).unwrap();
+        let other = held(open(image.path()));
         let locked: Vec<i64> = (0..1100).filter(|byte| is_locked(&other, *byte)).collect();
         assert_eq!(locked, [100, 101, 201, 202, 203, 1000]);
         let exclusive: Vec<i64> = (0..1100).filter(|byte| !try_lock(&other, *byte, libc::F_RDLCK)).collect();
@@ -142,16 +194,27 @@ mod tests {
     fn readers_of_qemu_that_allow_writers_get_in_and_others_do_not() {
         let image = tempfile::NamedTempFile::new().unwrap();
         let path = image.path();
-        let server = open(path);
-        lock(&server).unwrap();
+        let server = claim(path).unwrap();
         assert!(as_qemu(path, &[CONSISTENT_READ], &[]).is_some(), "qemu-img compare -U");
         assert!(as_qemu(path, &[CONSISTENT_READ], &[WRITE, RESIZE]).is_none(), "qemu-img compare");
         assert!(as_qemu(path, &[CONSISTENT_READ, WRITE, RESIZE], &[WRITE, RESIZE]).is_none(), "a guest");
         assert!(as_qemu(path, &[CONSISTENT_READ, WRITE], &[]).is_none(), "a guest with share-rw");
-        assert!(matches!(lock(&open(path)), Err(Conflict::Writer(_))), "another server");
+        assert!(matches!(claim(path), Err(Conflict::Writer(_))), "another server");
         // Refused attempts leave no lock behind.
         drop(server);
-        lock(&open(path)).unwrap();
+        claim(path).unwrap();
+    }
+
+    #[test]
+    fn locks_end_with_the_device_while_a_child_still_has_its_descriptor() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let server = claim(image.path()).unwrap();
+        let copy_of_a_child = server.try_clone().unwrap();
+        let refused = claim(image.path()).unwrap_err();
+        assert!(matches!(refused, Conflict::Writer(_)));
+        drop(server);
+        claim(image.path()).unwrap();
+        drop(copy_of_a_child);
     }
 
     #[test]
@@ -159,20 +222,17 @@ mod tests {
         let image = tempfile::NamedTempFile::new().unwrap();
         let path = image.path();
         let reader = as_qemu(path, &[CONSISTENT_READ], &[]).unwrap();
-        lock(&open(path)).unwrap();
+        claim(path).unwrap();
         drop(reader);
         let reader = as_qemu(path, &[CONSISTENT_READ], &[WRITE, RESIZE]).unwrap();
-        assert!(matches!(lock(&open(path)), Err(Conflict::Reader(_))));
+        assert!(matches!(claim(path), Err(Conflict::Reader(_))));
         drop(reader);
         let guest = as_qemu(path, &[CONSISTENT_READ, WRITE, RESIZE], &[WRITE, RESIZE]).unwrap();
-        assert!(matches!(lock(&open(path)), Err(Conflict::Writer(_))));
+        assert!(matches!(claim(path), Err(Conflict::Writer(_))));
         drop(guest);
         // A program that locks the whole file, as early versions of Freestone did.
-        let whole = open(path);
-        let mut all = byte_lock(0, libc::F_WRLCK);
-        all.l_len = 0;
-        // SAFETY: the structure is valid and lives through the call.
-        assert_eq!(unsafe { libc::fcntl(whole.as_raw_fd(), libc::F_OFD_SETLK, &raw const all) }, 0);
-        assert!(matches!(lock(&open(path)), Err(Conflict::Writer(_))));
+        let whole = held(open(path));
+        assert!(set_lock(&whole, &mut byte_range(0, 0, libc::F_WRLCK)));
+        assert!(matches!(claim(path), Err(Conflict::Writer(_))));
     }
 }

@@ -16,9 +16,13 @@ const LONGEST: u64 = 128 << 10;
 /// Maximum segments that fit on the stack; a transfer with more uses the ring.
 const MOST_SEGMENTS: usize = 16;
 
-/// Whether the file's file system is in memory.
+/// Whether a regular file's file system is in memory. The nodes of block devices lie in a tmpfs,
+/// their data does not.
 pub(super) fn is_in_memory(file: &File) -> bool {
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
+    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        return false;
+    }
     // SAFETY: a plain structure of numbers, valid when zeroed.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: the structure lives through the call.
@@ -74,7 +78,8 @@ fn transfer_list(fd: RawFd, op: Op, rest: Data<'_>, offset: u64, flags: i32) -> 
         _ => copy_list(rest.iter(), &mut few)?,
     };
     let (iovecs, count, offset) = (list.as_ptr().cast::<libc::iovec>(), list.len() as i32, offset as i64);
-    // SAFETY: `Segment` is laid out as `iovec`; the caller's memory is valid by the contract of `Queue::push`.
+    // SAFETY: `Segment` is laid out as `iovec`; the caller's memory is valid by the contract of
+    // `Queue::push`.
     Some(unsafe {
         match op {
             Op::Read => libc::preadv2(fd, iovecs, count, offset, flags),
@@ -90,4 +95,19 @@ fn copy_list(segments: impl Iterator<Item = Segment>, few: &mut [Segment]) -> Op
         count += 1;
     }
     Some(&few[..count])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::FromRawFd;
+
+    #[test]
+    fn nodes_of_devices_are_not_files_in_memory() {
+        // SAFETY: a C string, and the descriptor is new.
+        let file = unsafe { File::from_raw_fd(libc::memfd_create(c"memory".as_ptr(), libc::MFD_CLOEXEC)) };
+        assert!(is_in_memory(&file));
+        // /dev is a tmpfs, or a devtmpfs with the same magic number.
+        assert!(!is_in_memory(&File::open("/dev/null").unwrap()));
+    }
 }

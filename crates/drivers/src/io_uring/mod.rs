@@ -3,11 +3,11 @@
 //! ```text
 //!   UringDevice ── open_channel ──► QueueChannel<UringQueue>          one ring per core
 //!     open     file, exclusive claim or lock, error messages
+//!     claim    the claim of a block device, which can be lent to the kernel
 //!     image_lock  the bytes of a file that writers lock, QEMU's among them
 //!     limits   statx, /sys/dev/block
 //!     queue    slots and rings ─► operation  (state machine: short transfers, fallbacks, syncs)
 //!                              ─► entry      (its step as a submission entry)
-//!     fixed    registered buffers
 //!     tail     the end of a file inside a block
 //!     inline   files in memory, which need no ring
 //! ```
@@ -15,9 +15,9 @@
 //! A queue makes one system call for everything submitted in a turn, and polls for completions in
 //! user memory. Source: `io_uring_enter(2)`, `io_uring_setup(2)`, `fallocate(2)`, `open(2)`.
 
+mod claim;
 mod entry;
 mod file;
-mod fixed;
 mod image_lock;
 mod inline;
 mod limits;
@@ -32,7 +32,8 @@ pub use queue::UringQueue;
 
 use crate::ring::Ring;
 use crate::sysfs::Sysfs;
-use block::{Channel, Device, DeviceError, Limits, MemoryRegion, SharedLimits};
+use block::{Channel, Device, DeviceError, KernelBacking, Limits, MemoryRegion, SharedLimits};
+use claim::Disk;
 use queue::Shared;
 use reactor::QueueChannel;
 use std::os::unix::fs::MetadataExt;
@@ -98,6 +99,8 @@ pub struct UringDevice {
     shared: Arc<Shared>,
     queue_depth: u32,
     is_polled: bool,
+    /// `None` for a regular file.
+    disk: Option<Arc<Disk>>,
 }
 
 impl UringDevice {
@@ -112,23 +115,22 @@ impl UringDevice {
             let message = format!("queue_depth={}: 1 to {MAX_QUEUE_DEPTH}", options.queue_depth);
             return Err(DeviceError::new(name, message));
         }
-        let file = open::open(options)?;
+        let (file, claim) = open::open(options)?;
         let (limits, backing, tail) = limits::inspect(&file, options)?;
         let is_polled = options.iopoll && can_poll(&file, options);
         let regions = options.fixed_buffers.then(Default::default);
         tracing::info!(device = name, capacity = limits.capacity, block_size = limits.block_size, "opened");
+        let is_disk = backing.is_block_device && options.direct;
+        let shared =
+            Arc::new(Shared { file, backing, has_lost_writes: AtomicBool::new(false), regions, tail });
+        let disk = is_disk.then(|| Arc::new(Disk::new(&name, &options.path, shared.clone(), claim)));
         Ok(UringDevice {
             name,
             limits: SharedLimits::new(limits),
-            shared: Arc::new(Shared {
-                file,
-                backing,
-                has_lost_writes: AtomicBool::new(false),
-                regions,
-                tail,
-            }),
+            shared,
             queue_depth: options.queue_depth,
             is_polled,
+            disk,
         })
     }
 
@@ -190,6 +192,16 @@ impl Device for UringDevice {
     fn unmap_region(&self, region: &MemoryRegion) {
         if let Some(regions) = &self.shared.regions {
             regions.remove(region);
+        }
+    }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        match &self.disk {
+            Some(disk) => Ok(disk.clone()),
+            None if self.shared.backing.is_block_device => {
+                Err(DeviceError::new(&self.name, "open through the page cache (direct=on is needed)"))
+            }
+            None => Err(DeviceError::new(&self.name, "a regular file, not a block device")),
         }
     }
 }

@@ -1,17 +1,19 @@
 //! Opens a file or block device with clear error messages, and guards it against a second writer.
 
 use super::Options;
-use super::image_lock::{self, Conflict};
+use super::claim::{claim, is_same_disk};
+use super::image_lock::{Conflict, ImageFile};
 use block::DeviceError;
 use std::fs::{File, FileType, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 
-/// Opens the file that `options` name.
+/// Opens the file that `options` name. The second file is the claim of a block device
+/// that is open for direct I/O.
 ///
 /// # Errors
 /// The reason and, if there is one, the option that helps.
-pub(super) fn open(options: &Options) -> Result<File, DeviceError> {
+pub(super) fn open(options: &Options) -> Result<(ImageFile, Option<File>), DeviceError> {
     let refuse = |message: String| DeviceError::new(options.device_name(), message);
     let path = options.path.display();
     let kind = std::fs::metadata(&options.path)
@@ -20,26 +22,37 @@ pub(super) fn open(options: &Options) -> Result<File, DeviceError> {
     check_kind(kind)
         .map_err(|what| refuse(format!("{path} is {what}, not a regular file or block device")))?;
     let is_exclusive = kind.is_block_device() && !options.read_only && !options.share;
-    let mut flags = libc::O_CLOEXEC;
-    flags |= if options.direct { libc::O_DIRECT } else { 0 };
-    // Without O_CREAT, O_EXCL claims a block device: other programs cannot claim or mount it.
-    flags |= if is_exclusive { libc::O_EXCL } else { 0 };
+    let refused = |e: io::Error| refuse(reason(options, is_exclusive, &e)).because(e);
+    // Zeroing through the page cache needs the claim in the file itself: without it the kernel
+    // refuses to drop pages that are not written yet.
+    let has_own_claim = is_exclusive && !options.direct;
+    let claim =
+        (is_exclusive && options.direct).then(|| claim(&options.path)).transpose().map_err(refused)?;
+    let flags = libc::O_CLOEXEC
+        | if options.direct { libc::O_DIRECT } else { 0 }
+        | if has_own_claim { libc::O_EXCL } else { 0 };
     let file = OpenOptions::new()
         .read(true)
         .write(!options.read_only)
         .custom_flags(flags)
         .open(&options.path)
-        .map_err(|e| refuse(reason(options, is_exclusive, &e)).because(e))?;
-    if kind.is_file() && !options.read_only && !options.share {
-        image_lock::lock(&file).map_err(|conflict| {
-            let (what, error) = match conflict {
-                Conflict::Writer(error) => ("is open for writing elsewhere", error),
-                Conflict::Reader(error) => ("is read by a program that allows no writer", error),
-            };
-            refuse(format!("{path} {what} (share=on opens it anyway)")).because(error)
-        })?;
+        .map_err(refused)?;
+    if let Some(claim) = &claim
+        && !is_same_disk(claim, &file).map_err(refused)?
+    {
+        return Err(refuse(format!("{path} has named two disks in turn while it was opened")));
     }
-    Ok(file)
+    if !kind.is_file() || options.read_only || options.share {
+        return Ok((ImageFile::unlocked(file), claim));
+    }
+    let file = ImageFile::lock(file).map_err(|conflict| {
+        let (what, error) = match conflict {
+            Conflict::Writer(error) => ("is open for writing elsewhere", error),
+            Conflict::Reader(error) => ("is read by a program that allows no writer", error),
+        };
+        refuse(format!("{path} {what} (share=on opens it anyway)")).because(error)
+    })?;
+    Ok((file, claim))
 }
 
 /// Returns a description of this file type if it is not supported.

@@ -116,7 +116,8 @@ impl Operation {
         self.done = 0;
         self.other_fd = None;
         self.retries = 0;
-        // SAFETY: only the lifetime changes; the caller promises that the memory outlives the operation.
+        // SAFETY: only the lifetime changes; the caller promises that the memory outlives the
+        // operation.
         self.data = unsafe { std::mem::transmute::<Data<'_>, Data<'static>>(req.data) };
         let is_plain = req.op.has_data() && !req.flags.contains(Flags::FUA) && req.len <= i32::MAX as u64;
         self.plain_answer = if is_plain { req.len as i32 } else { -1 };

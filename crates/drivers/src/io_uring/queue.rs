@@ -1,15 +1,15 @@
 //! One core's rings over one file.
 
 use super::entry::{Target, rw_flags};
-use super::fixed::{FixedBuffers, Regions};
+use super::image_lock::ImageFile;
 use super::inline;
 use super::operation::{Backing, Next, Operation, Step, Ways};
 use super::tail::Tail;
 use crate::direct::{DirectQueue, ZoneRequest};
+use crate::fixed::{FixedBuffers, Regions};
 use crate::ring::Ring;
 use crate::zeroes::zero_segments;
 use block::{Flags, IoError, IoResult, Op, Queue, Request};
-use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
@@ -22,14 +22,14 @@ const BATCH: usize = 32;
 
 /// Selects one of a queue's rings.
 #[derive(Clone, Copy)]
-enum Which {
+enum RingKind {
     Main,
     Side,
 }
 
 /// The state that all queues of a device share.
 pub(super) struct Shared {
-    pub file: File,
+    pub file: ImageFile,
     pub backing: Backing,
     /// Whether the page cache has lost a write. The kernel reports that only once, to one caller,
     /// but later flushes must not claim that all data is durable.
@@ -165,13 +165,13 @@ impl UringQueue {
 
     /// Reaps all completions of one ring. Returns how many requests ended.
     #[inline]
-    fn reap_ring(&mut self, which: Which, done: &mut dyn FnMut(u32, IoResult)) -> usize {
+    fn reap_ring(&mut self, kind: RingKind, done: &mut dyn FnMut(u32, IoResult)) -> usize {
         let mut room = [const { MaybeUninit::uninit() }; BATCH];
         let mut count = 0;
         loop {
-            let ring = match which {
-                Which::Main => &mut self.main,
-                Which::Side => self.side.as_mut().expect("only asked for where there is one"),
+            let ring = match kind {
+                RingKind::Main => &mut self.main,
+                RingKind::Side => self.side.as_mut().expect("only asked for where there is one"),
             };
             let answers = ring.take(&mut room);
             for answer in answers {
@@ -275,10 +275,10 @@ impl Queue for UringQueue {
             count += 1;
         }
         self.main.look();
-        count += self.reap_ring(Which::Main, done);
+        count += self.reap_ring(RingKind::Main, done);
         if let Some(side) = &mut self.side {
             side.look();
-            count += self.reap_ring(Which::Side, done);
+            count += self.reap_ring(RingKind::Side, done);
         }
         // Requests with several steps have queued their next one.
         if self.has_gone_on {

@@ -3,7 +3,7 @@
 
 use super::reply::Violation;
 
-/// Maximum gaps of a read: a server sends the pieces of one read roughly in order.
+/// Maximum gaps of a read: a server sends the parts of one read roughly in order.
 const MAX_RANGES: usize = 256;
 
 /// Disjoint ranges, sorted, neighbours joined. A single range, reused for each read, unless parts

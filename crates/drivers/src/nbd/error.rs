@@ -54,7 +54,7 @@ pub enum OpenError {
 
 fn in_use(connections: &u32) -> String {
     if *connections == 1 {
-        return "its only connection is in use: the server does not allow more (CAN_MULTI_CONN)".into();
+        return "the only connection is in use: the server does not allow more (CAN_MULTI_CONN)".into();
     }
     format!("all {connections} connections are in use (connections=1 to {MAX_CONNECTIONS})")
 }

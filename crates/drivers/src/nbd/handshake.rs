@@ -158,7 +158,9 @@ pub(super) fn negotiate(stream: &mut Stream<'_, '_>, options: &Options) -> Resul
     match (greeting, style) {
         (GREETING, OPTION_MAGIC) => {}
         (GREETING, OLD_STYLE) => {
-            return Err(OpenError::Protocol("it supports only the handshake from before 2009".into()));
+            return Err(OpenError::Protocol(
+                "the server supports only the handshake from before 2009".into(),
+            ));
         }
         _ => return Err(OpenError::Protocol(format!("invalid greeting {greeting:#x} {style:#x}"))),
     }
@@ -169,7 +171,9 @@ pub(super) fn negotiate(stream: &mut Stream<'_, '_>, options: &Options) -> Resul
     let has_zeroes = known & FLAG_NO_ZEROES == 0;
     if known & FLAG_FIXED_NEWSTYLE == 0 {
         if options.tls.is_some() {
-            return Err(OpenError::NoTls(" (it supports only the handshake from before 2011)".into()));
+            return Err(OpenError::NoTls(
+                " (the server supports only the handshake from before 2011)".into(),
+            ));
         }
         return by_name(stream, export, Replies::Simple, has_zeroes);
     }
@@ -187,7 +191,7 @@ pub(super) fn negotiate(stream: &mut Stream<'_, '_>, options: &Options) -> Resul
     match go(stream, export, replies)? {
         Some(facts) => Ok(facts),
         None if replies == Replies::Extended => {
-            Err(OpenError::Protocol("it supports extended headers, but not NBD_OPT_GO".into()))
+            Err(OpenError::Protocol("the server supports extended headers, but not NBD_OPT_GO".into()))
         }
         None => by_name(stream, export, replies, has_zeroes),
     }
@@ -201,7 +205,7 @@ fn start_tls(stream: &mut Stream<'_, '_>, session: tls::Session) -> Result<(), O
     match reply.kind {
         REP_ACK if reply.data.is_empty() => Ok(stream.secure(session)?),
         kind if kind & REP_ERR != 0 => Err(OpenError::NoTls(reply.text())),
-        kind => Err(OpenError::Protocol(format!("it answers NBD_OPT_STARTTLS with {kind:#x}"))),
+        kind => Err(OpenError::Protocol(format!("the server answers NBD_OPT_STARTTLS with {kind:#x}"))),
     }
 }
 
@@ -213,7 +217,7 @@ fn is_granted(stream: &mut Stream<'_, '_>, opt: Opt) -> Result<bool, OpenError> 
         REP_ACK => Ok(true),
         REP_ERR_TLS_REQD => Err(reply.refusal(opt, "")),
         kind if kind & REP_ERR != 0 => Ok(false),
-        kind => Err(OpenError::Protocol(format!("it answers {} with {kind:#x}", opt.name()))),
+        kind => Err(OpenError::Protocol(format!("the server answers {} with {kind:#x}", opt.name()))),
     }
 }
 
@@ -235,22 +239,24 @@ fn go(stream: &mut Stream<'_, '_>, export: &str, replies: Replies) -> Result<Opt
                     sizes = reply.be32(2).zip(reply.be32(6)).zip(reply.be32(10));
                 }
                 (Some(kind @ (INFO_EXPORT | INFO_BLOCK_SIZE)), len) => {
-                    return Err(OpenError::Protocol(format!("its information {kind} has {len} bytes")));
+                    return Err(OpenError::Protocol(format!("information {kind} has {len} bytes")));
                 }
                 _ => {}
             },
             REP_ACK => {
                 let Some((size, flags)) = about else {
-                    return Err(OpenError::Protocol("it sent no information about the export".into()));
+                    return Err(OpenError::Protocol(
+                        "the server sent no information about the export".into(),
+                    ));
                 };
                 return Facts::new(size, flags, replies, sizes.map(|((a, b), c)| [a, b, c])).map(Some);
             }
             REP_ERR_UNSUP => return Ok(None),
             kind if kind & REP_ERR != 0 => return Err(reply.refusal(Opt::Go, export)),
-            kind => return Err(OpenError::Protocol(format!("it answers NBD_OPT_GO with {kind:#x}"))),
+            kind => return Err(OpenError::Protocol(format!("the server answers NBD_OPT_GO with {kind:#x}"))),
         }
     }
-    Err(OpenError::Protocol("it sent too much information about the export".into()))
+    Err(OpenError::Protocol("the server sent too much information about the export".into()))
 }
 
 /// `NBD_OPT_EXPORT_NAME`, which a server refuses by disconnecting.
@@ -303,11 +309,12 @@ impl Reply {
         let (magic, about) = (header.be64(0).unwrap_or(0), header.be32(8).unwrap_or(0));
         let (kind, len) = (header.be32(12).unwrap_or(0), header.be32(16).unwrap_or(0));
         if magic != OPTION_REPLY_MAGIC || about != opt as u32 {
-            let message = format!("it answers {} with a reply {magic:#x} to option {about}", opt.name());
+            let message =
+                format!("the server answers {} with a reply {magic:#x} to option {about}", opt.name());
             return Err(OpenError::Protocol(message));
         }
         if len > MAX_REPLY {
-            return Err(OpenError::Protocol(format!("it answers {} with {len} bytes", opt.name())));
+            return Err(OpenError::Protocol(format!("the server answers {} with {len} bytes", opt.name())));
         }
         let mut data = vec![0; len as usize];
         stream.read(&mut data)?;

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   NbdDevice ── open_channel() ──► QueueChannel ─► NbdQueue ── one connection each ──►  server
-//!      │ control                                      Outbox: sendmsg(2), many requests
-//!   Session: address, handshake, facts                Inbox:  recvmsg(2), many replies, data in place
+//!      │ control                            Outbox: sendmsg(2), many requests
+//!   Session: address, handshake, facts      Inbox:  recvmsg(2), many replies, data in place
 //! ```
 //!
 //! The driver negotiates the richest form of replies that the server supports. These are extended
@@ -18,8 +18,8 @@
 //!
 //! The size is that at the time of connecting: the protocol has no way to query it again.
 //!
-//! Source: <https://github.com/NetworkBlockDevice/nbd>, doc/proto.md and doc/uri.md; extended headers: its branch
-//! `extension-ext-header`.
+//! Source: <https://github.com/NetworkBlockDevice/nbd>, doc/proto.md and doc/uri.md; extended
+//! headers: its branch `extension-ext-header`.
 
 mod coverage;
 mod error;
@@ -41,7 +41,7 @@ pub use queue::NbdQueue;
 pub use session::Session;
 pub use wire::Replies;
 
-use block::{Channel, Device, DeviceError, Limits, MemoryRegion, SharedLimits};
+use block::{Channel, Device, DeviceError, KernelBacking, Limits, MemoryRegion, SharedLimits};
 use reactor::QueueChannel;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -99,4 +99,8 @@ impl Device for NbdDevice {
     }
 
     fn unmap_region(&self, _region: &MemoryRegion) {}
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }

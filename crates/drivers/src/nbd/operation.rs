@@ -135,8 +135,8 @@ impl Operation {
         self.flags = flags;
         self.offset = if req.op == Op::Flush { 0 } else { offset };
         self.rest = req.len;
-        // SAFETY: by contract the list and the memory live until the request has ended, and the slot forgets
-        // them then.
+        // SAFETY: by contract the list and the memory live until the request has ended, and the
+        // slot forgets them then.
         self.data = unsafe { std::mem::transmute::<Data<'_>, Data<'static>>(req.data) };
         self.is_busy = true;
         Ok(())

@@ -11,11 +11,13 @@
 //! only after its last byte was sent, even when the server answers earlier: until then its memory
 //! is still in use.
 
+use super::error::OpenError;
 use super::operation::{Next, Operation, Traits};
 use super::reply::{Content, Front, MAX_FRONT, Violation, decode};
 use super::session::{Lease, Session};
 use super::wire::{Command, ESHUTDOWN, Header, MAX_REQUEST_HEADER, Replies};
 use crate::direct::{DirectQueue, ZoneRequest, poll_events};
+use crate::stream::Cancel;
 use crate::stream::inbox::Inbox;
 use crate::stream::outbox::Outbox;
 use crate::stream::wakeup::Wakeup;
@@ -66,11 +68,30 @@ pub struct NbdQueue {
     lost: Option<Box<str>>,
 }
 
-// SAFETY: the pointers in it belong to requests, whose memory any thread may use, and to buffers of its own.
+// SAFETY: the pointers in it belong to requests, whose memory any thread may use, and to buffers of
+// its own.
 unsafe impl Send for NbdQueue {}
 
+impl Session {
+    /// Starts a queue with its own connection. All but the first one connect, which blocks as
+    /// [`Session::open`] does.
+    ///
+    /// # Errors
+    /// As [`Session::open`]; when all connections are in use; when the export has changed.
+    pub fn start_queue(self: &Arc<Self>, cancel: &Cancel) -> Result<NbdQueue, OpenError> {
+        self.start_queue_of(self.queue_depth(), cancel)
+    }
+
+    /// As [`Session::start_queue`], for another number of requests: 1 to
+    /// [`super::MAX_QUEUE_DEPTH`].
+    pub fn start_queue_of(self: &Arc<Self>, depth: u32, cancel: &Cancel) -> Result<NbdQueue, OpenError> {
+        let (wire, lease) = self.take_connection(depth, cancel)?;
+        NbdQueue::new(wire, lease, depth).map_err(OpenError::System)
+    }
+}
+
 impl NbdQueue {
-    pub(super) fn new(wire: Wire, lease: Lease, depth: u32) -> io::Result<NbdQueue> {
+    fn new(wire: Wire, lease: Lease, depth: u32) -> io::Result<NbdQueue> {
         let facts = *lease.session().facts();
         Ok(NbdQueue {
             wire,

@@ -123,7 +123,7 @@ pub enum Violation {
     #[error("a reply ends before all of its data was received")]
     Incomplete,
     /// Too many parts.
-    #[error("a reply comes in too many pieces")]
+    #[error("a reply has too many parts")]
     Scattered,
     /// The connection ended.
     #[error("the server closed the connection")]

@@ -3,9 +3,8 @@
 use super::error::OpenError;
 use super::handshake::{Facts, negotiate};
 use super::options::{MAX_CONNECTIONS, Options};
-use super::queue::NbdQueue;
 use crate::stream::Cancel;
-use crate::stream::connect::{Patience, Stream};
+use crate::stream::connect::{Deadline, Stream};
 use crate::stream::wire::Wire;
 use block::Limits;
 use std::os::fd::OwnedFd;
@@ -50,8 +49,8 @@ impl Session {
     /// in the options.
     pub fn over(socket: OwnedFd, options: &Options, cancel: &Cancel) -> Result<Arc<Session>, OpenError> {
         options.check().map_err(OpenError::Options)?;
-        let patience = Patience::new(options.timeout_ms, cancel);
-        let mut stream = Stream::over(socket.into(), &patience)?;
+        let deadline = Deadline::new(options.timeout_ms, cancel);
+        let mut stream = Stream::over(socket.into(), &deadline)?;
         let facts = negotiate(&mut stream, options)?;
         Session::new(options, (stream.into_wire(), facts))
     }
@@ -94,34 +93,30 @@ impl Session {
         }
     }
 
-    /// Starts a queue with its own connection. All but the first one connect, which blocks as
-    /// [`Session::open`] does.
-    ///
-    /// # Errors
-    /// As [`Session::open`]; when all connections are in use; when the export has changed.
-    pub fn start_queue(self: &Arc<Self>, cancel: &Cancel) -> Result<NbdQueue, OpenError> {
-        self.start_queue_of(self.options.queue_depth, cancel)
-    }
-
-    /// As [`Session::start_queue`], for another number of requests: 1 to
-    /// [`super::MAX_QUEUE_DEPTH`].
-    pub fn start_queue_of(self: &Arc<Self>, depth: u32, cancel: &Cancel) -> Result<NbdQueue, OpenError> {
+    /// Takes a connection for a queue of `depth` requests; connects unless the first one is free.
+    pub(super) fn take_connection(
+        self: &Arc<Self>,
+        depth: u32,
+        cancel: &Cancel,
+    ) -> Result<(Wire, Lease), OpenError> {
         Options { queue_depth: depth, ..self.options.clone() }.check().map_err(OpenError::Options)?;
         let lease = Lease::take(self)?;
         let spare = self.lock().spare.take();
         let spare = spare.and_then(|mut wire| wire.is_alive().then_some(wire));
-        let wire = match spare {
-            Some(wire) => wire,
-            None => {
-                let (wire, facts) = connect(&self.options, cancel)?;
-                if facts != self.facts {
-                    let message = format!("the export changed from {:?} to {facts:?}", self.facts);
-                    return Err(OpenError::Export(message));
-                }
-                wire
-            }
-        };
-        NbdQueue::new(wire, lease, depth).map_err(OpenError::System)
+        if let Some(wire) = spare {
+            return Ok((wire, lease));
+        }
+        let (wire, facts) = connect(&self.options, cancel)?;
+        if facts != self.facts {
+            let message = format!("the export changed from {:?} to {facts:?}", self.facts);
+            return Err(OpenError::Export(message));
+        }
+        Ok((wire, lease))
+    }
+
+    /// Maximum requests of a queue, if its caller names no other number.
+    pub(super) fn queue_depth(&self) -> u32 {
+        self.options.queue_depth
     }
 
     fn lock(&self) -> MutexGuard<'_, Connections> {
@@ -157,8 +152,8 @@ impl Drop for Lease {
 }
 
 fn connect(options: &Options, cancel: &Cancel) -> Result<(Wire, Facts), OpenError> {
-    let patience = Patience::new(options.timeout_ms, cancel);
-    let mut stream = Stream::connect(&options.address, &patience)?;
+    let deadline = Deadline::new(options.timeout_ms, cancel);
+    let mut stream = Stream::connect(&options.address, &deadline)?;
     let facts = negotiate(&mut stream, options)?;
     Ok((stream.into_wire(), facts))
 }
@@ -167,10 +162,7 @@ fn limits(facts: &Facts, options: &Options) -> Result<Limits, OpenError> {
     let block = facts.min_block;
     let capacity = facts.size & !(u64::from(block) - 1);
     if capacity == 0 {
-        return Err(OpenError::Export(format!(
-            "its size of {} bytes is less than one block of {block}",
-            facts.size
-        )));
+        return Err(OpenError::Export(format!("size {} bytes: less than one block of {block}", facts.size)));
     }
     if capacity < facts.size {
         let (size, rest) = (facts.size, facts.size - capacity);

@@ -5,7 +5,7 @@
 use super::error::OpenError;
 use super::link::Link;
 use super::options::Options;
-use crate::stream::connect::Patience;
+use crate::stream::connect::Deadline;
 use nvme::fabrics::{ConnectData, auth};
 use nvme::{Sgl, Status};
 use nvme_auth::host::Refusal;
@@ -24,25 +24,25 @@ pub(super) fn perform(
     link: &mut Link,
     options: &Options,
     data: &ConnectData,
-    patience: &Patience<'_>,
+    deadline: &Deadline<'_>,
 ) -> Result<(), OpenError> {
     static TRANSACTION: AtomicU16 = AtomicU16::new(0);
     let key = options.key.as_ref().ok_or(OpenError::NoKey)?;
     let parties = Parties { host: data.host.clone(), subsystem: data.subsystem.clone() };
     let transaction = TRANSACTION.fetch_add(1, Ordering::Relaxed);
     let mut talk = Host::new(&parties, key, options.controller_key.as_ref(), transaction);
-    say(link, &talk.negotiate(), patience)?;
-    let challenge = hear(link, patience)?;
+    say(link, &talk.negotiate(), deadline)?;
+    let challenge = hear(link, deadline)?;
     let reply = match talk.reply(&challenge) {
         Ok(reply) => reply,
-        Err(refusal) => return Err(refuse(link, &talk, refusal, patience)),
+        Err(refusal) => return Err(refuse(link, &talk, refusal, deadline)),
     };
-    say(link, &reply, patience)?;
-    let end = hear(link, patience)?;
+    say(link, &reply, deadline)?;
+    let end = hear(link, deadline)?;
     match talk.conclude(&end) {
-        Ok(Some(message)) => say(link, &message, patience)?,
+        Ok(Some(message)) => say(link, &message, deadline)?,
         Ok(None) => {}
-        Err(refusal) => return Err(refuse(link, &talk, refusal, patience)),
+        Err(refusal) => return Err(refuse(link, &talk, refusal, deadline)),
     }
     let (hash, group) = talk.chosen().unzip();
     let (hash, group) = (hash.map(Hash::name), group.map(Group::name));
@@ -51,18 +51,18 @@ pub(super) fn perform(
     Ok(())
 }
 
-fn say(link: &mut Link, message: &[u8], patience: &Patience<'_>) -> Result<(), OpenError> {
+fn say(link: &mut Link, message: &[u8], deadline: &Deadline<'_>) -> Result<(), OpenError> {
     let len = message.len() as u32; // about 1200 at most
     let entry = |id| auth::send(id, len, Sgl::InCapsule { offset: 0, len });
-    match link.command(entry, message, &mut [], patience)?.status {
+    match link.command(entry, message, &mut [], deadline)?.status {
         Status::SUCCESS => Ok(()),
         status => Err(OpenError::Refused { command: "an authentication message", status }),
     }
 }
 
-fn hear(link: &mut Link, patience: &Patience<'_>) -> Result<Vec<u8>, OpenError> {
+fn hear(link: &mut Link, deadline: &Deadline<'_>) -> Result<Vec<u8>, OpenError> {
     let mut message = vec![0; ROOM];
-    let (end, got) = link.command_up_to(|id| auth::receive(id, ROOM as u32), &[], &mut message, patience)?;
+    let (end, got) = link.command_up_to(|id| auth::receive(id, ROOM as u32), &[], &mut message, deadline)?;
     message.truncate(got);
     match end.status {
         Status::SUCCESS => Ok(message),
@@ -71,9 +71,9 @@ fn hear(link: &mut Link, patience: &Patience<'_>) -> Result<Vec<u8>, OpenError> 
 }
 
 /// Tells the target the reason of the failure, best effort: the connection ends in any case.
-fn refuse(link: &mut Link, talk: &Host<'_>, refusal: Refusal, patience: &Patience<'_>) -> OpenError {
+fn refuse(link: &mut Link, talk: &Host<'_>, refusal: Refusal, deadline: &Deadline<'_>) -> OpenError {
     if let Refusal::Ours(fault) = refusal {
-        let _ = say(link, &talk.failure(fault), patience);
+        let _ = say(link, &talk.failure(fault), deadline);
     }
     OpenError::Authentication(refusal)
 }

@@ -11,12 +11,12 @@
 //! must not arrive after newer data. A target that continues to execute commands of a lost
 //! connection can still mix up both. It has to drain them itself, as for every other initiator.
 
+use super::connect::{self, Purpose};
 use super::controller::Controller;
 use super::error::OpenError;
-use super::link::{Link, Purpose};
 use super::queue_mailbox::{Connection, QueueMailbox, lock};
-use super::session::{Shared, Task};
-use crate::stream::connect::Patience;
+use super::shared::{Shared, Task};
+use crate::stream::connect::Deadline;
 use crate::stream::{Cancel, StreamError};
 use nvme::Status;
 use nvme::fabrics::ConnectData;
@@ -49,7 +49,7 @@ pub(super) fn run(shared: &Arc<Shared>, mut controller: Controller, stop: &Cance
         let why = match serve(shared, &mut controller, stop) {
             End::Lost(why) => why,
             End::Stopped => {
-                let _ = controller.shut_down(&Patience::new(LEAVE_MS, &Cancel::never()));
+                let _ = controller.shut_down(&Deadline::new(LEAVE_MS, &Cancel::never()));
                 return;
             }
         };
@@ -69,13 +69,13 @@ pub(super) fn run(shared: &Arc<Shared>, mut controller: Controller, stop: &Cance
 
 fn serve(shared: &Shared, controller: &mut Controller, stop: &Cancel) -> End {
     let interval = Controller::keep_alive_interval(&shared.options);
-    let patience_ms = match shared.options.keep_alive_s {
+    let timeout_ms = match shared.options.keep_alive_s {
         0 => shared.options.timeout_ms,
         seconds => u64::from(seconds) * 1000,
     };
     let (mut alive_at, mut tick_at) = (Instant::now(), Instant::now());
     loop {
-        let patience = Patience::new(patience_ms, stop);
+        let deadline = Deadline::new(timeout_ms, stop);
         let now = Instant::now();
         let mut next = tick_at + TICK;
         if let Some(interval) = interval {
@@ -88,16 +88,16 @@ fn serve(shared: &Shared, controller: &mut Controller, stop: &Cancel) -> End {
         if let Some(why) = lock(&shared.lost).take() {
             return End::Lost(why);
         }
-        let mut done = work(shared, controller, &patience);
+        let mut done = work(shared, controller, &deadline);
         if done.is_ok() && is_readable {
             done = controller
-                .listen(&patience)
-                .and_then(|is_change| look(shared, controller, is_change, &patience));
+                .listen(&deadline)
+                .and_then(|is_change| look(shared, controller, is_change, &deadline));
         }
         let now = Instant::now();
         if done.is_ok() && interval.is_some_and(|interval| now >= alive_at + interval) {
             alive_at = now;
-            done = controller.keep_alive(&patience).and_then(|()| heed(shared, controller, &patience));
+            done = controller.keep_alive(&deadline).and_then(|()| heed(shared, controller, &deadline));
         }
         if now >= tick_at + TICK {
             tick_at = now;
@@ -126,7 +126,7 @@ fn wait(shared: &Shared, controller: &Controller, timeout: Duration) -> bool {
 
 /// Executes pending jobs. An error of a queue goes to the requester; an error of the admin queue is
 /// returned.
-fn work(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>) -> Result<(), OpenError> {
+fn work(shared: &Shared, controller: &mut Controller, deadline: &Deadline<'_>) -> Result<(), OpenError> {
     loop {
         let Some(job) = lock(&shared.jobs).pop_front() else { return Ok(()) };
         if job.is_dropped() {
@@ -134,7 +134,7 @@ fn work(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>) -
         }
         match &job.task {
             Task::Refresh => {
-                let learnt = measure(shared, controller, patience);
+                let learnt = measure(shared, controller, deadline);
                 let lost = learnt.as_ref().err().filter(|e| is_loss(e)).map(ToString::to_string);
                 job.answer(learnt);
                 if let Some(why) = lost {
@@ -142,7 +142,7 @@ fn work(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>) -
                 }
             }
             Task::Connect(mailbox) => {
-                let connected = connect(shared, controller.id, mailbox, &shared.facts, patience)
+                let connected = connect(shared, controller.id, mailbox, &shared.facts, deadline)
                     .and_then(|connection| mailbox.connected(connection));
                 if connected.is_ok() {
                     let mut mailboxes = lock(&shared.mailboxes);
@@ -163,9 +163,9 @@ fn is_loss(error: &OpenError) -> bool {
 }
 
 /// Handles an event that arrived while waiting for something else.
-fn heed(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>) -> Result<(), OpenError> {
-    let is_change = controller.take_event(patience)?;
-    look(shared, controller, is_change, patience)
+fn heed(shared: &Shared, controller: &mut Controller, deadline: &Deadline<'_>) -> Result<(), OpenError> {
+    let is_change = controller.take_event(deadline)?;
+    look(shared, controller, is_change, deadline)
 }
 
 /// Queries the namespace again if it changed. A namespace that became unusable does not end the
@@ -174,11 +174,11 @@ fn look(
     shared: &Shared,
     controller: &mut Controller,
     mut is_change: bool,
-    patience: &Patience<'_>,
+    deadline: &Deadline<'_>,
 ) -> Result<(), OpenError> {
     for _ in 0..MAX_EVENTS {
         if is_change {
-            match measure(shared, controller, patience) {
+            match measure(shared, controller, deadline) {
                 Err(error) if is_loss(&error) => return Err(error),
                 Err(error) => {
                     tracing::warn!(device = %shared.name, %error, "namespace changed and cannot be used")
@@ -187,7 +187,7 @@ fn look(
             }
         }
         // The query may have received the next event.
-        is_change = controller.take_event(patience)?;
+        is_change = controller.take_event(deadline)?;
         if !is_change {
             break;
         }
@@ -196,8 +196,8 @@ fn look(
 }
 
 /// Queries the namespace's size.
-fn measure(shared: &Shared, controller: &mut Controller, patience: &Patience<'_>) -> Result<(), OpenError> {
-    let facts = controller.learn(Some(shared.facts.nsid), patience)?;
+fn measure(shared: &Shared, controller: &mut Controller, deadline: &Deadline<'_>) -> Result<(), OpenError> {
+    let facts = controller.learn(Some(shared.facts.nsid), deadline)?;
     if !shared.facts.is_same(&facts) {
         return Err(OpenError::Changed);
     }
@@ -214,7 +214,7 @@ fn connect(
     controller_id: u16,
     mailbox: &QueueMailbox,
     facts: &super::Facts,
-    patience: &Patience<'_>,
+    deadline: &Deadline<'_>,
 ) -> Result<Connection, OpenError> {
     let purpose = Purpose {
         queue_id: mailbox.queue_id,
@@ -223,14 +223,14 @@ fn connect(
         data: &ConnectData { controller_id, ..shared.host.clone() },
     };
     loop {
-        match Link::connect(&shared.options, &purpose, patience) {
+        match connect::connect(&shared.options, &purpose, deadline) {
             Ok((link, _)) => {
                 let terms = link.terms();
                 return Ok(Connection { socket: link.into_socket(), terms, facts: *facts });
             }
             // The target has not released this identifier's previous queue yet.
             Err(OpenError::Refused { status: Status::COMMAND_SEQUENCE_ERROR, .. }) => {
-                patience.pause(FORGET)?
+                deadline.pause(FORGET)?
             }
             Err(error) => return Err(error),
         }
@@ -250,13 +250,13 @@ fn reconnect(shared: &Shared, stop: &Cancel, mut why: String) -> Result<Controll
     let mut delay = FIRST_DELAY;
     while start.elapsed() < Duration::from_secs(most.into()) {
         let left = Duration::from_secs(most.into()).saturating_sub(start.elapsed());
-        match Patience::new(u64::MAX, stop).pause(delay.min(left)) {
+        match Deadline::new(u64::MAX, stop).pause(delay.min(left)) {
             Ok(()) => {}
             Err(_) => return Err(None),
         }
         delay = (delay * 2).min(Duration::from_secs(longest.into())).max(FIRST_DELAY);
         lock(&shared.lost).take();
-        match attempt(shared, &Patience::new(options.timeout_ms, stop)) {
+        match attempt(shared, &Deadline::new(options.timeout_ms, stop)) {
             Ok(controller) => {
                 tracing::info!(device = %shared.name, after_ms = start.elapsed().as_millis() as u64, "reconnected");
                 return Ok(controller);
@@ -271,8 +271,8 @@ fn reconnect(shared: &Shared, stop: &Cancel, mut why: String) -> Result<Controll
 }
 
 /// Makes all connections, or none.
-fn attempt(shared: &Shared, patience: &Patience<'_>) -> Result<Controller, OpenError> {
-    let (controller, facts) = Controller::connect(&shared.options, &shared.host, patience)?;
+fn attempt(shared: &Shared, deadline: &Deadline<'_>) -> Result<Controller, OpenError> {
+    let (controller, facts) = Controller::connect(&shared.options, &shared.host, deadline)?;
     if !shared.facts.is_same(&facts) {
         return Err(OpenError::Changed);
     }
@@ -285,7 +285,7 @@ fn attempt(shared: &Shared, patience: &Patience<'_>) -> Result<Controller, OpenE
         .collect();
     let connections: Vec<Connection> = mailboxes
         .iter()
-        .map(|mailbox| connect(shared, controller.id, mailbox, &facts, patience))
+        .map(|mailbox| connect(shared, controller.id, mailbox, &facts, deadline))
         .collect::<Result<_, _>>()?;
     shared.limits.set_capacity(facts.capacity);
     for (mailbox, connection) in mailboxes.iter().zip(connections) {

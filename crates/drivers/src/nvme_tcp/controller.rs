@@ -1,10 +1,11 @@
 //! Finds, enables and queries a controller over its admin queue.
 
+use super::connect::{self, Purpose};
 use super::error::OpenError;
-use super::facts::{Facts, Told};
-use super::link::{Link, Purpose};
+use super::facts::{Facts, Structures};
+use super::link::Link;
 use super::options::{MAX_QUEUES, Options};
-use crate::stream::connect::Patience;
+use crate::stream::connect::Deadline;
 use nvme::command::{Command, cns, event, feature, log_page};
 use nvme::fabrics::property::{
     Capabilities, Configuration, ControllerStatus, PropertyGet, PropertySet, offset,
@@ -35,12 +36,12 @@ impl Controller {
     pub(super) fn connect(
         options: &Options,
         data: &ConnectData,
-        patience: &Patience<'_>,
+        deadline: &Deadline<'_>,
     ) -> Result<(Controller, Facts), OpenError> {
-        let mut controller = Controller::reach(options, data, patience)?;
-        let facts = controller.learn(options.nsid, patience)?;
-        controller.agree_on_queues(options, patience)?;
-        controller.ask_for_events(patience)?;
+        let mut controller = Controller::reach(options, data, deadline)?;
+        let facts = controller.learn(options.nsid, deadline)?;
+        controller.agree_on_queues(options, deadline)?;
+        controller.ask_for_events(deadline)?;
         Ok((controller, facts))
     }
 
@@ -48,7 +49,7 @@ impl Controller {
     pub(super) fn reach(
         options: &Options,
         data: &ConnectData,
-        patience: &Patience<'_>,
+        deadline: &Deadline<'_>,
     ) -> Result<Controller, OpenError> {
         let purpose = Purpose {
             queue_id: 0,
@@ -56,36 +57,36 @@ impl Controller {
             keep_alive_ms: options.keep_alive_s * 1000,
             data: &ConnectData { controller_id: ANY_CONTROLLER, ..data.clone() },
         };
-        let (mut link, id) = Link::connect(options, &purpose, patience)?;
+        let (mut link, id) = connect::connect(options, &purpose, deadline)?;
         let get = PropertyGet { bytes: 8, offset: offset::CAP };
-        let capabilities = link.succeed("to tell its capabilities", |id| get.entry(id), &mut [], patience)?;
+        let capabilities = link.succeed("to tell its capabilities", |id| get.entry(id), &mut [], deadline)?;
         let capabilities = Capabilities::parse(capabilities.result);
         let mut controller = Controller { link, id, queues: 0, has_events: false, capabilities };
-        controller.enable(patience)?;
+        controller.enable(deadline)?;
         Ok(controller)
     }
 
     /// Queries namespace `nsid`, or the first one.
-    pub(super) fn learn(&mut self, nsid: Option<u32>, patience: &Patience<'_>) -> Result<Facts, OpenError> {
+    pub(super) fn learn(&mut self, nsid: Option<u32>, deadline: &Deadline<'_>) -> Result<Facts, OpenError> {
         let nsid = match nsid {
             Some(nsid) => nsid,
             None => {
-                let list = self.identify(0, cns::ACTIVE_NAMESPACES, patience)?;
+                let list = self.identify(0, cns::ACTIVE_NAMESPACES, deadline)?;
                 parse_namespaces(&list).next().ok_or(OpenError::NoNamespace(String::new()))?
             }
         };
-        let controller = self.identify(0, cns::CONTROLLER, patience)?;
-        let namespace = match self.identify(nsid, cns::NAMESPACE, patience) {
+        let controller = self.identify(0, cns::CONTROLLER, deadline)?;
+        let namespace = match self.identify(nsid, cns::NAMESPACE, deadline) {
             Err(OpenError::Refused { status: Status::INVALID_NAMESPACE, .. }) => {
                 return Err(OpenError::NoNamespace(format!(" {nsid}")));
             }
             other => other?,
         };
-        let descriptors = self.identify_if_it_can(nsid, cns::DESCRIPTORS, patience)?;
-        let limits = self.identify_if_it_can(0, cns::COMMAND_SET_CONTROLLER, patience)?;
+        let descriptors = self.identify_if_it_can(nsid, cns::DESCRIPTORS, deadline)?;
+        let limits = self.identify_if_it_can(0, cns::COMMAND_SET_CONTROLLER, deadline)?;
         let data = ControllerData::parse(&controller);
         self.has_events = data.async_events & event::CONFIG_NAMESPACE_ATTRIBUTES != 0;
-        Facts::new(&Told {
+        Facts::new(&Structures {
             capabilities: self.capabilities,
             controller: &controller,
             nsid,
@@ -96,8 +97,8 @@ impl Controller {
     }
 
     /// Sends a keep-alive command; `Ok` means that the controller is alive.
-    pub(super) fn keep_alive(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
-        self.admin("to stay alive", &Command::keep_alive(), &mut [], patience).map(|_| ())
+    pub(super) fn keep_alive(&mut self, deadline: &Deadline<'_>) -> Result<(), OpenError> {
+        self.admin("to stay alive", &Command::keep_alive(), &mut [], deadline).map(|_| ())
     }
 
     /// The interval of [`Controller::keep_alive`]; `None` for never.
@@ -108,13 +109,13 @@ impl Controller {
 
     /// Processes received PDUs of the admin queue, without waiting for more than a PDU that has
     /// begun. Returns `true` if the namespace may have changed.
-    pub(super) fn listen(&mut self, patience: &Patience<'_>) -> Result<bool, OpenError> {
-        self.link.listen(patience)?;
-        self.take_event(patience)
+    pub(super) fn listen(&mut self, deadline: &Deadline<'_>) -> Result<bool, OpenError> {
+        self.link.listen(deadline)?;
+        self.take_event(deadline)
     }
 
     /// Processes an event that arrived meanwhile, and requests the next.
-    pub(super) fn take_event(&mut self, patience: &Patience<'_>) -> Result<bool, OpenError> {
+    pub(super) fn take_event(&mut self, deadline: &Deadline<'_>) -> Result<bool, OpenError> {
         let Some(dword) = self.link.take_event() else { return Ok(false) };
         let event = event::Event::parse(dword);
         tracing::debug!(?event, "asynchronous event");
@@ -123,9 +124,9 @@ impl Controller {
             // The controller reports the same event again only after the log was read. The content
             // is ignored, since the namespace is queried anyway.
             let log = Command::get_log_page(u32::MAX, log_page::CHANGED_NAMESPACES, 0, IDENTIFY_BYTES as u32);
-            self.admin("to tell what changed", &log, &mut [0; IDENTIFY_BYTES], patience)?;
+            self.admin("to tell what changed", &log, &mut [0; IDENTIFY_BYTES], deadline)?;
         }
-        self.link.request_event(patience)?;
+        self.link.request_event(deadline)?;
         Ok(is_change)
     }
 
@@ -135,49 +136,49 @@ impl Controller {
     }
 
     /// Shuts the controller down.
-    pub(super) fn shut_down(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
+    pub(super) fn shut_down(&mut self, deadline: &Deadline<'_>) -> Result<(), OpenError> {
         let normal = Configuration { shutdown: 1, ..Configuration::ENABLED };
-        self.set(offset::CC, normal.encode(), patience)
+        self.set(offset::CC, normal.encode(), deadline)
     }
 
-    fn enable(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
-        self.set(offset::CC, Configuration::ENABLED.encode(), patience)?;
+    fn enable(&mut self, deadline: &Deadline<'_>) -> Result<(), OpenError> {
+        self.set(offset::CC, Configuration::ENABLED.encode(), deadline)?;
         loop {
             let get = PropertyGet { bytes: 4, offset: offset::CSTS };
             let entry = |id| get.entry(id);
-            let status = self.link.succeed("to tell its status", entry, &mut [], patience)?;
+            let status = self.link.succeed("to tell its status", entry, &mut [], deadline)?;
             let status = ControllerStatus::parse(status.result as u32);
             if status.is_fatal {
-                return Err(OpenError::Unusable("its controller reports a fatal status".into()));
+                return Err(OpenError::Unusable("the controller reports a fatal status".into()));
             }
             if status.is_ready {
                 return Ok(());
             }
-            patience.pause(READY_POLL)?;
+            deadline.pause(READY_POLL)?;
         }
     }
 
-    fn set(&mut self, offset: u32, value: u32, patience: &Patience<'_>) -> Result<(), OpenError> {
+    fn set(&mut self, offset: u32, value: u32, deadline: &Deadline<'_>) -> Result<(), OpenError> {
         let set = PropertySet { bytes: 4, offset, value: value.into() };
-        self.link.succeed("to be configured", |id| set.entry(id), &mut [], patience).map(|_| ())
+        self.link.succeed("to be configured", |id| set.entry(id), &mut [], deadline).map(|_| ())
     }
 
-    fn agree_on_queues(&mut self, options: &Options, patience: &Patience<'_>) -> Result<(), OpenError> {
+    fn agree_on_queues(&mut self, options: &Options, deadline: &Deadline<'_>) -> Result<(), OpenError> {
         let wanted = if options.queues == 0 { MAX_QUEUES } else { options.queues };
         let value = (wanted - 1) | (wanted - 1) << 16;
         let command = Command::set_features(feature::NUMBER_OF_QUEUES, value);
-        let granted = self.admin("to grant queues", &command, &mut [], patience)?;
+        let granted = self.admin("to grant queues", &command, &mut [], deadline)?;
         let granted = (granted.result as u32 & 0xffff).min((granted.result >> 16) as u32 & 0xffff) + 1;
         self.queues = granted.min(wanted);
         Ok(())
     }
 
-    fn ask_for_events(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
+    fn ask_for_events(&mut self, deadline: &Deadline<'_>) -> Result<(), OpenError> {
         if self.has_events {
             let wanted = event::CONFIG_NAMESPACE_ATTRIBUTES;
             let command = Command::set_features(feature::ASYNC_EVENT_CONFIGURATION, wanted);
-            self.admin("to report events", &command, &mut [], patience)?;
-            self.link.request_event(patience)?;
+            self.admin("to report events", &command, &mut [], deadline)?;
+            self.link.request_event(deadline)?;
         }
         Ok(())
     }
@@ -186,10 +187,10 @@ impl Controller {
         &mut self,
         nsid: u32,
         cns: u8,
-        patience: &Patience<'_>,
+        deadline: &Deadline<'_>,
     ) -> Result<Box<IdentifyData>, OpenError> {
         let mut data = Box::new([0; IDENTIFY_BYTES]);
-        self.admin("to identify itself", &Command::identify(nsid, cns, 0), &mut *data, patience)?;
+        self.admin("to identify itself", &Command::identify(nsid, cns, 0), &mut *data, deadline)?;
         Ok(data)
     }
 
@@ -199,9 +200,9 @@ impl Controller {
         &mut self,
         nsid: u32,
         cns: u8,
-        patience: &Patience<'_>,
+        deadline: &Deadline<'_>,
     ) -> Result<Box<IdentifyData>, OpenError> {
-        match self.identify(nsid, cns, patience) {
+        match self.identify(nsid, cns, deadline) {
             Err(OpenError::Refused { .. }) => Ok(Box::new([0; IDENTIFY_BYTES])),
             other => other,
         }
@@ -214,9 +215,9 @@ impl Controller {
         what: &'static str,
         command: &Command,
         to: &mut [u8],
-        patience: &Patience<'_>,
+        deadline: &Deadline<'_>,
     ) -> Result<nvme::CompletionEntry, OpenError> {
         let sgl = Sgl::Transport { len: to.len() as u32 };
-        self.link.succeed(what, |id| SubmissionEntry::new(command, id, sgl), to, patience)
+        self.link.succeed(what, |id| SubmissionEntry::new(command, id, sgl), to, deadline)
     }
 }

@@ -7,7 +7,7 @@ use super::controller::Controller;
 use super::error::OpenError;
 use super::options::{Options, host};
 use crate::stream::Cancel;
-use crate::stream::connect::Patience;
+use crate::stream::connect::Deadline;
 use nvme::Command;
 use nvme::command::log_page;
 use nvme::fabrics::discovery::{DiscoveryEntry, DiscoveryHeader, RECORD_BYTES};
@@ -31,23 +31,23 @@ pub fn discover(options: &Options, cancel: &Cancel) -> Result<Vec<DiscoveryEntry
     // A short visit: no keep-alive is needed.
     let options = Options { nqn: subsystem.clone(), keep_alive_s: 0, ..options.clone() };
     let host = ConnectData { host_id, controller_id: ANY_CONTROLLER, subsystem, host: name };
-    let patience = Patience::new(options.timeout_ms, cancel);
-    let mut controller = Controller::reach(&options, &host, &patience)?;
+    let deadline = Deadline::new(options.timeout_ms, cancel);
+    let mut controller = Controller::reach(&options, &host, &deadline)?;
     for _ in 0..ATTEMPTS {
-        let before = header(&mut controller, &patience)?;
-        let entries = entries(&mut controller, before.records, &patience)?;
-        if header(&mut controller, &patience)? == before {
+        let before = header(&mut controller, &deadline)?;
+        let entries = entries(&mut controller, before.records, &deadline)?;
+        if header(&mut controller, &deadline)? == before {
             // Best effort: the controller ends with the connection.
-            let _ = controller.shut_down(&patience);
+            let _ = controller.shut_down(&deadline);
             return Ok(entries);
         }
     }
-    Err(OpenError::Unusable("its discovery log changes faster than it can be read".into()))
+    Err(OpenError::Unusable("the discovery log changes faster than it can be read".into()))
 }
 
-fn header(controller: &mut Controller, patience: &Patience<'_>) -> Result<DiscoveryHeader, OpenError> {
+fn header(controller: &mut Controller, deadline: &Deadline<'_>) -> Result<DiscoveryHeader, OpenError> {
     let mut bytes = [0; RECORD_BYTES];
-    read(controller, 0, &mut bytes, patience)?;
+    read(controller, 0, &mut bytes, deadline)?;
     let header = DiscoveryHeader::parse(&bytes);
     if header.record_format != 0 {
         let message = format!("its discovery log has the unknown format {}", header.record_format);
@@ -63,12 +63,12 @@ fn header(controller: &mut Controller, patience: &Patience<'_>) -> Result<Discov
 fn entries(
     controller: &mut Controller,
     count: u64,
-    patience: &Patience<'_>,
+    deadline: &Deadline<'_>,
 ) -> Result<Vec<DiscoveryEntry>, OpenError> {
     let mut found = Vec::new();
     for first in (0..count).step_by(AT_ONCE as usize) {
         let mut bytes = vec![0; RECORD_BYTES * AT_ONCE.min(count - first) as usize];
-        read(controller, (first + 1) * RECORD_BYTES as u64, &mut bytes, patience)?;
+        read(controller, (first + 1) * RECORD_BYTES as u64, &mut bytes, deadline)?;
         let (records, _) = bytes.as_chunks::<RECORD_BYTES>();
         for (record, bytes) in (first..).zip(records) {
             match DiscoveryEntry::parse(bytes) {
@@ -87,8 +87,8 @@ fn read(
     controller: &mut Controller,
     offset: u64,
     to: &mut [u8],
-    patience: &Patience<'_>,
+    deadline: &Deadline<'_>,
 ) -> Result<(), OpenError> {
     let command = Command::get_log_page_from(0, log_page::DISCOVERY, offset, to.len() as u32);
-    controller.admin("to read the discovery log", &command, to, patience).map(|_| ())
+    controller.admin("to read the discovery log", &command, to, deadline).map(|_| ())
 }

@@ -62,7 +62,7 @@ pub struct Facts {
 }
 
 /// The structures that the controller returned, from which facts are derived.
-pub(super) struct Told<'a> {
+pub(super) struct Structures<'a> {
     pub(super) capabilities: Capabilities,
     pub(super) controller: &'a IdentifyData,
     pub(super) nsid: u32,
@@ -78,22 +78,23 @@ impl Facts {
     ///
     /// # Errors
     /// When the namespace cannot be used.
-    pub(super) fn new(told: &Told<'_>) -> Result<Facts, OpenError> {
-        let data = ControllerData::parse(told.controller);
+    pub(super) fn new(structures: &Structures<'_>) -> Result<Facts, OpenError> {
+        let data = ControllerData::parse(structures.controller);
         if data.controller_type == ControllerType::Discovery {
-            return Err(OpenError::Unusable("it belongs to a discovery controller".into()));
+            return Err(OpenError::Unusable("the controller is a discovery controller".into()));
         }
-        if CommandSet::of_descriptors(told.descriptors)? != CommandSet::Nvm {
-            return Err(OpenError::Unusable("it is zoned".into()));
+        if CommandSet::of_descriptors(structures.descriptors)? != CommandSet::Nvm {
+            return Err(OpenError::Unusable("the namespace is zoned".into()));
         }
-        if told.namespace.iter().all(|byte| *byte == 0) {
-            return Err(OpenError::NoNamespace(format!(" {}", told.nsid)));
+        if structures.namespace.iter().all(|byte| *byte == 0) {
+            return Err(OpenError::NoNamespace(format!(" {}", structures.nsid)));
         }
-        let (controller, namespace) = (Controller::parse(told.controller), Namespace::parse(told.namespace)?);
+        let (controller, namespace) =
+            (Controller::parse(structures.controller), Namespace::parse(structures.namespace)?);
         if namespace.blocks == 0 {
-            return Err(OpenError::Unusable("it has no blocks".into()));
+            return Err(OpenError::Unusable("the namespace has no blocks".into()));
         }
-        let limits = CommandLimits::parse(told.limits);
+        let limits = CommandLimits::parse(structures.limits);
         let block = 1u32 << namespace.block_shift;
         let bytes = |blocks: u32| u64::from(blocks) << namespace.block_shift;
         let preference = |blocks: u32| match bytes(blocks) {
@@ -101,12 +102,12 @@ impl Facts {
             _ => block,
         };
         // MDTS counts in the controller's smallest pages.
-        let pages = u64::from(told.capabilities.min_page_bytes / nvme::MIN_PAGE_BYTES);
+        let pages = u64::from(structures.capabilities.min_page_bytes / nvme::MIN_PAGE_BYTES);
         let most = controller.max_transfer.map_or(u64::from(MAX_COMMAND), |bytes| u64::from(bytes) * pages);
         let most = most.min(MAX_COMMAND.into()).min(bytes(MAX_BLOCKS)) as u32;
         let optimal = Some(bytes(namespace.optimal_write_blocks)).filter(|size| *size <= MAX_PREFERENCE);
         Ok(Facts {
-            nsid: told.nsid,
+            nsid: structures.nsid,
             capacity: namespace.blocks << namespace.block_shift,
             block_shift: namespace.block_shift,
             is_write_protected: namespace.is_write_protected,
@@ -120,9 +121,9 @@ impl Facts {
             preferred_write: preference(namespace.preferred_write_blocks),
             preferred_discard: preference(namespace.preferred_deallocate_blocks),
             optimal_io: optimal.unwrap_or(0) as u32,
-            max_entries: told.capabilities.max_entries,
+            max_entries: structures.capabilities.max_entries,
             max_commands: if data.max_commands == 0 { u32::MAX } else { data.max_commands.into() },
-            identity: identity(told),
+            identity: identity(structures),
         })
     }
 
@@ -158,10 +159,10 @@ impl Facts {
     }
 }
 
-fn identity(told: &Told<'_>) -> Identity {
-    let data = NamespaceData::parse(told.namespace);
+fn identity(structures: &Structures<'_>) -> Identity {
+    let data = NamespaceData::parse(structures.namespace);
     let mut identity = Identity { nguid: data.nguid, eui64: data.eui64, uuid: [0; 16] };
-    for id in parse_descriptors(told.descriptors) {
+    for id in parse_descriptors(structures.descriptors) {
         match id {
             NamespaceId::Eui64(id) => identity.eui64 = id,
             NamespaceId::Nguid(id) => identity.nguid = id,

@@ -1,12 +1,10 @@
 //! A connection with blocking commands, one at a time: the start of every connection, and the admin
 //! queue.
 
-use super::authentication;
 use super::error::{OpenError, Violation};
 use super::options::Options;
 use crate::stream::StreamError;
-use crate::stream::connect::{Patience, Stream};
-use nvme::fabrics::{Connect, ConnectData, ConnectResponse, InvalidParameter};
+use crate::stream::connect::Deadline;
 use nvme::tcp::{
     C2hData, COMMON_BYTES, CapsuleCmd, CapsuleResp, DataDigest, Fatal, Frame, Framing, HEADER_BYTES,
     IC_BYTES, IcReq, IcResp, MAX_FRONT, MAX_PEER_FRONT, MAX_TERMINATION_BYTES, PduType, Side, TermReq,
@@ -37,49 +35,15 @@ pub(super) struct Link {
     event: Option<u32>,
 }
 
-/// The purpose of a connection.
-pub(super) struct Purpose<'a> {
-    pub(super) queue_id: u16,
-    /// Entries of the queue.
-    pub(super) entries: u32,
-    pub(super) keep_alive_ms: u32,
-    pub(super) data: &'a ConnectData,
-}
-
 impl Link {
-    /// Connects a queue to the target. Returns the identifier of its controller.
-    pub(super) fn connect(
+    /// Initializes a connection over `socket`.
+    pub(super) fn over(
+        socket: Socket,
         options: &Options,
-        purpose: &Purpose<'_>,
-        patience: &Patience<'_>,
-    ) -> Result<(Link, u16), OpenError> {
-        let socket = Stream::connect(&options.address, patience)?.into_socket();
-        let terms = agree(&socket, options, patience)?;
-        let mut link = Link { socket, terms, next_id: 0, event_request: None, event: None };
-        let connect = Connect {
-            record_format: 0,
-            queue_id: purpose.queue_id,
-            entries: purpose.entries,
-            attributes: 0,
-            keep_alive_ms: purpose.keep_alive_ms,
-        };
-        let data = purpose.data.encode();
-        let entry = |id| connect.entry(id, Sgl::InCapsule { offset: 0, len: data.len() as u32 });
-        let end = link.command(entry, &data, &mut [], patience)?;
-        match end.status {
-            Status::SUCCESS => {}
-            status @ Status::CONNECT_INVALID_PARAMETERS => {
-                return Err(OpenError::Parameter(InvalidParameter::parse(end.result), status));
-            }
-            status => return Err(OpenError::Refused { command: "to connect", status }),
-        }
-        let response = ConnectResponse::parse(&end);
-        if response.needs_authentication {
-            authentication::perform(&mut link, options, purpose.data, patience)?;
-        } else if options.controller_key.is_some() {
-            return Err(OpenError::NoProof);
-        }
-        Ok((link, response.controller_id))
+        deadline: &Deadline<'_>,
+    ) -> Result<Link, OpenError> {
+        let terms = agree(&socket, options, deadline)?;
+        Ok(Link { socket, terms, next_id: 0, event_request: None, event: None })
     }
 
     /// Sends the command that `entry` builds for an identifier, with `data` in its capsule, and
@@ -89,9 +53,9 @@ impl Link {
         entry: impl FnOnce(u16) -> SubmissionEntry,
         data: &[u8],
         to: &mut [u8],
-        patience: &Patience<'_>,
+        deadline: &Deadline<'_>,
     ) -> Result<CompletionEntry, OpenError> {
-        match self.command_up_to(entry, data, to, patience)? {
+        match self.command_up_to(entry, data, to, deadline)? {
             (end, got) if end.status == Status::SUCCESS && got < to.len() => {
                 Err(Violation::Incomplete.into())
             }
@@ -105,12 +69,12 @@ impl Link {
         entry: impl FnOnce(u16) -> SubmissionEntry,
         data: &[u8],
         to: &mut [u8],
-        patience: &Patience<'_>,
+        deadline: &Deadline<'_>,
     ) -> Result<(CompletionEntry, usize), OpenError> {
-        let id = self.send(entry, data, patience)?;
+        let id = self.send(entry, data, deadline)?;
         let mut got = 0;
         loop {
-            if let Some(end) = self.receive(Some(id), to, &mut got, patience)? {
+            if let Some(end) = self.receive(Some(id), to, &mut got, deadline)? {
                 return Ok((end, got));
             }
         }
@@ -123,9 +87,9 @@ impl Link {
         what: &'static str,
         entry: impl FnOnce(u16) -> SubmissionEntry,
         to: &mut [u8],
-        patience: &Patience<'_>,
+        deadline: &Deadline<'_>,
     ) -> Result<CompletionEntry, OpenError> {
-        let end = self.command(entry, &[], to, patience)?;
+        let end = self.command(entry, &[], to, deadline)?;
         match end.status {
             Status::SUCCESS => Ok(end),
             status => Err(OpenError::Refused { command: what, status }),
@@ -133,19 +97,19 @@ impl Link {
     }
 
     /// Requests the next event, unless a request is outstanding.
-    pub(super) fn request_event(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
+    pub(super) fn request_event(&mut self, deadline: &Deadline<'_>) -> Result<(), OpenError> {
         if self.event_request.is_none() {
             let command = nvme::Command::async_event_request();
             let sgl = Sgl::Transport { len: 0 };
-            let id = self.send(|id| SubmissionEntry::new(&command, id, sgl), &[], patience)?;
+            let id = self.send(|id| SubmissionEntry::new(&command, id, sgl), &[], deadline)?;
             self.event_request = Some(id);
         }
         Ok(())
     }
 
     /// Processes received PDUs while no command is pending. Called when the socket is readable.
-    pub(super) fn listen(&mut self, patience: &Patience<'_>) -> Result<(), OpenError> {
-        self.receive(None, &mut [], &mut 0, patience).map(|_| ())
+    pub(super) fn listen(&mut self, deadline: &Deadline<'_>) -> Result<(), OpenError> {
+        self.receive(None, &mut [], &mut 0, deadline).map(|_| ())
     }
 
     /// Returns the event that arrived since the last call.
@@ -169,7 +133,7 @@ impl Link {
         &mut self,
         entry: impl FnOnce(u16) -> SubmissionEntry,
         data: &[u8],
-        patience: &Patience<'_>,
+        deadline: &Deadline<'_>,
     ) -> Result<u16, OpenError> {
         let id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
@@ -182,7 +146,7 @@ impl Link {
         if framing.data_digest && !data.is_empty() {
             message.extend(digest(data));
         }
-        patience.write(&self.socket, &message)?;
+        deadline.write(&self.socket, &message)?;
         Ok(id)
     }
 
@@ -192,10 +156,10 @@ impl Link {
         id: Option<u16>,
         to: &mut [u8],
         got: &mut usize,
-        patience: &Patience<'_>,
+        deadline: &Deadline<'_>,
     ) -> Result<Option<CompletionEntry>, OpenError> {
         let mut front = [0; MAX_PEER_FRONT];
-        let result = self.receive_pdu(id, to, got, &mut front, patience);
+        let result = self.receive_pdu(id, to, got, &mut front, deadline);
         if let Err(OpenError::Protocol(violation)) = &result {
             refuse(&self.socket, violation, &front[..HEADER_BYTES]);
         }
@@ -208,9 +172,9 @@ impl Link {
         to: &mut [u8],
         got: &mut usize,
         front: &mut [u8; MAX_PEER_FRONT],
-        patience: &Patience<'_>,
+        deadline: &Deadline<'_>,
     ) -> Result<Option<CompletionEntry>, OpenError> {
-        let frame = receive_front(&self.socket, &self.terms.to_receive, front, patience)?;
+        let frame = receive_front(&self.socket, &self.terms.to_receive, front, deadline)?;
         let header = front.first_chunk::<HEADER_BYTES>().expect("no header is shorter");
         match frame.kind {
             PduType::C2hData => {
@@ -223,8 +187,8 @@ impl Link {
                     return Err(outside.into());
                 }
                 let target = &mut to[*got..*got + data.len as usize];
-                patience.read(&self.socket, target)?;
-                self.check_digest(&frame, target, patience)?;
+                deadline.read(&self.socket, target)?;
+                self.check_digest(&frame, target, deadline)?;
                 *got += data.len as usize;
                 let end = CompletionEntry::new(data.command_id, Status::SUCCESS);
                 Ok(data.is_success.then_some(end))
@@ -246,12 +210,12 @@ impl Link {
         }
     }
 
-    fn check_digest(&self, frame: &Frame, data: &[u8], patience: &Patience<'_>) -> Result<(), OpenError> {
+    fn check_digest(&self, frame: &Frame, data: &[u8], deadline: &Deadline<'_>) -> Result<(), OpenError> {
         if !frame.has_data_digest {
             return Ok(());
         }
         let mut found = [0; 4];
-        patience.read(&self.socket, &mut found)?;
+        deadline.read(&self.socket, &mut found)?;
         if found == digest(data) { Ok(()) } else { Err(Violation::Digest.into()) }
     }
 }
@@ -302,27 +266,27 @@ fn receive_front(
     socket: &Socket,
     framing: &Framing,
     front: &mut [u8; MAX_PEER_FRONT],
-    patience: &Patience<'_>,
+    deadline: &Deadline<'_>,
 ) -> Result<Frame, OpenError> {
-    patience.read(socket, &mut front[..COMMON_BYTES])?;
+    deadline.read(socket, &mut front[..COMMON_BYTES])?;
     let common = front.first_chunk().expect("there are more bytes than these");
     let frame = framing.accept(common, Side::Controller).map_err(Violation::from)?;
-    patience.read(socket, &mut front[COMMON_BYTES..frame.front_bytes()])?;
+    deadline.read(socket, &mut front[COMMON_BYTES..frame.front_bytes()])?;
     frame.check_header_digest(front.as_slice()).map_err(Violation::from)?;
     Ok(frame)
 }
 
 /// Initializes the connection.
-fn agree(socket: &Socket, options: &Options, patience: &Patience<'_>) -> Result<Terms, OpenError> {
+fn agree(socket: &Socket, options: &Options, deadline: &Deadline<'_>) -> Result<Terms, OpenError> {
     let wanted = IcReq {
         align_bytes: 4,
         header_digest: options.header_digest,
         data_digest: options.data_digest,
         max_r2t: 1,
     };
-    patience.write(socket, &wanted.encode())?;
+    deadline.write(socket, &wanted.encode())?;
     let mut front = [0; MAX_PEER_FRONT];
-    let frame = receive_front(socket, &Framing::default(), &mut front, patience)?;
+    let frame = receive_front(socket, &Framing::default(), &mut front, deadline)?;
     match frame.kind {
         PduType::IcResp => {}
         PduType::C2hTermReq => {

@@ -25,6 +25,7 @@
 //! Source: NVM Express TCP Transport Specification 1.0, Base Specification 2.0 section 6.
 
 mod authentication;
+mod connect;
 mod connection_thread;
 mod controller;
 mod discovery;
@@ -36,6 +37,7 @@ mod options;
 mod queue;
 mod queue_mailbox;
 mod session;
+mod shared;
 #[cfg(test)]
 mod tests;
 
@@ -48,12 +50,11 @@ pub use nvme::fabrics::discovery::DiscoveryEntry;
 pub use nvme_auth::Key;
 pub use options::{
     DEFAULT_PORT, DISCOVERY_PORT, MAX_QUEUE_DEPTH, MAX_QUEUES, Options, parse_address, parse_address_at,
-    parse_uuid,
 };
 pub use queue::NvmeTcpQueue;
 pub use session::Session;
 
-use block::{Channel, Device, DeviceError, Limits, MemoryRegion};
+use block::{Channel, Device, DeviceError, KernelBacking, Limits, MemoryRegion};
 use reactor::QueueChannel;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -112,4 +113,8 @@ impl Device for NvmeTcpDevice {
     }
 
     fn unmap_region(&self, _region: &MemoryRegion) {}
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }

@@ -6,6 +6,7 @@
 
 use super::error::Violation;
 use super::facts::Facts;
+use crate::work::Work;
 use crate::zeroes::zero_segments;
 use block::{Data, Flags, IoError, IoResult, Op, Request, Segment};
 use nvme::command::{Command, deallocate_range};
@@ -20,18 +21,6 @@ const RANGE_BYTES: u64 = 16;
 /// Bytes of the caller's memory that are copied at once to compute a digest: no reference to that
 /// memory may exist.
 const DIGEST_STEP: usize = 4096;
-
-/// The kind of work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Work {
-    Read,
-    Write,
-    WriteZeroes,
-    /// Zeroes sent as data.
-    WriteBuffers,
-    Discard,
-    Flush,
-}
 
 /// Data that a slot has to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,17 +123,10 @@ impl Operation {
         offset: u64,
         facts: &Facts,
     ) -> Result<bool, IoError> {
-        self.work = match req.op {
-            Op::Read => Work::Read,
-            Op::Write => Work::Write,
-            Op::WriteZeroes if facts.zero_blocks.is_some() => Work::WriteZeroes,
-            Op::WriteZeroes if req.flags.contains(Flags::NO_FALLBACK) => return Err(IoError::Unsupported),
-            Op::WriteZeroes => Work::WriteBuffers,
-            Op::Discard if facts.deallocation.is_some() => Work::Discard,
-            Op::Discard => return Err(IoError::Unsupported),
-            Op::Flush if !facts.has_cache => return Ok(false),
-            Op::Flush => Work::Flush,
-        };
+        self.work = Work::of(req, facts.zero_blocks.is_some(), facts.deallocation.is_some())?;
+        if self.work == Work::Flush && !facts.has_cache {
+            return Ok(false);
+        }
         let len = if req.op == Op::Flush { 0 } else { req.len };
         if len == 0 && req.op != Op::Flush {
             return Ok(false);
@@ -160,8 +142,8 @@ impl Operation {
         self.flags = req.flags;
         self.offset = offset;
         (self.part, self.rest) = (0, len);
-        // SAFETY: by contract the list and the memory live until the request has ended, and the slot forgets
-        // them then.
+        // SAFETY: by contract the list and the memory live until the request has ended, and the
+        // slot forgets them then.
         self.data = unsafe { std::mem::transmute::<Data<'_>, Data<'static>>(req.data) };
         (self.is_busy, self.attempts) = (true, 0);
         (self.is_out, self.is_later) = (false, false);
@@ -234,7 +216,7 @@ impl Operation {
         matches!(self.work, Work::Write | Work::WriteBuffers | Work::Discard)
     }
 
-    /// Passes the pieces of the command's data from `offset` on to `push`, for reading only.
+    /// Passes the segments of the command's data from `offset` on to `push`, for reading only.
     #[inline]
     pub(super) fn pieces(&mut self, offset: u32, len: u32, push: impl FnMut(Segment)) {
         let (offset, len) = (offset as usize, len as usize);
@@ -350,9 +332,8 @@ impl Operation {
     #[cold]
     fn conclude_error(&mut self) -> Next {
         let error = self.status.result().err().unwrap_or(IoError::Corrupt);
-        let has_other_way = !self.flags.contains(Flags::NO_FALLBACK) && self.work == Work::WriteZeroes;
-        if has_other_way && error == IoError::Unsupported {
-            self.work = Work::WriteBuffers;
+        if let Some(other) = self.work.fallback(error, self.flags) {
+            self.work = other;
             self.pending = Pending::Command;
             return Next::Issue;
         }

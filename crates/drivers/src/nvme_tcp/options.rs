@@ -1,6 +1,7 @@
 //! Options of a namespace: the subsystem's address, and the host's identity.
 
 use crate::stream::Address;
+use base::Uuid;
 use nvme::fabrics::Nqn;
 use nvme_auth::Key;
 use std::net::IpAddr;
@@ -156,23 +157,13 @@ pub fn parse_address_at(text: &str, port_if_none: u16) -> Result<Address, String
     Ok(Address::Tcp { host: host.to_owned(), port })
 }
 
-/// Parses a UUID: 32 hexadecimal digits, with or without dashes.
-pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
-    let digits: Vec<u8> = text
-        .chars()
-        .filter(|c| *c != '-')
-        .map(|c| c.to_digit(16).map(|digit| digit as u8))
-        .collect::<Option<_>>()?;
-    let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
-    if digits.len() == 32 { bytes.try_into().ok() } else { None }
-}
-
 /// The host's identity: from the options, else from this machine's files, else a new one.
 pub(super) fn host(options: &Options) -> ([u8; 16], Nqn) {
     let read = |path| std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
-    let id = options.host_id.or_else(|| parse_uuid(&read("/etc/nvme/hostid")));
+    let uuid = |path| Uuid::parse(&read(path)).map(|uuid| uuid.0);
+    let id = options.host_id.or_else(|| uuid("/etc/nvme/hostid"));
     // The fallback is the same for all such hosts, which matters only for reservations.
-    let id = id.or_else(|| parse_uuid(&read("/proc/sys/kernel/random/uuid"))).unwrap_or([0xf5; 16]);
+    let id = id.or_else(|| uuid("/proc/sys/kernel/random/uuid")).unwrap_or([0xf5; 16]);
     let name = options.host_nqn.clone();
     let of_machine = || Nqn::new(&read("/etc/nvme/hostnqn")).ok().filter(|_| options.host_id.is_none());
     (id, name.or_else(of_machine).unwrap_or_else(|| Nqn::of_uuid(&id)))
@@ -205,10 +196,7 @@ mod tests {
 
     #[test]
     fn a_host_is_named_by_its_identifier_unless_it_has_a_name() {
-        let id = parse_uuid("00112233-4455-6677-8899-aabbccddeeff").unwrap();
-        assert_eq!((id[0], id[15]), (0x00, 0xff));
-        assert_eq!(parse_uuid("00112233-4455"), None);
-        assert_eq!(parse_uuid("00112233-4455-6677-8899-aabbccddeefg"), None);
+        let id = Uuid::parse("00112233-4455-6677-8899-aabbccddeeff").unwrap().0;
         let known = Options { host_id: Some(id), ..options() };
         let name = "nqn.2014-08.org.nvmexpress:uuid:00112233-4455-6677-8899-aabbccddeeff";
         assert_eq!(host(&known), (id, Nqn::new(name).unwrap()));

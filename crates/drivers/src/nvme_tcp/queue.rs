@@ -14,14 +14,15 @@
 //! Without a connection requests wait. The connection thread makes another one, or reports that
 //! there will be none.
 
-use super::error::Violation;
+use super::error::{OpenError, Violation};
 use super::facts::Facts;
 use super::link::{abort, refuse, terminated};
 use super::operation::{Next, Operation, Pending};
-use super::options::MAX_QUEUE_DEPTH;
+use super::options::{MAX_QUEUE_DEPTH, Options};
 use super::queue_mailbox::{Connection, QueueEvents};
 use super::session::{Lease, Session};
 use crate::direct::{DirectQueue, ZoneRequest, poll_any};
+use crate::stream::Cancel;
 use crate::stream::inbox::Inbox;
 use crate::stream::outbox::Outbox;
 use crate::stream::wakeup::Wakeup;
@@ -30,11 +31,11 @@ use nvme::tcp::{
     C2hData, COMMON_BYTES, CapsuleCmd, CapsuleResp, DIGEST_BYTES, DataDigest, Frame, H2cData, HEADER_BYTES,
     MAX_FRONT, PduType, R2t, Side,
 };
-use nvme::{CompletionEntry, Status, SubmissionEntry};
+use nvme::{CompletionEntry, IdentifyData, Status, SubmissionEntry};
 use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -83,11 +84,45 @@ pub struct NvmeTcpQueue {
     dead: Option<Arc<str>>,
 }
 
-// SAFETY: the pointers in it belong to requests, whose memory any thread may use, and to buffers of its own.
+// SAFETY: the pointers in it belong to requests, whose memory any thread may use, and to buffers of
+// its own.
 unsafe impl Send for NvmeTcpQueue {}
 
+impl Session {
+    /// Creates the queue of a session without a controller, over a socket that accepts commands at
+    /// once. The caller supplies the controller's structures; digests follow the options, and
+    /// nothing reconnects. For tests and fuzzers that play the target.
+    ///
+    /// # Errors
+    /// When the structures or the options are invalid.
+    pub fn detached(
+        socket: OwnedFd,
+        options: &Options,
+        controller: &IdentifyData,
+        namespace: &IdentifyData,
+    ) -> Result<NvmeTcpQueue, OpenError> {
+        let (lease, wakeup) = Session::lease_detached(socket, options, controller, namespace)?;
+        Ok(NvmeTcpQueue::new(lease, wakeup))
+    }
+
+    /// Starts a queue with its own connection, which blocks as [`Session::open`] does.
+    ///
+    /// # Errors
+    /// When all queues are in use, the target refuses, or the timeout expires.
+    pub fn start_queue(self: &Arc<Self>, cancel: &Cancel) -> Result<NvmeTcpQueue, OpenError> {
+        self.start_queue_of(self.queue_depth(), cancel)
+    }
+
+    /// As [`Session::start_queue`], for another number of requests: 1 to
+    /// [`super::MAX_QUEUE_DEPTH`], or less if the controller supports less.
+    pub fn start_queue_of(self: &Arc<Self>, depth: u32, cancel: &Cancel) -> Result<NvmeTcpQueue, OpenError> {
+        let (lease, wakeup) = self.lease(depth, cancel)?;
+        Ok(NvmeTcpQueue::new(lease, wakeup))
+    }
+}
+
 impl NvmeTcpQueue {
-    pub(super) fn new(lease: Lease, wakeup: Wakeup) -> NvmeTcpQueue {
+    fn new(lease: Lease, wakeup: Wakeup) -> NvmeTcpQueue {
         let (depth, facts) = (lease.mailbox.depth, *lease.session().facts());
         let mut queue = NvmeTcpQueue {
             lease,

@@ -2,13 +2,14 @@
 //! (`/sys/class/block/nvmeXnY/queue`, the block device that belongs to `/dev/ngXnY`).
 
 use super::admin::{self, AdminError};
-use super::file::OpenError;
+use super::error::OpenError;
+use crate::passthrough::transfer::{MAX_IOVECS, TransferLimits};
 use crate::sysfs::Sysfs;
 use block::Limits;
 use nvme::command::{cns, opcode};
 use nvme::identify::{Deallocation, supports_io_command};
 use nvme::zns::{ZonedNamespace, append_limit};
-use nvme::{CommandLimits, CommandSet, Controller, MAX_BLOCKS, MIN_PAGE_BYTES, Namespace};
+use nvme::{CommandLimits, CommandSet, Controller, MAX_BLOCKS, Namespace};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
@@ -16,8 +17,6 @@ use std::os::unix::fs::MetadataExt;
 const MAX_TRANSFER: u32 = 1 << 30;
 /// Longest discard and write zeroes, split likewise.
 const MAX_COMMAND: u64 = 1 << 40;
-/// Maximum segments of one system call (`UIO_MAXIOV`).
-pub(super) const MAX_IOVECS: usize = 1024;
 /// Memory segments that every kernel's NVMe driver supports in one command (`NVME_MAX_SEGS` of
 /// Linux 5.19). Used without a block device that reports the limit.
 const LEAST_MAX_SEGMENTS: u32 = 127;
@@ -148,6 +147,13 @@ impl NamespaceFacts {
         1 << self.block_shift
     }
 
+    /// The limits of one command, on a kernel with pages of `page` bytes.
+    #[inline]
+    pub(super) fn transfer_limits(&self, page: usize) -> TransferLimits {
+        let NamespaceFacts { block_shift, max_transfer, max_pages, .. } = *self;
+        TransferLimits { block_shift, max_transfer, max_pages, page }
+    }
+
     /// The limits of a device over the namespace; `read_only` refuses all writes.
     pub fn limits(&self, read_only: bool) -> Limits {
         let whole_blocks = |len: u64| len & !(u64::from(self.block_size()) - 1);
@@ -188,13 +194,6 @@ fn block_device_name(file: &File) -> Option<String> {
     let link = format!("/sys/dev/char/{}:{}", libc::major(device), libc::minor(device));
     let target = std::fs::read_link(link).ok()?;
     Some(format!("nvme{}", target.file_name()?.to_str()?.strip_prefix("ng")?))
-}
-
-/// The kernel's page size in bytes.
-pub(super) fn page_bytes() -> usize {
-    // SAFETY: no pointer is passed.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).unwrap_or(MIN_PAGE_BYTES as usize)
 }
 
 #[cfg(test)]

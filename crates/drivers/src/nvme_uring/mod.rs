@@ -5,7 +5,8 @@
 //!   NvmeDevice ── open_channel ──► QueueChannel<NvmeQueue>            one ring per core
 //!     file     NvmeFile: the open character device, error messages, queues for the C API
 //!     admin    ioctls: identify, features, logs  ─► facts (what controller and kernel take)
-//!     queue    slots and ring ─► operation (state machine: long requests, zeroes, zone reports)
+//!     queue    the commands of `passthrough`'s queue ─► operation (state machine: long requests,
+//!              zeroes, zone reports)
 //! ```
 //!
 //! The namespace is not protected: writes overwrite a file system that the kernel has mounted from
@@ -13,18 +14,21 @@
 //! `include/uapi/linux/nvme_ioctl.h` of Linux, and the specifications that the crate `nvme` names.
 
 mod admin;
+mod error;
 mod facts;
 mod file;
 mod operation;
 mod queue;
 
+pub use crate::passthrough::MAX_ENTRIES;
 pub use admin::AdminError;
+pub use error::OpenError;
 pub use facts::{NamespaceFacts, ZoneFacts};
-pub use file::{MAX_ENTRIES, NvmeFile, OpenError};
+pub use file::NvmeFile;
 pub use queue::NvmeQueue;
 
 use crate::io_uring::MAX_QUEUE_DEPTH;
-use block::{Channel, Device, DeviceError, Limits, MemoryRegion, SharedLimits};
+use block::{Channel, Device, DeviceError, KernelBacking, Limits, MemoryRegion, SharedLimits};
 use reactor::QueueChannel;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -139,4 +143,8 @@ impl Device for NvmeDevice {
     }
 
     fn unmap_region(&self, _: &MemoryRegion) {}
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }

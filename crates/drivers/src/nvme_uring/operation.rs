@@ -3,31 +3,23 @@
 //! completion. A request needs several consecutive commands when it exceeds a limit, when zeroes
 //! must be written as data, or when a zone report is long.
 
-use super::facts::{MAX_IOVECS, NamespaceFacts};
+use super::facts::NamespaceFacts;
 use crate::direct::{Zone, ZoneAction, ZoneRequest};
-use crate::zeroes::zero_segments;
-use block::{Data, Flags, IoError, IoResult, Op, Request, Segment};
+use crate::passthrough::Next;
+use crate::passthrough::transfer::{Memory, NO_MEMORY, Source, Transfer};
+use crate::work::Work;
+use block::{Flags, IoError, Request, Segment};
 use nvme::command::{Command, ZoneSendAction, deallocate_range};
 use nvme::zns::{DESCRIPTOR_BYTES, REPORT_HEADER_BYTES, report_count, report_zone};
 use nvme::{MAX_BLOCKS, Status};
 
-/// Maximum temporary refusals of one command by the kernel.
-const MAX_RETRIES: u8 = 64;
-/// Maximum `EFAULT` results of one command.
-const MAX_FAULTS: u8 = 8;
 /// Bytes of a zone report per command: about a thousand zones.
 const REPORT_STEP: usize = 64 << 10;
 
-/// The kind of work.
+/// The task of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Work {
-    Read,
-    Write,
-    WriteZeroes,
-    /// Zeroes sent as data.
-    WriteBuffers,
-    Discard,
-    Flush,
+enum Task {
+    Request(Work),
     Manage(ZoneAction),
     ManageAll(ZoneAction),
     Report(Report),
@@ -42,62 +34,23 @@ struct Report {
     done: u32,
 }
 
-/// The memory of a command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Memory {
-    /// One segment; empty when its length is 0.
-    Single(Segment),
-    /// [`Operation::iovecs`].
-    List,
-}
-
-const NO_MEMORY: Memory = Memory::Single(Segment { base: std::ptr::null_mut(), len: 0 });
-
-/// The next action after a completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// [`Operation::next`] has another command.
-    Issue,
-    /// Issue the same command again once fewer are in flight.
-    IssueLater,
-    /// The request has ended.
-    Finished(IoResult),
-}
-
 /// One slot of a queue.
-pub(super) struct Operation {
-    work: Work,
+pub struct Operation {
+    task: Task,
     flags: Flags,
-    /// First block.
-    lba: u64,
-    /// Number of blocks of the request.
-    blocks: u64,
-    /// Blocks that have been completed.
-    done: u64,
-    /// Blocks of the command in flight.
-    in_command: u64,
-    /// The caller's memory. Its lifetime is the contract of `Queue::push`, not a borrow.
-    data: Data<'static>,
-    /// The list that a vectored command points at. Reused to avoid allocations.
-    pub iovecs: Vec<Segment>,
+    /// Range and memory.
+    pub(super) transfer: Transfer,
     /// Memory of our own: ranges to deallocate, or a zone report.
     own: Vec<u8>,
-    retries: u8,
 }
 
 impl Operation {
     pub fn idle() -> Operation {
         Operation {
-            work: Work::Flush,
+            task: Task::Request(Work::Flush),
             flags: Flags::NONE,
-            lba: 0,
-            blocks: 0,
-            done: 0,
-            in_command: 0,
-            data: Data::none(),
-            iovecs: Vec::new(),
+            transfer: Transfer::idle(),
             own: Vec::new(),
-            retries: 0,
         }
     }
 
@@ -116,39 +69,18 @@ impl Operation {
         offset: u64,
         facts: &NamespaceFacts,
     ) -> Result<bool, IoError> {
-        self.work = match req.op {
-            Op::Read => Work::Read,
-            Op::Write => Work::Write,
-            Op::WriteZeroes if facts.zero_blocks.is_some() => Work::WriteZeroes,
-            Op::WriteZeroes if req.flags.contains(Flags::NO_FALLBACK) => return Err(IoError::Unsupported),
-            Op::WriteZeroes => Work::WriteBuffers,
-            Op::Discard if facts.deallocation.is_some() => Work::Discard,
-            Op::Discard => return Err(IoError::Unsupported),
-            Op::Flush => Work::Flush,
-        };
-        self.retries = 0;
-        self.done = 0;
+        let work = Work::of(req, facts.zero_blocks.is_some(), facts.deallocation.is_some())?;
+        self.task = Task::Request(work);
         self.flags = req.flags;
-        if self.work == Work::Flush {
-            self.blocks = 0;
+        if work == Work::Flush {
+            self.transfer.begin_without_range();
             // Without a cache there is nothing to flush, even if the feature changes later.
             return Ok(facts.has_write_cache);
         }
         // The namespace may have grown since it was opened: the controller checks the range.
-        if offset.checked_add(req.len).is_none() {
-            return Err(IoError::OutOfRange);
-        }
-        if (offset | req.len) & (u64::from(facts.block_size()) - 1) != 0 {
-            return Err(IoError::Misaligned);
-        }
-        if req.op.has_data() && req.data.len() as u64 != req.len {
-            return Err(IoError::Invalid);
-        }
-        self.lba = offset >> facts.block_shift;
-        self.blocks = req.len >> facts.block_shift;
-        // SAFETY: only the lifetime changes; the caller promises that the memory outlives the operation.
-        self.data = unsafe { std::mem::transmute::<Data<'_>, Data<'static>>(req.data) };
-        Ok(self.blocks > 0)
+        // SAFETY: by the contract of this function.
+        unsafe { self.transfer.begin(req, offset, facts.block_shift) }?;
+        Ok(self.transfer.blocks > 0)
     }
 
     /// As [`Operation::begin`], for requests that only zoned namespaces support.
@@ -160,9 +92,7 @@ impl Operation {
     /// As [`crate::direct::DirectQueue::push_zone`].
     pub unsafe fn begin_zone(&mut self, req: ZoneRequest, facts: &NamespaceFacts) -> Result<bool, IoError> {
         let zones = facts.zones.ok_or(IoError::Unsupported)?;
-        self.retries = 0;
-        self.done = 0;
-        self.blocks = 0;
+        self.transfer.begin_without_range();
         self.flags = Flags::NONE;
         let zone_start = |offset: u64| {
             let zone = offset / zones.zone_size;
@@ -170,17 +100,17 @@ impl Operation {
         };
         match req {
             ZoneRequest::Report { offset, zones, max, reported } => {
-                self.lba = zone_start(offset).ok_or(IoError::OutOfRange)?;
-                self.work = Work::Report(Report { zones, max, reported, done: 0 });
+                self.transfer.lba = zone_start(offset).ok_or(IoError::OutOfRange)?;
+                self.task = Task::Report(Report { zones, max, reported, done: 0 });
                 // SAFETY: the caller's memory.
                 unsafe { reported.write(0) };
                 return Ok(max > 0);
             }
             ZoneRequest::Manage(action, offset) => {
-                self.lba = zone_start(offset).ok_or(IoError::OutOfRange)?;
-                self.work = Work::Manage(action);
+                self.transfer.lba = zone_start(offset).ok_or(IoError::OutOfRange)?;
+                self.task = Task::Manage(action);
             }
-            ZoneRequest::ManageAll(action) => self.work = Work::ManageAll(action),
+            ZoneRequest::ManageAll(action) => self.task = Task::ManageAll(action),
         }
         Ok(true)
     }
@@ -190,32 +120,32 @@ impl Operation {
     /// # Errors
     /// When a block is spread over more memory segments than the kernel supports.
     #[inline]
-    pub fn next(&mut self, facts: &NamespaceFacts, page: usize) -> Result<(Command, Memory), IoError> {
+    pub(super) fn next(&mut self, facts: &NamespaceFacts, page: usize) -> Result<(Command, Memory), IoError> {
         let nsid = facts.nsid;
-        let (lba, left) = (self.lba + self.done, self.blocks - self.done);
+        let (lba, left) = (self.transfer.next_lba(), self.transfer.left());
         let fua = self.flags.contains(Flags::FUA);
-        Ok(match self.work {
-            Work::Read | Work::Write | Work::WriteBuffers => {
-                let (blocks, memory) = self.cut(facts, page)?;
-                self.in_command = u64::from(blocks);
-                let command = match self.work {
+        Ok(match self.task {
+            Task::Request(work @ (Work::Read | Work::Write | Work::WriteBuffers)) => {
+                let source = if work == Work::WriteBuffers { Source::Zeroes } else { Source::Caller };
+                let (blocks, memory) = self.transfer.cut(source, &facts.transfer_limits(page))?;
+                let command = match work {
                     Work::Read => Command::read(nsid, lba, blocks),
                     _ => Command::write(nsid, lba, blocks, fua),
                 };
                 (command, memory)
             }
-            Work::WriteZeroes => {
+            Task::Request(Work::WriteZeroes) => {
                 let most = facts.zero_blocks.unwrap_or(MAX_BLOCKS).clamp(1, MAX_BLOCKS);
                 let blocks = left.min(most.into());
-                self.in_command = blocks;
+                self.transfer.in_command = blocks;
                 let deallocate = facts.zeroes_by_deallocating && !self.flags.contains(Flags::NO_UNMAP);
                 (Command::write_zeroes(nsid, lba, blocks as u32, fua, deallocate), NO_MEMORY)
             }
-            Work::Discard => self.deallocate(facts)?,
-            Work::Flush => (Command::flush(nsid), NO_MEMORY),
-            Work::Manage(action) => (Command::manage_zone(nsid, self.lba, wire(action)), NO_MEMORY),
-            Work::ManageAll(action) => (Command::manage_all_zones(nsid, wire(action)), NO_MEMORY),
-            Work::Report(report) => self.ask_for_report(&report, facts, page),
+            Task::Request(Work::Discard) => self.deallocate(facts)?,
+            Task::Request(Work::Flush) => (Command::flush(nsid), NO_MEMORY),
+            Task::Manage(action) => (Command::manage_zone(nsid, self.transfer.lba, wire(action)), NO_MEMORY),
+            Task::ManageAll(action) => (Command::manage_all_zones(nsid, wire(action)), NO_MEMORY),
+            Task::Report(report) => self.ask_for_report(&report, facts, page),
         })
     }
 
@@ -225,21 +155,17 @@ impl Operation {
         if answer != 0 {
             return self.refused(answer);
         }
-        self.retries = 0;
-        if let Work::Report(report) = self.work {
+        let has_more = self.transfer.advance();
+        if let Task::Report(report) = self.task {
             return self.take_report(report, facts);
         }
-        self.done += self.in_command;
-        if self.done < self.blocks { Next::Issue } else { Next::Finished(Ok(())) }
+        if has_more { Next::Issue } else { Next::Finished(Ok(())) }
     }
 
     #[cold]
     fn refused(&mut self, answer: i32) -> Next {
         let error = match answer {
-            ..0 if self.may_retry(-answer) => {
-                self.retries += 1;
-                return Next::IssueLater;
-            }
+            ..0 if self.transfer.may_retry(-answer) => return Next::IssueLater,
             // The kernel aborts commands that time out: it resets the controller.
             ..0 if -answer == libc::EINTR => IoError::TimedOut,
             ..0 => IoError::from_errno(-answer),
@@ -248,112 +174,28 @@ impl Operation {
                 Ok(()) => IoError::Medium, // bits that no status has
             },
         };
-        let may_write = !self.flags.contains(Flags::NO_FALLBACK);
-        if self.work == Work::WriteZeroes && error == IoError::Unsupported && may_write {
-            self.work = Work::WriteBuffers;
+        if let Task::Request(work) = self.task
+            && let Some(other) = work.fallback(error, self.flags)
+        {
+            self.task = Task::Request(other);
             return Next::Issue;
         }
         Next::Finished(Err(error))
     }
 
-    /// Whether the kernel's refusal may be temporary. A command that finds the controller's queue
-    /// full is passed to one of io_uring's worker threads. Kernels with the x32 ABI (Debian's 6.12)
-    /// mistake some of these threads for 32-bit programs, and truncate the pointers of pass-through
-    /// commands: `EFAULT` unless memory is below 4 GiB. The submitter executes the same command
-    /// once the queue has room for it.
-    fn may_retry(&self, errno: i32) -> bool {
-        match errno {
-            libc::EAGAIN => self.retries < MAX_RETRIES,
-            libc::EFAULT => self.retries < MAX_FAULTS,
-            _ => false,
-        }
-    }
-
-    /// The memory of the next transfer, and its number of blocks.
-    #[inline]
-    fn cut(&mut self, facts: &NamespaceFacts, page: usize) -> Result<(u32, Memory), IoError> {
-        let rest = self.rest(facts);
-        let most = facts.max_transfer as usize;
-        if let Some(segment) = rest.as_single() {
-            let skip = segment.base.addr() % page;
-            let in_pages = facts.max_pages as usize * page - skip;
-            let len = segment.len.min(most).min(in_pages) >> facts.block_shift << facts.block_shift;
-            // A page may be smaller than a block; the kernel refuses transfers that it cannot send.
-            let len = len.max(facts.block_size() as usize);
-            return Ok(((len >> facts.block_shift) as u32, Memory::Single(Segment { len, ..segment })));
-        }
-        let len = self.gather(rest, facts, page)?;
-        let memory = match self.iovecs.as_slice() {
-            [single] => Memory::Single(*single),
-            _ => Memory::List,
-        };
-        Ok(((len >> facts.block_shift) as u32, memory))
-    }
-
-    /// The remaining data.
-    #[inline]
-    fn rest(&self, facts: &NamespaceFacts) -> Data<'static> {
-        let done = (self.done << facts.block_shift) as usize;
-        if self.work == Work::WriteBuffers {
-            let left = ((self.blocks - self.done) << facts.block_shift).min(usize::MAX as u64) as usize;
-            // SAFETY: list and zeroes are static, and only read.
-            let zeroes = unsafe { Data::new(zero_segments()) };
-            return zeroes.part(0, left.min(zeroes.len()));
-        }
-        if done == 0 { self.data } else { self.data.part(done, self.data.len() - done) }
-    }
-
-    /// Fills `iovecs` with the first whole blocks of `rest`, as many as one command takes. Returns
-    /// their bytes. The first block is always taken, in any number of pages: the kernel then copies
-    /// or refuses it.
-    fn gather(&mut self, rest: Data<'_>, facts: &NamespaceFacts, page: usize) -> Result<usize, IoError> {
-        let (most, block) = (facts.max_transfer as usize, facts.block_size() as usize);
-        let (mut total, mut pages) = (0, 0);
-        self.iovecs.clear();
-        for segment in rest.iter() {
-            if self.iovecs.len() == MAX_IOVECS || total == most {
-                break;
-            }
-            let skip = segment.base.addr() % page;
-            let room = (facts.max_pages as usize).saturating_sub(pages) * page;
-            let budget = room.saturating_sub(skip).max(block.saturating_sub(total));
-            let len = segment.len.min(most - total).min(budget);
-            if len == 0 {
-                break;
-            }
-            self.iovecs.push(Segment { len, ..segment });
-            total += len;
-            pages += (skip + len).div_ceil(page);
-            if len < segment.len {
-                break;
-            }
-        }
-        let mut excess = total % block;
-        total -= excess;
-        while let Some(last) = self.iovecs.last_mut().filter(|_| excess > 0) {
-            let cut = excess.min(last.len);
-            last.len -= cut;
-            excess -= cut;
-            if last.len == 0 {
-                self.iovecs.pop();
-            }
-        }
-        if total == 0 { Err(IoError::Invalid) } else { Ok(total) }
-    }
-
     fn deallocate(&mut self, facts: &NamespaceFacts) -> Result<(Command, Memory), IoError> {
         let limits = facts.deallocation.ok_or(IoError::Unsupported)?;
-        let most = (self.blocks - self.done).min(limits.total_blocks);
+        let most = self.transfer.left().min(limits.total_blocks);
         self.own.clear();
         let (mut taken, mut ranges) = (0, 0);
         while taken < most && ranges < limits.ranges {
             let blocks = (most - taken).min(limits.range_blocks.into());
-            let lba = self.lba + self.done + taken;
+            let lba = self.transfer.next_lba() + taken;
             self.own.extend_from_slice(&deallocate_range(lba, blocks as u32));
             taken += blocks;
             ranges += 1;
         }
-        self.in_command = taken;
+        self.transfer.in_command = taken;
         Ok((Command::deallocate(facts.nsid, ranges), self.own_memory()))
     }
 
@@ -364,7 +206,7 @@ impl Operation {
         self.own.clear();
         self.own.resize(REPORT_HEADER_BYTES + zones * DESCRIPTOR_BYTES, 0);
         let len = self.own.len() as u32;
-        (Command::report_zones(facts.nsid, self.lba, len), self.own_memory())
+        (Command::report_zones(facts.nsid, self.transfer.lba, len), self.own_memory())
     }
 
     fn own_memory(&mut self) -> Memory {
@@ -375,7 +217,7 @@ impl Operation {
     fn take_report(&mut self, mut report: Report, facts: &NamespaceFacts) -> Next {
         match self.copy_report(&mut report, facts) {
             Ok(true) => {
-                self.work = Work::Report(report);
+                self.task = Task::Report(report);
                 Next::Issue
             }
             Ok(false) => {
@@ -396,7 +238,7 @@ impl Operation {
         let count = report_count(&self.own)?;
         let zone_blocks = zones.zone_size >> facts.block_shift;
         for index in 0..count {
-            let found = report_zone(&self.own, index, self.lba, zone_blocks)?;
+            let found = report_zone(&self.own, index, self.transfer.lba, zone_blocks)?;
             let bytes = |blocks: u64| blocks << facts.block_shift;
             let zone = Zone {
                 start: bytes(found.start),
@@ -412,10 +254,10 @@ impl Operation {
             // the caller's buffer.
             unsafe { report.zones.add(report.done as usize).write(zone) };
             report.done += 1;
-            self.lba += zone_blocks;
+            self.transfer.lba += zone_blocks;
         }
         let end = (zones.zones * zones.zone_size) >> facts.block_shift;
-        Ok(count > 0 && report.done < report.max && self.lba < end)
+        Ok(count > 0 && report.done < report.max && self.transfer.lba < end)
     }
 }
 

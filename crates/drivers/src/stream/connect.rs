@@ -127,17 +127,17 @@ impl Cancel {
 
 /// A deadline and a cancellation handle.
 #[derive(Debug)]
-pub(crate) struct Patience<'c> {
+pub(crate) struct Deadline<'c> {
     timeout_ms: u64,
-    deadline: Instant,
+    ends_at: Instant,
     cancel: &'c Cancel,
 }
 
-impl<'c> Patience<'c> {
-    pub(crate) fn new(timeout_ms: u64, cancel: &'c Cancel) -> Patience<'c> {
+impl<'c> Deadline<'c> {
+    pub(crate) fn new(timeout_ms: u64, cancel: &'c Cancel) -> Deadline<'c> {
         // At most a year, so that no sum with it overflows.
         let timeout = Duration::from_millis(timeout_ms).min(Duration::from_secs(365 * 86400));
-        Patience { timeout_ms, deadline: Instant::now() + timeout, cancel }
+        Deadline { timeout_ms, ends_at: Instant::now() + timeout, cancel }
     }
 
     /// Reads exactly `to.len()` bytes from a non-blocking socket.
@@ -184,7 +184,7 @@ impl<'c> Patience<'c> {
     ) -> Result<(), StreamError> {
         let cancel = self.cancel.event.as_ref().map_or(-1, |event| event.as_raw_fd());
         loop {
-            let left = self.deadline.saturating_duration_since(Instant::now());
+            let left = self.ends_at.saturating_duration_since(Instant::now());
             let timeout = at_most.map_or(left, |most| most.min(left));
             // Rounded up, or the last millisecond would be a busy loop.
             let timeout_ms = i32::try_from(timeout.as_millis() + 1).unwrap_or(i32::MAX);
@@ -195,7 +195,7 @@ impl<'c> Patience<'c> {
             if fds[1].revents != 0 {
                 return Err(StreamError::Cancelled);
             }
-            if ready > 0 || (ready == 0 && at_most.is_some()) && Instant::now() < self.deadline {
+            if ready > 0 || (ready == 0 && at_most.is_some()) && Instant::now() < self.ends_at {
                 return Ok(());
             }
             if ready < 0 {
@@ -204,38 +204,38 @@ impl<'c> Patience<'c> {
                     return Err(StreamError::System(error));
                 }
             }
-            if Instant::now() >= self.deadline {
+            if Instant::now() >= self.ends_at {
                 return Err(StreamError::TimedOut(self.timeout_ms));
             }
         }
     }
 }
 
-/// A connected non-blocking socket during the handshake; waits are bounded by [`Patience`].
+/// A connected non-blocking socket during the handshake; waits are bounded by [`Deadline`].
 pub(crate) struct Stream<'p, 'c> {
     socket: Socket,
     session: Option<Box<Session>>,
-    patience: &'p Patience<'c>,
+    deadline: &'p Deadline<'c>,
 }
 
 impl<'p, 'c> Stream<'p, 'c> {
     /// Connects to `address`.
     pub(crate) fn connect(
         address: &Address,
-        patience: &'p Patience<'c>,
+        deadline: &'p Deadline<'c>,
     ) -> Result<Stream<'p, 'c>, StreamError> {
         let failed = |error| StreamError::Connect { address: address.to_string(), error };
         let socket = match address {
             Address::Unix(path) => {
                 let to = SockAddr::unix(path).map_err(failed)?;
-                connect_to(&to, Domain::UNIX, patience)?.map_err(failed)?
+                connect_to(&to, Domain::UNIX, deadline)?.map_err(failed)?
             }
             Address::Tcp { host, port } => {
-                let addresses = resolve(host, *port, patience)?.map_err(failed)?;
+                let addresses = resolve(host, *port, deadline)?.map_err(failed)?;
                 let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
                 let mut connected = None;
                 for to in addresses {
-                    match connect_to(&to.into(), Domain::for_address(to), patience)? {
+                    match connect_to(&to.into(), Domain::for_address(to), deadline)? {
                         Ok(socket) => {
                             connected = Some(socket);
                             break;
@@ -248,19 +248,19 @@ impl<'p, 'c> Stream<'p, 'c> {
                 socket
             }
         };
-        Ok(Stream { socket, session: None, patience })
+        Ok(Stream { socket, session: None, deadline })
     }
 
     /// A stream over a connected socket.
-    pub(crate) fn over(socket: Socket, patience: &'p Patience<'c>) -> Result<Stream<'p, 'c>, StreamError> {
+    pub(crate) fn over(socket: Socket, deadline: &'p Deadline<'c>) -> Result<Stream<'p, 'c>, StreamError> {
         socket.set_nonblocking(true).map_err(StreamError::System)?;
-        Ok(Stream { socket, session: None, patience })
+        Ok(Stream { socket, session: None, deadline })
     }
 
     /// Reads exactly `to.len()` bytes.
     pub(crate) fn read(&mut self, mut to: &mut [u8]) -> Result<(), StreamError> {
         if self.session.is_none() {
-            return self.patience.read(&self.socket, to);
+            return self.deadline.read(&self.socket, to);
         }
         while let Some(session) = &mut self.session
             && !to.is_empty()
@@ -277,7 +277,7 @@ impl<'p, 'c> Stream<'p, 'c> {
     /// Writes all of `bytes`.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
         match &mut self.session {
-            None => self.patience.write(&self.socket, bytes),
+            None => self.deadline.write(&self.socket, bytes),
             Some(session) => {
                 session.write(bytes)?;
                 self.send().map_err(|error| self.last_words(error))
@@ -305,7 +305,7 @@ impl<'p, 'c> Stream<'p, 'c> {
     /// Sends the session's pending records.
     fn send(&mut self) -> Result<(), StreamError> {
         if let Some(session) = &mut self.session {
-            self.patience.write(&self.socket, session.unsent())?;
+            self.deadline.write(&self.socket, session.unsent())?;
             session.sent(session.unsent().len());
         }
         Ok(())
@@ -330,7 +330,7 @@ impl<'p, 'c> Stream<'p, 'c> {
     /// Waits for data from the socket and passes it to the session.
     fn fetch(&mut self) -> Result<(), StreamError> {
         let Some(session) = &mut self.session else { return Ok(()) };
-        self.patience.wait(self.socket.as_raw_fd(), libc::POLLIN, None)?;
+        self.deadline.wait(self.socket.as_raw_fd(), libc::POLLIN, None)?;
         let mut bytes = [0; 4096];
         match (&self.socket).read(&mut bytes) {
             Ok(0) => session.feed_end(),
@@ -363,7 +363,7 @@ fn passing(error: io::Error) -> Result<(), StreamError> {
 fn connect_to(
     to: &SockAddr,
     domain: Domain,
-    patience: &Patience<'_>,
+    deadline: &Deadline<'_>,
 ) -> Result<io::Result<Socket>, StreamError> {
     let socket =
         Socket::new(domain, Type::STREAM.nonblocking().cloexec(), None).map_err(StreamError::System)?;
@@ -372,11 +372,11 @@ fn connect_to(
             Ok(()) => return Ok(Ok(socket)),
             Err((Some(libc::EINPROGRESS | libc::EINTR), _)) => break,
             // A Unix socket with a full backlog.
-            Err((Some(libc::EAGAIN), _)) => patience.wait(-1, 0, Some(RETRY))?,
+            Err((Some(libc::EAGAIN), _)) => deadline.wait(-1, 0, Some(RETRY))?,
             Err((_, error)) => return Ok(Err(error)),
         }
     }
-    patience.wait(socket.as_raw_fd(), libc::POLLOUT, None)?;
+    deadline.wait(socket.as_raw_fd(), libc::POLLOUT, None)?;
     Ok(match socket.take_error() {
         Ok(None) => Ok(socket),
         Ok(Some(error)) | Err(error) => Err(error),
@@ -388,7 +388,7 @@ fn connect_to(
 fn resolve(
     host: &str,
     port: u16,
-    patience: &Patience<'_>,
+    deadline: &Deadline<'_>,
 ) -> Result<io::Result<Vec<SocketAddr>>, StreamError> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(Ok(vec![SocketAddr::new(ip, port)]));
@@ -401,7 +401,7 @@ fn resolve(
         let _ = event.write(1);
     };
     reactor::spawn_thread("resolve", look_up).map_err(StreamError::System)?;
-    patience.wait(done.as_raw_fd(), libc::POLLIN, None)?;
+    deadline.wait(done.as_raw_fd(), libc::POLLIN, None)?;
     Ok(receiver.recv().unwrap_or_else(|_| Err(io::Error::other("the resolver failed"))))
 }
 

@@ -2,7 +2,7 @@
 //! holds many replies.
 //!
 //! ```text
-//!   one recvmsg(2):  [ rest of the expected data, to the caller ][ all that follows, to the buffer ]
+//!   one recvmsg(2):  [ rest of the expected data, to the caller ][ the next bytes, to the buffer ]
 //! ```
 
 use block::{Data, Segment};
@@ -18,7 +18,7 @@ const BUFFER_BYTES: usize = 68 << 10;
 const LARGE_BYTES: usize = 16 << 10;
 /// Minimum free space after the start of a header.
 const LEAST_ROOM: usize = 16;
-/// Maximum pieces of the caller's memory for one system call.
+/// Maximum segments of the caller's memory for one system call.
 const MAX_PIECES: usize = 64;
 
 /// Received bytes that have not been consumed.
@@ -26,7 +26,7 @@ pub(crate) struct Inbox {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// Bytes between long pieces of data: the protocol's header.
+    /// Bytes between long runs of data: the protocol's header.
     front_bytes: usize,
     /// Whether the last data was long, so the next may be, too.
     expects_large: bool,
@@ -100,7 +100,7 @@ impl Inbox {
         message.msg_iov = pieces.as_mut_ptr().cast();
         message.msg_iovlen = count;
         let received = loop {
-            // SAFETY: the pieces are the caller's memory, valid until its request ends, and ours.
+            // SAFETY: the segments are the caller's memory, valid until its request ends, and ours.
             let received = unsafe { libc::recvmsg(socket, &raw mut message, libc::MSG_DONTWAIT) };
             if received > 0 {
                 break received as usize;

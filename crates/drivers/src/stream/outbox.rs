@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
 
-/// Maximum pieces of one system call: the kernel's limit.
+/// Maximum segments of one system call: the kernel's limit.
 const MAX_PIECES: usize = 1024;
 /// Maximum bytes that TLS seals before the socket takes them.
 const MAX_SEALED: usize = 128 << 10;
@@ -99,8 +99,8 @@ impl<const H: usize> Outbox<H> {
             message.msg_iov = front.as_ptr().cast_mut().cast();
             message.msg_iovlen = count;
             let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-            // SAFETY: the pieces are headers of ours that were not reused, and memory that is valid until it
-            // was sent.
+            // SAFETY: the segments are headers of ours that were not reused, and memory that is
+            // valid until it was sent.
             let sent = unsafe { libc::sendmsg(socket, &raw const message, flags) };
             if sent < 0 {
                 let error = io::Error::last_os_error();
@@ -139,7 +139,8 @@ impl<const H: usize> Outbox<H> {
             }
             for at in (0..piece_len).step_by(tls::RECORD) {
                 let (len, from) = (tls::RECORD.min(piece_len - at), piece.base.wrapping_add(at).cast_const());
-                // SAFETY: a header of ours that was not reused, or memory that is valid until it was sent; `to` is ours.
+                // SAFETY: a header of ours that was not reused, or memory that is valid until it
+                // was sent; `to` is ours.
                 tls.say(len, |to| unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), len) })?;
             }
             sealed += piece_len;
@@ -150,7 +151,7 @@ impl<const H: usize> Outbox<H> {
         Ok(())
     }
 
-    /// Removes `sent` bytes from the first `count` pieces. Returns whether that was all of them.
+    /// Removes `sent` bytes from the first `count` segments. Returns whether that was all of them.
     fn advance(&mut self, mut sent: usize, count: usize) -> bool {
         self.sent += sent as u64;
         while self.ends.front().is_some_and(|end| *end <= self.sent) {

@@ -1,4 +1,4 @@
-//! What a configuration space means for those who issue requests.
+//! Limits that follow from a configuration space.
 
 use block::Limits;
 use virtio::blk::{
@@ -9,11 +9,13 @@ use virtio::blk::{
 
 /// Longest read or write. A power of two, and so a multiple of every block size.
 const MAX_TRANSFER: u32 = 1 << 30;
-/// Most segments: any number. Copying into fewer would not help, as the server has to know the copy's memory.
+/// Largest number of segments: unlimited. Copying into fewer would not help, because the server
+/// must know the memory of the copy.
 const MAX_SEGMENTS: u16 = u16::MAX;
-/// Most entries in the tables of a queue's slots together, which are memory that a device may pin: 16 MiB.
+/// Largest number of entries in the tables of a queue's slots together, which are memory that a
+/// device may pin: 16 MiB.
 const MAX_TABLE_ENTRIES: u32 = 1 << 20;
-/// Larger blocks than this are taken for nonsense.
+/// Largest block size that is accepted.
 const MAX_BLOCK_SIZE: u32 = 1 << 20;
 
 /// Longest data segment.
@@ -21,13 +23,13 @@ pub fn size_max(features: u64, config: &ConfigSpace) -> u32 {
     if features & VIRTIO_BLK_F_SIZE_MAX != 0 && config.size_max > 0 { config.size_max } else { u32::MAX }
 }
 
-/// Most data segments in a request, as the device says.
+/// Largest number of data segments in a request according to the device.
 pub fn device_seg_max(features: u64, config: &ConfigSpace) -> u32 {
     if features & VIRTIO_BLK_F_SEG_MAX != 0 { config.seg_max.max(1) } else { 1 }
 }
 
-/// Most data segments in a chain: no more than the device takes, no longer than the ring, and no more in a large
-/// ring than [`MAX_TABLE_ENTRIES`] has room for.
+/// Largest number of data segments in a chain: limited by the device, the ring's size and, in a
+/// large ring, by [`MAX_TABLE_ENTRIES`].
 pub fn seg_max(device_seg_max: u32, ring_size: u16) -> u16 {
     let longest = u32::from(ring_size.max(3) - 2);
     let room = MAX_TABLE_ENTRIES / u32::from(ring_size.max(1));
@@ -39,12 +41,14 @@ pub fn capacity(config: &ConfigSpace, block_size: u32) -> u64 {
     config.capacity.saturating_mul(SECTOR_BYTES) & !(u64::from(block_size) - 1)
 }
 
-/// The limits of a device; an error says what in the configuration space makes no sense.
+/// The limits of a device, or the reason why its configuration space is invalid.
 pub fn limits(features: u64, config: &ConfigSpace) -> Result<Limits, String> {
     let has = |feature| features & feature != 0;
     let block_size = if has(VIRTIO_BLK_F_BLK_SIZE) { config.blk_size } else { 512 };
     if !block_size.is_power_of_two() || !(512..=MAX_BLOCK_SIZE).contains(&block_size) {
-        return Err(format!("the server has blocks of {block_size} bytes"));
+        return Err(format!(
+            "block size {block_size} bytes: must be a power of two, 512 to {MAX_BLOCK_SIZE}"
+        ));
     }
     let bytes = |sectors: u32| match sectors {
         0 => u64::from(u32::MAX) * SECTOR_BYTES,
@@ -60,7 +64,7 @@ pub fn limits(features: u64, config: &ConfigSpace) -> Result<Limits, String> {
         block_size,
         optimal_io_size: optimal,
         memory_alignment: 1,
-        // The queue cuts what the server would not take in one request.
+        // The queue splits requests that exceed the server's limits.
         max_transfer: MAX_TRANSFER,
         max_segments: MAX_SEGMENTS,
         max_discard: when(VIRTIO_BLK_F_DISCARD, bytes(config.max_discard_sectors)),
@@ -77,7 +81,7 @@ pub fn limits(features: u64, config: &ConfigSpace) -> Result<Limits, String> {
     })
 }
 
-/// Whether writes may sit in a cache that a flush drains.
+/// Whether writes may remain in a cache until a flush.
 pub fn is_write_back(features: u64, config: &ConfigSpace) -> bool {
     features & VIRTIO_BLK_F_FLUSH != 0 && (features & VIRTIO_BLK_F_CONFIG_WCE == 0 || config.writeback != 0)
 }

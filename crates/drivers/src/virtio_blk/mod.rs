@@ -1,4 +1,4 @@
-//! A virtio-blk device, driven from this process.
+//! Driver for virtio-blk devices.
 //!
 //! ```text
 //!   VirtioBlk (Device) ── open_channel() ──► QueueChannel ─► VirtioBlkQueue ─► virtio::driver ─► rings
@@ -8,17 +8,20 @@
 //! ```
 //!
 //! The device is another process ([`TransportKind::VhostUser`]), a device of the kernel's vDPA bus
-//! ([`TransportKind::VhostVdpa`]) or a PCI function ([`TransportKind::VfioPci`]); only [`transport`]s know.
+//! ([`TransportKind::VhostVdpa`]) or a PCI function ([`TransportKind::VfioPci`]). Only the
+//! [`transport`]s differ.
 //!
-//! Every channel has a virtqueue of its own, so there are at most as many as the device has queues. Memory must be
-//! known to the device ([`Device::map_region`], [`crate::shared_memory`]); a request whose memory is not fails
-//! with `Invalid`. When the device goes away every request ends with `DeviceGone`. Polled, a queue makes no system
-//! call; armed, it wakes up by an eventfd.
+//! Every channel has its own virtqueue, so the device's queues limit the number of channels. The
+//! device must know the memory of a request ([`Device::map_region`], [`crate::shared_memory`]);
+//! otherwise the request fails with `Invalid`. When the device is lost, every request ends with
+//! `DeviceGone`. A polled queue makes no system call; an armed one is woken through an eventfd.
 //!
 //! Source: VIRTIO 1.3, 5.2.
 
+mod failure;
 mod limits;
 mod options;
+mod parts;
 mod peer;
 mod queue;
 mod regions;
@@ -36,7 +39,7 @@ pub use regions::{Region, Regions};
 pub use session::{Facts, Session};
 pub use vhost_user::{Frontend, FrontendError, FrontendReq, Reply};
 
-use block::{Channel, Device, DeviceError, Limits, MemoryRegion, SharedLimits};
+use block::{Channel, Device, DeviceError, KernelBacking, Limits, MemoryRegion, SharedLimits};
 use reactor::QueueChannel;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -51,12 +54,12 @@ impl VirtioBlk {
     /// Connects to the device and negotiates.
     ///
     /// # Errors
-    /// When there is no device, or it lacks something that the options ask for.
+    /// When no device is found, or it lacks a feature that the options require.
     pub fn open(options: &Options) -> Result<VirtioBlk, DeviceError> {
         Ok(VirtioBlk::over(Session::open(options)?))
     }
 
-    /// The device over a session that is there already.
+    /// A device over an existing session.
     pub fn over(session: Arc<Session>) -> VirtioBlk {
         let limits = SharedLimits::new(session.limits().clone());
         let shared = limits.clone();
@@ -64,7 +67,7 @@ impl VirtioBlk {
         VirtioBlk { session, limits }
     }
 
-    /// The session below.
+    /// The underlying session.
     pub fn session(&self) -> &Arc<Session> {
         &self.session
     }
@@ -94,5 +97,9 @@ impl Device for VirtioBlk {
 
     fn unmap_region(&self, region: &MemoryRegion) {
         self.session.remove_region(region);
+    }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
     }
 }

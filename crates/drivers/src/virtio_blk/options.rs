@@ -1,4 +1,4 @@
-//! How to open a virtio-blk device.
+//! Options of a virtio-blk device.
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use virtio::{
     VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1,
 };
 
-/// What is taken of a device whenever it has it.
+/// Features that are used if the device offers them.
 const WELCOME: u64 = VIRTIO_F_VERSION_1
     | VIRTIO_BLK_F_SIZE_MAX
     | VIRTIO_BLK_F_SEG_MAX
@@ -25,10 +25,11 @@ const WELCOME: u64 = VIRTIO_F_VERSION_1
     | VIRTIO_BLK_F_DISCARD
     | VIRTIO_BLK_F_WRITE_ZEROES;
 
-/// What is taken, too, of a device that reaches memory by the addresses of an IOMMU and not as a process does.
+/// Further features for a device that accesses memory by the addresses of an IOMMU rather than of a
+/// process.
 const WELCOME_OF_PLATFORM: u64 = VIRTIO_F_ACCESS_PLATFORM | VIRTIO_F_ORDER_PLATFORM;
 
-/// The way to the device.
+/// Kind of connection to the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransportKind {
     /// Another process, over its vhost-user socket.
@@ -40,31 +41,31 @@ pub enum TransportKind {
     VfioPci,
 }
 
-/// Whether to use something that the server may or may not have.
+/// Whether to use an optional feature of the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// What is best, if the server has it.
+    /// Choose the best setting that the server offers.
     #[default]
     Auto,
-    /// Use it; a server without it is an error.
+    /// Use the feature; a server without it is an error.
     On,
-    /// Do not use it.
+    /// Do not use the feature.
     Off,
 }
 
-/// How to open a virtio-blk device.
+/// Options of a virtio-blk device.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The way to it.
+    /// Kind of connection.
     pub transport: TransportKind,
-    /// The server's socket, the vhost-vdpa character device, or the PCI function's directory in sysfs
-    /// (`/sys/bus/pci/devices/0000:00:01.0`).
+    /// The server's socket, the vhost-vdpa character device, or the PCI function's directory in
+    /// sysfs (`/sys/bus/pci/devices/0000:00:01.0`).
     pub path: PathBuf,
     /// An open vhost-vdpa character device, which is used instead of the path. It is duplicated.
     pub fd: Option<RawFd>,
-    /// How many virtqueues to use; 0: all that the server has.
+    /// Number of virtqueues to use; 0: all that the server has.
     pub queues: u16,
-    /// Entries of each virtqueue: a power of two, as many as the server takes.
+    /// Entries of each virtqueue: a power of two, at most the server's limit.
     pub queue_size: u16,
     /// Packed rings instead of split ones.
     pub packed: Choice,
@@ -72,12 +73,13 @@ pub struct Options {
     pub event_idx: Choice,
     /// Indirect descriptors.
     pub indirect: Choice,
-    /// Believe the server when it says that its cache is off. Without, a server that knows flush is taken to have
-    /// a cache, which is always safe: `qemu-storage-daemon` says that it is off and leaves it on.
+    /// Trust a server that reports its cache as off. Otherwise a server with a flush command is
+    /// assumed to have a cache, which is always safe: `qemu-storage-daemon` reports it as off and
+    /// leaves it on.
     pub config_wce: Choice,
-    /// Memory in which the server notes what is in flight, so that it can be restarted.
+    /// Memory in which the server tracks requests in flight, so that it can be restarted.
     pub inflight: Choice,
-    /// How long the server may take to answer a control message.
+    /// Timeout in milliseconds for the answer to a control message.
     pub timeout_ms: u64,
 }
 
@@ -112,18 +114,19 @@ impl Options {
         }
     }
 
-    /// How long the device may take to answer.
+    /// Timeout for an answer of the device.
     pub(super) fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout_ms.max(1))
     }
 
-    /// The features to use of those `offered`; an error says what is missing.
+    /// Chooses features from those `offered`, or returns the missing one as an error.
     pub(super) fn choose(&self, offered: u64) -> Result<u64, String> {
         let is_own_memory = self.transport == TransportKind::VhostUser;
         if offered & VIRTIO_F_VERSION_1 == 0 {
-            return Err(format!("the device does not know virtio 1.0 (features {offered:#x})"));
+            return Err(format!("the device does not support virtio 1.0 (features {offered:#x})"));
         }
-        // Without, a PCI function takes addresses for physical ones, and no IOMMU keeps it from memory of others.
+        // Without this feature a PCI function uses physical addresses, and no IOMMU keeps it from
+        // foreign memory.
         if self.transport == TransportKind::VfioPci && offered & VIRTIO_F_ACCESS_PLATFORM == 0 {
             return Err(format!(
                 "the device does not use the IOMMU's addresses (no VIRTIO_F_ACCESS_PLATFORM in features {offered:#x})"

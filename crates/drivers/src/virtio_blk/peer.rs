@@ -1,7 +1,7 @@
-//! The other side of a session as everybody sees it, and the thread that listens for its news.
+//! The shared state of the device, and the thread that listens for its events.
 //!
-//! The thread learns that the device is gone, or that its configuration space has changed. It touches no request:
-//! the first it tells by waking every queue, the second by a call.
+//! The thread detects that the device is lost or that its configuration space has changed. It
+//! touches no request: it reports a lost device by waking every queue, and a change by a call.
 
 use reactor::PeerEvent;
 use std::io;
@@ -13,10 +13,10 @@ use std::time::Duration;
 use virtio::blk::ConfigSpace;
 use vmm_sys_util::eventfd::EventFd;
 
-/// What to call when the configuration space has changed.
+/// Callback for changes of the configuration space.
 type OnConfig = Box<dyn Fn(&ConfigSpace) + Send>;
 
-/// What is known of the other side.
+/// State of the device.
 pub struct Peer {
     name: String,
     config: Mutex<ConfigSpace>,
@@ -26,7 +26,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// The other side of the device `name`.
+    /// The state of the device `name`.
     pub fn new(name: String) -> Arc<Peer> {
         Arc::new(Peer {
             name,
@@ -42,19 +42,20 @@ impl Peer {
         &self.name
     }
 
-    /// Whether the device is gone. Everything it did before is visible once this was seen.
+    /// Whether the device is lost. Everything that it did before is visible once this returns
+    /// `true`.
     #[inline]
     pub fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
     }
 
-    /// Tells every queue that the device is gone. It writes to no memory of ours any more by then.
+    /// Reports to every queue that the device is lost. By then it writes to no memory of ours.
     pub fn set_gone(&self, why: &str) {
         if self.is_gone.swap(true, Ordering::SeqCst) {
             return;
         }
-        tracing::warn!(device = %self.name, why, "the device is gone");
-        // The device may have filled their counters: watchers are woken all the same.
+        tracing::warn!(device = %self.name, why, "device lost");
+        // The device may have filled the counters; the watchers are woken nevertheless.
         lock(&self.calls).iter_mut().for_each(|(_, call)| call.signal());
     }
 
@@ -63,69 +64,71 @@ impl Peer {
         *lock(&self.config)
     }
 
-    /// Remembers the configuration space that was read.
+    /// Stores the configuration space that was read.
     pub fn set_config(&self, config: ConfigSpace) {
         *lock(&self.config) = config;
     }
 
-    /// What to call, on the listening thread, when the configuration space has changed.
+    /// Sets the callback for changes of the configuration space, which runs on the listening
+    /// thread.
     pub fn set_on_config(&self, call: OnConfig) {
         *lock(&self.on_config) = Some(call);
     }
 
-    /// Spreads the news of a changed configuration space; `read` is how it was read again.
+    /// Distributes a changed configuration space; `read` is the result of reading it again.
     pub fn config_changed<E: std::fmt::Display>(&self, read: Result<ConfigSpace, E>) {
         match read {
             Ok(config) => {
-                tracing::info!(device = %self.name, sectors = config.capacity, "the configuration changed");
+                tracing::info!(device = %self.name, sectors = config.capacity, "device configuration changed");
                 self.set_config(config);
                 if let Some(call) = &*lock(&self.on_config) {
                     call(&config);
                 }
             }
-            Err(error) => tracing::warn!(device = %self.name, %error, "the configuration cannot be read"),
+            Err(error) => tracing::warn!(device = %self.name, %error, "device configuration cannot be read"),
         }
     }
 
-    /// The event that wakes queue `index`, to be signalled too when the device is gone.
+    /// Adds the event that wakes queue `index`; it is also signalled when the device is lost.
     ///
     /// # Errors
-    /// When the kernel refuses what that needs.
+    /// When the kernel refuses the event.
     pub fn add_call(&self, index: u16, call: &EventFd) -> io::Result<()> {
         let call = PeerEvent::new(as_fd(call))?;
         lock(&self.calls).push((index, call));
         Ok(())
     }
 
-    /// Forgets the event of queue `index`.
+    /// Removes the event of queue `index`.
     pub fn remove_call(&self, index: u16) {
         lock(&self.calls).retain(|(i, _)| *i != index);
     }
 }
 
-/// What a [`Listener`] waits for.
+/// Work of a [`Listener`].
 pub trait Watch: Send + 'static {
-    /// Descriptors and the poll events that matter; -1 for none.
+    /// Descriptors with the poll events to wait for; -1 for none.
     fn wanted(&self) -> Vec<(RawFd, i16)>;
 
-    /// How long to wait at most before [`Watch::handle`] is called, with no events.
+    /// Longest wait before [`Watch::handle`] is called without events.
     fn period(&self) -> Option<Duration>;
 
-    /// Handles what came, one flag for each of [`Watch::wanted`]. `false` ends the thread.
+    /// Handles the events, one flag for each of [`Watch::wanted`]. Returns `false` to end the
+    /// thread.
     fn handle(&mut self, came: &[bool]) -> bool;
 }
 
-/// The thread that listens; it ends with this value.
+/// The listening thread, which ends when this value is dropped.
 pub struct Listener {
     stop: EventFd,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Listener {
-    /// Starts to listen.
+    /// Starts the thread.
     ///
     /// # Errors
-    /// When the thread cannot be made.
+    /// When the thread cannot be created.
     pub fn start(watch: impl Watch) -> io::Result<Listener> {
         let stop = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
         let stopped = stop.try_clone()?;
@@ -136,7 +139,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Fails only when the counter is full, which this first write cannot meet.
+        // This fails only when the counter is full, which the first write cannot find.
         let _ = self.stop.write(1);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -156,7 +159,7 @@ fn listen(mut watch: impl Watch, stop: &EventFd) {
     }
 }
 
-/// Waits until one of the descriptors has one of its events, or the time is over.
+/// Waits until a descriptor has one of its events, or the period is over.
 fn wait(wanted: impl Iterator<Item = (RawFd, i16)>, period: Option<Duration>) -> Vec<bool> {
     let mut fds: Vec<_> = wanted.map(|(fd, events)| libc::pollfd { fd, events, revents: 0 }).collect();
     let timeout = period.map_or(-1, |period| period.as_millis().clamp(1, i32::MAX as u128) as i32);
@@ -173,7 +176,7 @@ pub fn as_fd(event: &EventFd) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(event.as_raw_fd()) }
 }
 
-/// The lock of something that is whole after every step, even where another thread panicked.
+/// Locks a value that is consistent after every step, even if another thread panicked.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

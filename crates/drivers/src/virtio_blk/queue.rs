@@ -1,18 +1,18 @@
-//! One virtqueue of a session as a leaf's rings.
+//! One virtqueue of a session as a driver's queue.
 //!
 //! ```text
-//!   push ─► where the data lies for the server ─► BlkQueue          kick ─► publish, eventfd if it sleeps
+//!   push ─► the server's addresses of the data ─► BlkQueue          kick ─► publish, eventfd if it sleeps
 //!   reap ◄─ status ◄─ BlkQueue
 //! ```
 //!
-//! Some requests go to the server several times in their slot before they are done: a write with FUA is followed
-//! by a flush, and what is longer or in more pieces than the server takes goes part by part.
+//! Some requests are submitted to the server several times in the same slot. A write with FUA is
+//! followed by a flush, and a request that exceeds the server's length or segments is split.
 
+use super::parts::{Parts, QueueTraits};
 use super::regions::RegionCache;
 use super::session::Session;
-use super::transport::Doorbell;
 use crate::direct::{DirectQueue, Spin, ZoneRequest, sleep_on_event};
-use block::{Data, Flags, IoError, IoResult, Op, Queue, Request};
+use block::{Data, DeviceError, Flags, IoError, IoResult, Op, Queue, Request};
 use std::collections::VecDeque;
 use std::io;
 use std::mem::ManuallyDrop;
@@ -24,55 +24,37 @@ use virtio::blk::{
     VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
 };
 use virtio::driver::{BlkQueue, Buffer, PushError};
-use vmm_sys_util::eventfd::EventFd;
 
-/// How often a poll queue looks at its ring before it looks at the clock: some ten microseconds.
+/// Number of polls between two looks at the clock: some ten microseconds.
 const SPINS: u32 = 200;
 
-/// What a queue needs to know of the device.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct QueueTraits {
-    /// There is a flush command.
-    pub(super) has_flush: bool,
-    /// Writes may sit in a cache.
-    pub(super) is_write_back: bool,
-    /// There is a discard.
-    pub(super) has_discard: bool,
-    /// There is a write zeroes.
-    pub(super) has_write_zeroes: bool,
-    /// Longest segment.
-    pub(super) size_max: u32,
-    /// Logical block size.
-    pub(super) block_size: u32,
-}
-
-/// What is left to do for a slot when its request comes back.
+/// Next step of a slot when the server completes its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Nothing is in flight.
+    /// No request is in flight.
     Idle,
-    /// The request is done then.
+    /// The request is complete.
     Last,
-    /// A flush follows.
+    /// Submit a flush.
     ThenFlush,
-    /// Another part follows, which [`VirtioBlkQueue::rests`] has.
+    /// Submit the next part, which is in [`VirtioBlkQueue::rests`].
     ThenRest,
 }
 
-/// What a slot still has to ask of the server.
+/// Work of a slot that is not submitted yet.
 struct Pending {
     slot: u16,
     wire: Wire,
     data: Data<'static>,
-    /// The step that comes behind its last part.
+    /// The step after its last part.
     then: Step,
 }
 
-// SAFETY: the pointers lead to memory that the request's owner keeps valid for the device until the completion was
-// reaped, on whatever thread that is; nothing here reads or writes it.
+// SAFETY: the pointers lead to memory that the request's owner keeps valid for the device until the
+// completion is reaped. No code here reads or writes it, on any thread.
 unsafe impl Send for Pending {}
 
-/// A request as virtio-blk has it.
+/// A request in the form of virtio-blk.
 #[derive(Clone, Copy, Debug)]
 enum Wire {
     Transfer(Header),
@@ -80,57 +62,66 @@ enum Wire {
     Flush,
 }
 
-/// How far a request came.
+/// Submitted part of a request.
 enum Issued {
-    /// All of it is in the ring.
+    /// The whole request is in the ring.
     Whole,
-    /// This many bytes are.
+    /// This number of bytes is in the ring.
     Part(usize),
-    /// Nothing: the ring is full.
+    /// The ring is full.
     Nothing,
 }
 
-/// What a virtqueue is made of while it runs, whoever uses it.
-pub(super) struct Parts {
-    /// The rings.
-    pub(super) queue: BlkQueue,
-    /// Its number.
-    pub(super) index: u16,
-    /// Wakes the device.
-    pub(super) doorbell: Doorbell,
-    /// Wakes whoever waits for completions.
-    pub(super) call: EventFd,
-    /// Whether the device writes to `call`.
-    pub(super) has_event: bool,
-}
-
-/// A virtqueue of a virtio-blk device. Dropping it gives it back to its session, after the device has let go of
-/// the memory of requests in flight.
+/// A virtqueue of a virtio-blk device. Dropping it returns it to its session, once the device has
+/// released the memory of requests in flight.
 pub struct VirtioBlkQueue {
-    /// Here until the queue is dropped.
+    /// Present until the queue is dropped.
     parts: ManuallyDrop<Parts>,
     session: Arc<Session>,
     depth: u16,
     is_polled: bool,
-    /// How long a wait looks before it sleeps.
+    /// Time for which a wait polls before it sleeps.
     spin: Spin,
     traits: QueueTraits,
     regions: RegionCache,
     steps: Box<[Step]>,
-    /// Ended without the server: what [`Queue::reap`] hands over first.
+    /// Results of requests that ended without the server, which [`Queue::reap`] returns first.
     ready: Vec<(u16, IoResult)>,
-    /// Found the ring full; only without indirect descriptors.
+    /// Requests that found the ring full; only without indirect descriptors.
     waiting: VecDeque<Pending>,
     /// The next parts of long requests.
     rests: Vec<Pending>,
-    /// Slots that came back and go on with their next step.
-    to_go_on: Vec<u16>,
+    /// Slots whose request was completed and has a next step.
+    to_continue: Vec<u16>,
     buffers: Vec<Buffer>,
     is_broken: bool,
 }
 
+impl Session {
+    /// Starts the first virtqueue that is not in use. It signals completions through an event.
+    ///
+    /// # Errors
+    /// When all are in use, the session has not been started, or the device fails.
+    pub fn start_queue(self: &Arc<Self>) -> Result<VirtioBlkQueue, DeviceError> {
+        VirtioBlkQueue::take(self, false)
+    }
+
+    /// As [`Session::start_queue`], for a queue without events: its user polls.
+    ///
+    /// # Errors
+    /// As [`Session::start_queue`].
+    pub fn start_poll_queue(self: &Arc<Self>) -> Result<VirtioBlkQueue, DeviceError> {
+        VirtioBlkQueue::take(self, true)
+    }
+}
+
 impl VirtioBlkQueue {
-    pub(super) fn new(parts: Parts, session: Arc<Session>, depth: u16, is_polled: bool) -> Self {
+    fn take(session: &Arc<Session>, is_polled: bool) -> Result<VirtioBlkQueue, DeviceError> {
+        let (parts, depth) = session.take_queue(is_polled)?;
+        Ok(VirtioBlkQueue::new(parts, session.clone(), depth, is_polled))
+    }
+
+    fn new(parts: Parts, session: Arc<Session>, depth: u16, is_polled: bool) -> Self {
         let slots = usize::from(depth);
         let max_segments = usize::from(parts.queue.config().max_segments);
         VirtioBlkQueue {
@@ -145,32 +136,32 @@ impl VirtioBlkQueue {
             ready: Vec::with_capacity(slots),
             waiting: VecDeque::new(),
             rests: Vec::new(),
-            to_go_on: Vec::with_capacity(slots),
+            to_continue: Vec::with_capacity(slots),
             buffers: Vec::with_capacity(max_segments),
             is_broken: false,
         }
     }
 
-    /// Which virtqueue of the device this is.
+    /// Index of the virtqueue.
     pub fn index(&self) -> u16 {
         self.parts.index
     }
 
-    /// The session it belongs to.
+    /// The session of the virtqueue.
     pub fn session(&self) -> &Arc<Session> {
         &self.session
     }
 
-    /// The virtqueue below, for tests that say things to the server that no request says.
+    /// The underlying virtqueue, for tests that send malformed requests to the server.
     pub fn virtqueue(&mut self) -> &mut BlkQueue {
         &mut self.parts.queue
     }
 
-    /// Asks the server for the device's identity (serial number) and waits for it; text up to the first zero
-    /// byte. The queue must be idle.
+    /// Reads the device's identity (serial number) and waits for the answer. Returns the text up to
+    /// the first zero byte. The queue must be idle.
     ///
     /// # Errors
-    /// What the server answers, or that it does not.
+    /// The server's error, or a timeout.
     ///
     /// # Panics
     /// When requests are in flight.
@@ -185,7 +176,7 @@ impl VirtioBlkQueue {
         let mut result = None;
         while self.reap(&mut |_, r| result = Some(r)) == 0 {
             if start.elapsed() > timeout {
-                // The slot is lost to a request that may still come back: the queue cannot be used any more.
+                // A request that may still complete occupies the slot, so the queue is unusable.
                 self.is_broken = true;
                 return Err(IoError::TimedOut);
             }
@@ -197,7 +188,7 @@ impl VirtioBlkQueue {
         Ok(String::from_utf8_lossy(text).into_owned())
     }
 
-    /// The request as it goes over the wire. Nothing: it is done as it is.
+    /// The request in the form of virtio-blk. `None`: it needs no request.
     fn wire(&self, req: &Request<'_>, offset: u64) -> Option<Wire> {
         let sector = offset / SECTOR_BYTES;
         let range = |flags| Range { sector, num_sectors: (req.len / SECTOR_BYTES) as u32, flags };
@@ -209,15 +200,16 @@ impl VirtioBlkQueue {
             Op::Write => transfer(VIRTIO_BLK_T_OUT),
             Op::Discard => Some(Wire::Range(VIRTIO_BLK_T_DISCARD, range(0))),
             Op::WriteZeroes => {
-                // Set whatever the configuration's write_zeroes_may_unmap says: servers deallocate that do not say so
-                // (qemu-storage-daemon), and to the others it means nothing.
+                // Set whatever the configuration's write_zeroes_may_unmap says. Some servers
+                // deallocate without reporting it (qemu-storage-daemon); the others ignore the
+                // flag.
                 let flags = if req.flags.contains(Flags::NO_UNMAP) { 0 } else { RANGE_F_UNMAP };
                 Some(Wire::Range(VIRTIO_BLK_T_WRITE_ZEROES, range(flags)))
             }
         }
     }
 
-    /// Puts a request into the ring, or as much of it as the server takes at once.
+    /// Adds a request to the ring, or as much of it as the server accepts at once.
     #[inline]
     fn issue(&mut self, slot: u16, wire: Wire, data: Data<'_>) -> Result<Issued, IoError> {
         let pushed = match wire {
@@ -251,8 +243,9 @@ impl VirtioBlkQueue {
         self.regions.guest_addr(self.session.regions(), base, len).ok_or(IoError::Invalid)
     }
 
-    /// Fills `buffers` with the window's first segments, as many whole blocks as the server takes at once:
-    /// none longer than it takes, neighbours in memory joined. Returns how many bytes that are.
+    /// Fills `buffers` with the window's first segments, as many whole blocks as the server accepts
+    /// at once. Each segment is within the server's limit, and adjacent memory is joined. Returns
+    /// the number of bytes.
     fn gather(&mut self, data: Data<'_>) -> Result<usize, IoError> {
         self.buffers.clear();
         let (most, size_max) =
@@ -291,11 +284,11 @@ impl VirtioBlkQueue {
                 self.buffers.pop();
             }
         }
-        // Not one block in as many pieces as the server takes.
+        // The server's limit of segments does not allow even one block.
         if total == 0 { Err(IoError::Invalid) } else { Ok(total) }
     }
 
-    /// Issues a request and remembers what is left of it; gives it back when the ring is full now.
+    /// Submits a request and stores the rest of it; returns it when the ring is full.
     #[inline]
     fn start(&mut self, pending: Pending) -> Result<Option<Pending>, IoError> {
         let Pending { slot, wire, data, then } = pending;
@@ -314,10 +307,10 @@ impl VirtioBlkQueue {
         }
     }
 
-    /// Takes the next step of requests that came back, and starts what found the ring full.
+    /// Submits the next step of completed requests, then requests that found the ring full.
     #[cold]
-    fn go_on(&mut self) {
-        while let Some(slot) = self.to_go_on.pop() {
+    fn continue_slots(&mut self) {
+        while let Some(slot) = self.to_continue.pop() {
             let rest = self.rests.iter().position(|rest| rest.slot == slot);
             let flush = Pending { slot, wire: Wire::Flush, data: Data::none(), then: Step::Last };
             let next = rest.map_or(flush, |i| self.rests.swap_remove(i));
@@ -327,7 +320,7 @@ impl VirtioBlkQueue {
             let slot = next.slot;
             match self.start(next) {
                 Ok(None) => {}
-                // What came first stays first, or long requests would never find room.
+                // Requests keep their order; otherwise long ones would never find room.
                 Ok(Some(again)) => {
                     self.waiting.push_front(again);
                     break;
@@ -338,8 +331,8 @@ impl VirtioBlkQueue {
         self.kick();
     }
 
-    /// Waits until the device has let go of every request, where giving the virtqueue back does not see to that.
-    /// A device that does not is taken out of use.
+    /// Waits until the device has completed every request, unless stopping the virtqueue ensures
+    /// that. A device that does not is shut down.
     fn drain(&mut self) {
         if !self.session.keeps_queues() {
             return;
@@ -349,7 +342,7 @@ impl VirtioBlkQueue {
         let start = Instant::now();
         while self.parts.queue.in_flight() > 0 && !self.session.is_gone() {
             if self.parts.queue.reap(|_, _| ()).is_err() || start.elapsed() > self.session.timeout() {
-                tracing::error!(device = %self.session.name(), queue = self.parts.index, "requests do not end");
+                tracing::error!(device = %self.session.name(), queue = self.parts.index, "requests did not complete in time");
                 self.session.shutdown();
                 return;
             }
@@ -357,13 +350,13 @@ impl VirtioBlkQueue {
         }
     }
 
-    /// Ends everything in flight: the server is gone, or broke the ring.
+    /// Fails all requests in flight: the device is lost, or the server broke the ring.
     #[cold]
     fn fail_all(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
         self.is_broken = true;
         self.waiting.clear();
         self.rests.clear();
-        self.to_go_on.clear();
+        self.to_continue.clear();
         self.ready.clear();
         let mut count = 0;
         for (slot, step) in self.steps.iter_mut().enumerate() {
@@ -375,7 +368,7 @@ impl VirtioBlkQueue {
         count
     }
 
-    /// Whether [`Queue::reap`] has something to hand over.
+    /// Whether [`Queue::reap`] would return a result.
     fn has_ended(&self) -> bool {
         self.parts.queue.has_used() || !self.ready.is_empty() || self.is_broken || self.session.is_gone()
     }
@@ -391,7 +384,7 @@ impl VirtioBlkQueue {
         false
     }
 
-    /// Hands over what ended here, then what the server has finished with.
+    /// Returns the results from this queue, then those from the server.
     #[inline]
     fn reap_once(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
         let mut count = 0;
@@ -403,12 +396,12 @@ impl VirtioBlkQueue {
         if self.is_broken {
             return count;
         }
-        let (steps, to_go_on) = (&mut self.steps, &mut self.to_go_on);
+        let (steps, to_continue) = (&mut self.steps, &mut self.to_continue);
         let reaped = self.parts.queue.reap(|slot, status| {
             let result = result_of(status);
             let step = &mut steps[usize::from(slot)];
             if *step != Step::Last && result.is_ok() {
-                to_go_on.push(slot);
+                to_continue.push(slot);
                 return;
             }
             *step = Step::Idle;
@@ -417,12 +410,13 @@ impl VirtioBlkQueue {
         });
         if let Err(broken) = reaped {
             tracing::error!(device = %self.session.name(), queue = self.parts.index, %broken, "the server broke the ring");
-            // Whoever breaks one ring is not to be trusted with the others, nor with memory that comes later.
+            // A server that breaks one ring is not trusted with the others, nor with memory added
+            // later.
             self.session.shutdown();
             return count + self.fail_all(done);
         }
-        if !self.to_go_on.is_empty() || (count > 0 && !self.waiting.is_empty()) {
-            self.go_on();
+        if !self.to_continue.is_empty() || (count > 0 && !self.waiting.is_empty()) {
+            self.continue_slots();
         }
         count
     }
@@ -479,7 +473,7 @@ impl Queue for VirtioBlkQueue {
         if count > 0 || !self.session.is_gone() || self.is_broken {
             return count;
         }
-        // What the server finished before it vanished is done; the rest is not.
+        // Requests that the server completed before it was lost are done; the others fail.
         let count = self.reap_once(done);
         count + self.fail_all(done)
     }
@@ -516,7 +510,7 @@ impl DirectQueue for VirtioBlkQueue {
             if timeout.is_some_and(|timeout| start.elapsed() >= timeout) {
                 return Err(io::Error::from_raw_os_error(libc::ETIME));
             }
-            // The server may need this very processor.
+            // The server may need this processor.
             std::thread::yield_now();
         }
         Ok(())
@@ -530,14 +524,14 @@ impl DirectQueue for VirtioBlkQueue {
 impl Drop for VirtioBlkQueue {
     fn drop(&mut self) {
         self.drain();
-        // SAFETY: nothing uses them any more.
+        // SAFETY: the parts are not used afterwards.
         let parts = unsafe { ManuallyDrop::take(&mut self.parts) };
         self.session.give_back(parts);
     }
 }
 
 impl Wire {
-    /// The same request without its first `len` bytes.
+    /// The rest of the request after its first `len` bytes.
     fn after(self, len: usize) -> Wire {
         match self {
             Wire::Transfer(header) => {
@@ -548,7 +542,7 @@ impl Wire {
     }
 }
 
-/// How far a request came that was pushed; `all` when it is in the ring.
+/// The submitted part of a request; `all` when it is in the ring.
 #[inline]
 fn issued(pushed: Result<(), PushError>, all: Issued) -> Result<Issued, IoError> {
     match pushed {
@@ -558,13 +552,13 @@ fn issued(pushed: Result<(), PushError>, all: Issued) -> Result<Issued, IoError>
     }
 }
 
-/// What a status byte says.
+/// The result for a status byte.
 #[inline]
 fn result_of(status: u8) -> IoResult {
     match status {
         VIRTIO_BLK_S_OK => Ok(()),
         VIRTIO_BLK_S_UNSUPP => Err(IoError::Unsupported),
-        // IOERR and everything that the specification does not know.
+        // IOERR and every status that the specification does not define.
         _ => Err(IoError::Medium),
     }
 }

@@ -1,30 +1,31 @@
-//! The memory that the server knows, and how it calls it.
+//! The memory that the server knows, and its guest addresses.
 
 use block::MemoryRegion;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Regions start on multiples of this in the server's eyes: what servers that use huge pages like.
+/// Alignment of regions in guest addresses, for servers that use huge pages.
 const GUEST_ALIGNMENT: u64 = 2 << 20;
 
-/// A region and the guest physical address it goes by.
+/// A region and its guest physical address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// The memory as this process has it.
+    /// The memory in this process.
     pub memory: MemoryRegion,
-    /// What descriptors call its first byte.
+    /// Guest address of the first byte.
     pub guest_addr: u64,
 }
 
 impl Region {
-    /// What descriptors call the byte behind the last.
+    /// Guest address after the last byte.
     fn guest_end(&self) -> u64 {
         self.guest_addr + self.memory.len as u64
     }
 }
 
-/// All regions of a session. Changes are rare and made under a lock; queues keep a copy ([`RegionCache`]).
+/// All regions of a session. Changes are rare and made under a lock; queues keep a copy
+/// ([`RegionCache`]).
 #[derive(Debug, Default)]
 pub struct Regions {
     generation: AtomicU32,
@@ -32,19 +33,20 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// The regions, held still.
+    /// Locks the regions.
     pub fn lock(&self) -> MutexGuard<'_, Vec<Region>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the queues that the list has changed.
+    /// Notifies the queues that the list has changed.
     pub fn publish(&self) {
         self.generation.fetch_add(1, Ordering::Release);
     }
 }
 
-/// The lowest guest address in the ranges `usable` where `len` bytes fit beside `list`. Low addresses keep a dirty log short. Between two
-/// regions there is a gap: buffers that follow each other in guest addresses lie in one region.
+/// The lowest free guest address in the ranges `usable` for `len` bytes, apart from the regions in
+/// `list`. Low addresses keep a dirty log short. A gap separates regions, so that buffers with
+/// consecutive guest addresses lie in one region.
 pub fn free_guest_addr(list: &[Region], len: usize, usable: &[RangeInclusive<u64>]) -> Option<u64> {
     let fits = |start: u64| {
         let end = start.checked_add(len as u64)?;
@@ -54,14 +56,14 @@ pub fn free_guest_addr(list: &[Region], len: usize, usable: &[RangeInclusive<u64
     };
     let aligned = |addr: u64| addr.checked_next_multiple_of(GUEST_ALIGNMENT);
     let after = |r: &Region| aligned(r.guest_end() + 1);
-    // Nothing starts at 0, which some devices take for no address.
+    // Some devices treat address 0 as none, so no region starts there.
     let first = |range: &RangeInclusive<u64>| aligned((*range.start()).max(1));
     let mut starts: Vec<u64> = list.iter().filter_map(after).chain(usable.iter().filter_map(first)).collect();
     starts.sort_unstable();
     starts.into_iter().find_map(fits)
 }
 
-/// One queue's copy of the regions, and the one it used last.
+/// One queue's copy of the regions, and the last one used.
 #[derive(Debug)]
 pub struct RegionCache {
     generation: u32,
@@ -76,7 +78,7 @@ impl RegionCache {
         RegionCache { generation: 0, last: Region { memory: nothing, guest_addr: 0 }, list: Vec::new() }
     }
 
-    /// What descriptors call the `len` bytes at `base`; `None` where they do not lie in one region.
+    /// The guest address of the `len` bytes at `base`; `None` unless they lie in one region.
     #[inline]
     pub fn guest_addr(&mut self, regions: &Regions, base: *const u8, len: usize) -> Option<u64> {
         if regions.generation.load(Ordering::Acquire) == self.generation
@@ -172,7 +174,7 @@ mod tests {
 
     #[test]
     fn addresses_that_a_device_cannot_reach_are_not_given_out() {
-        // As an IOMMU of a PC has it: a hole for interrupts, and an end.
+        // The address space of a PC's IOMMU: a hole for interrupts, and an end.
         let usable = [0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1];
         let find = |list: &[Region], len| free_guest_addr(list, len, &usable);
         assert_eq!(find(&[], 0x1000), Some(2 << 20));

@@ -1,14 +1,16 @@
-//! A negotiated session with a device: features, memory, virtqueues, whatever the transport.
+//! A negotiated session with a device: features, memory and virtqueues, independent of the
+//! transport.
 //!
-//! This is the level below [`super::VirtioBlk`] for those who want virtqueues without a reactor (benchmarks, the
-//! C API) or a server under test to see more than well-formed requests.
+//! Programs without a reactor (benchmarks, the C API) use this level directly, and so do tests that
+//! send malformed requests to a server.
 
+use super::failure::Failure;
 use super::limits;
 use super::options::{Options, TransportKind};
+use super::parts::{Parts, QueueTraits};
 use super::peer::{Peer, lock};
-use super::queue::{Parts, QueueTraits, VirtioBlkQueue};
 use super::regions::{Region, Regions, free_guest_addr};
-use super::transport::{Failure, NewQueue, Transport};
+use super::transport::{NewQueue, Transport};
 use super::vfio_pci::VfioPci;
 use super::vhost_user::{Frontend, VhostUser};
 use super::vhost_vdpa::VhostVdpa;
@@ -21,23 +23,24 @@ use virtio::driver::{BlkQueue, BlkQueueConfig, RingConfig, SharedArea};
 use virtio::{VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_RING_PACKED};
 use vmm_sys_util::eventfd::EventFd;
 
-/// Fewest entries of a ring: room for one request of a header, data and a status.
+/// Smallest number of entries of a ring: room for one request of a header, data and a status.
 const MIN_RING_SIZE: u16 = 4;
 
-/// What a device and the way to it allow, for those who set a session up by hand.
+/// Limits of a device and its transport, for callers that set up a session themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Most virtqueues.
+    /// Largest number of virtqueues.
     pub max_queues: u16,
-    /// Most entries of a virtqueue.
+    /// Largest number of entries of a virtqueue.
     pub max_queue_size: u16,
-    /// Most data segments that the device takes in one request. Longer lists are cut by the queue.
+    /// Largest number of data segments in one request. The queue splits longer lists.
     pub max_segments: u32,
-    /// Longest data segment that the device takes; `u32::MAX` where it does not say. Longer ones are cut.
+    /// Length of the longest data segment; `u32::MAX` if the device does not report it. The queue
+    /// splits longer ones.
     pub max_segment_len: u32,
-    /// Most memory regions that can be added.
+    /// Largest number of memory regions.
     pub max_regions: u64,
-    /// What addresses and lengths of memory regions are multiples of, in bytes.
+    /// Alignment of addresses and lengths of memory regions, in bytes.
     pub region_alignment: u64,
     /// Whether memory regions need a file.
     pub needs_region_fd: bool,
@@ -45,22 +48,22 @@ pub struct Facts {
     pub may_pin_regions: bool,
 }
 
-/// What exists once the virtqueues' number and size are fixed.
+/// State once the number and size of the virtqueues are fixed.
 struct Started {
     queue_config: BlkQueueConfig,
-    /// Most requests in flight of one queue.
+    /// Largest number of requests in flight of one queue.
     depth: u16,
     rings: Arc<SharedMemory>,
     queues: Mutex<Vec<Slot>>,
 }
 
-/// A virtqueue as its session sees it.
+/// State of a virtqueue in its session.
 enum Slot {
-    /// Does not run.
+    /// Stopped.
     Stopped,
-    /// Runs, and nobody uses it.
+    /// Running without a user.
     Idle(Box<Parts>),
-    /// Somebody has it.
+    /// In use.
     InUse,
 }
 
@@ -68,7 +71,7 @@ enum Slot {
 pub struct Session {
     name: String,
     peer: Arc<Peer>,
-    /// Before the rings: they go away after the device has let go of them.
+    /// Declared before the rings, which are dropped once the device has released them.
     transport: Box<dyn Transport>,
     features: u64,
     facts: Facts,
@@ -82,17 +85,17 @@ impl Session {
     /// Connects, negotiates, and starts with the queues that the options ask for.
     ///
     /// # Errors
-    /// When there is no device, or it lacks something that the options ask for.
+    /// When no device is found, or it lacks a feature that the options require.
     pub fn open(options: &Options) -> Result<Arc<Session>, DeviceError> {
         let session = Session::connect(options)?;
         session.start(options.queues, options.queue_size)?;
         Ok(session)
     }
 
-    /// Connects and negotiates. Virtqueues can be had after [`Session::start`].
+    /// Connects and negotiates. Virtqueues are available after [`Session::start`].
     ///
     /// # Errors
-    /// When there is no device, or it lacks something that the options ask for.
+    /// When no device is found, or it lacks a feature that the options require.
     pub fn connect(options: &Options) -> Result<Arc<Session>, DeviceError> {
         let name = options.name();
         let failed = |e: Failure| DeviceError::new(&name, "cannot connect").because(e);
@@ -116,7 +119,7 @@ impl Session {
         }
     }
 
-    /// Negotiates over a vhost-user connection that is there already.
+    /// Negotiates over an existing vhost-user connection.
     ///
     /// # Errors
     /// As [`Session::connect`].
@@ -128,7 +131,7 @@ impl Session {
         Session::over(peer, Box::new(server), offered, options)
     }
 
-    /// Agrees on the features of a device that a transport has found.
+    /// Agrees on the features with a device that a transport has found.
     fn over(
         peer: Arc<Peer>,
         transport: Box<dyn Transport>,
@@ -137,7 +140,7 @@ impl Session {
     ) -> Result<Arc<Session>, DeviceError> {
         let name = peer.name().to_owned();
         let wrong = |message: String| DeviceError::new(&name, message);
-        let failed = |e: Failure| DeviceError::new(&name, "the device cannot be set up").because(e);
+        let failed = |e: Failure| DeviceError::new(&name, "device setup failed").because(e);
         let features = options.choose(offered).map_err(wrong)?;
         transport.set_features(features).map_err(failed)?;
         let config = transport.read_config().map_err(failed)?;
@@ -150,11 +153,11 @@ impl Session {
             max_queue_size: traits.max_queue_size,
             max_segments: limits::device_seg_max(features, &config),
             max_segment_len: limits::size_max(features, &config),
-            // One of them is for the rings.
+            // One region is for the rings.
             max_regions: traits.max_regions.saturating_sub(1),
             region_alignment: traits.region_alignment,
             needs_region_fd: traits.needs_region_fd,
-            // An IOMMU needs them pinned; nobody knows what a server does with them.
+            // An IOMMU needs pinned pages, and a server may pin them too.
             may_pin_regions: true,
         };
         let (regions, timeout, started) = (Regions::default(), options.timeout(), OnceLock::new());
@@ -162,19 +165,20 @@ impl Session {
         Ok(Arc::new(session))
     }
 
-    /// Fixes how many virtqueues there are (0: all that the device has) and how many entries each has: a power
-    /// of two. Nobody uses one of them yet.
+    /// Fixes the number of virtqueues (0: all that the device has) and their entries: a power of
+    /// two. Must be called before any virtqueue is in use.
     ///
     /// # Errors
-    /// When the device has not as many, the size is none that it takes, or the session has been started.
+    /// When the device has fewer queues, it does not support the size, or the session has already
+    /// been started.
     pub fn start(&self, queues: u16, queue_size: u16) -> Result<(), DeviceError> {
         let wrong = |message: String| DeviceError::new(&self.name, message);
         let Facts { max_queues, max_queue_size, .. } = self.facts;
         if queues > max_queues {
-            return Err(wrong(format!("{queues} queues wanted, the device has {max_queues}")));
+            return Err(wrong(format!("{queues} queues: the device has {max_queues}")));
         }
         if !queue_size.is_power_of_two() || queue_size > max_queue_size {
-            let message = format!("queue size {queue_size} is not a power of two up to {max_queue_size}");
+            let message = format!("queue size {queue_size}: must be a power of two up to {max_queue_size}");
             return Err(wrong(message));
         }
         let num_queues = if queues == 0 { max_queues } else { queues };
@@ -189,9 +193,9 @@ impl Session {
             queues: Mutex::new((0..num_queues).map(|_| Slot::Stopped).collect()),
         };
         if self.started.set(started).is_err() {
-            return Err(wrong("the session has been started already".into()));
+            return Err(wrong("the session has already been started".into()));
         }
-        // Half a start is of no use to anybody.
+        // A partial start is unusable.
         self.start_device(&region, num_queues, queue_config.ring.size).inspect_err(|_| self.shutdown())
     }
 
@@ -206,10 +210,13 @@ impl Session {
     }
 
     fn queue_config(&self, queue_size: u16) -> Result<BlkQueueConfig, DeviceError> {
-        // A request is three descriptors, and no chain is longer than its ring.
+        // A request needs three descriptors, and no chain is longer than its ring.
         let size = queue_size.max(MIN_RING_SIZE);
         if size > self.facts.max_queue_size {
-            return Err(DeviceError::new(&self.name, format!("no request fits into {queue_size} entries")));
+            return Err(DeviceError::new(
+                &self.name,
+                format!("queue size {queue_size}: too small for a request"),
+            ));
         }
         Ok(BlkQueueConfig {
             ring: RingConfig {
@@ -228,7 +235,7 @@ impl Session {
             let parts = self.make_queue(started, index)?;
             started.put(index, Slot::Idle(Box::new(parts)));
         }
-        self.transport.run().map_err(|e| self.error("the device does not run", e))
+        self.transport.run().map_err(|e| self.error("the device did not start", e))
     }
 
     /// The device's kind and path: `virtio_blk:/run/disk.sock`.
@@ -241,17 +248,17 @@ impl Session {
         self.features
     }
 
-    /// What the device and the way to it allow.
+    /// Limits of the device and its transport.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// How many virtqueues there are; none before [`Session::start`].
+    /// Number of virtqueues; 0 before [`Session::start`].
     pub fn num_queues(&self) -> u16 {
         self.started.get().map_or(0, |started| lock(&started.queues).len() as u16)
     }
 
-    /// The limits at the time of the negotiation.
+    /// The limits when the session was negotiated.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -261,7 +268,7 @@ impl Session {
         self.peer.config()
     }
 
-    /// Reads the configuration space again; the capacity in it, in bytes.
+    /// Reads the configuration space again and returns its capacity in bytes.
     ///
     /// # Errors
     /// When the device does not answer.
@@ -272,7 +279,7 @@ impl Session {
         Ok(limits::capacity(&config, self.limits.block_size))
     }
 
-    /// Whether the device is gone.
+    /// Whether the device is lost.
     #[inline]
     pub fn is_gone(&self) -> bool {
         self.peer.is_gone()
@@ -283,21 +290,23 @@ impl Session {
         &self.regions
     }
 
-    /// Takes the device out of use. Everything in flight ends with an error.
+    /// Shuts the device down. Every request in flight ends with an error.
     pub fn shutdown(&self) {
         self.transport.shutdown();
     }
 
-    /// Calls `call`, on another thread, with the new capacity in bytes when the device says that it changed.
+    /// Sets a callback for capacity changes that the device reports. It runs on another thread and
+    /// receives the new capacity in bytes.
     pub fn on_capacity(&self, call: impl Fn(u64) + Send + 'static) {
         let block_size = self.limits.block_size;
         self.peer.set_on_config(Box::new(move |config| call(limits::capacity(config, block_size))));
     }
 
-    /// Makes memory known to the device. A region that it knows already is left as it is.
+    /// Makes memory known to the device. A region that it knows already is unchanged.
     ///
     /// # Errors
-    /// When the region lacks what the transport needs ([`Facts`]), or the device does not take it.
+    /// When the region does not meet the transport's requirements ([`Facts`]), or the device
+    /// refuses it.
     pub fn add_region(&self, memory: &MemoryRegion) -> Result<(), DeviceError> {
         let wrong = |message: &str| DeviceError::new(&self.name, format!("{message} ({memory:x?})"));
         let traits = self.transport.traits();
@@ -317,7 +326,7 @@ impl Session {
         }
         let limit = traits.max_regions;
         if list.len() as u64 >= limit {
-            return Err(wrong(&format!("the device takes no more than {limit} regions")));
+            return Err(wrong(&format!("the device allows {limit} regions")));
         }
         let guest_addr = free_guest_addr(&list, memory.len, &traits.addresses)
             .ok_or_else(|| wrong("the device has no addresses for a region of this length"))?;
@@ -325,61 +334,46 @@ impl Session {
         list.push(region);
         if let Err(e) = self.transport.map(region, &list) {
             list.pop();
-            return Err(self.error(&format!("the device did not take a memory region ({memory:x?})"), e));
+            return Err(self.error(&format!("the device refused a memory region ({memory:x?})"), e));
         }
         self.regions.publish();
         Ok(())
     }
 
-    /// Takes memory back. Unknown memory is ignored.
+    /// Removes memory. Unknown memory is ignored.
     pub fn remove_region(&self, memory: &MemoryRegion) {
         let mut list = self.regions.lock();
         let Some(i) = list.iter().position(|r| r.memory == *memory) else { return };
         let region = list.remove(i);
         self.regions.publish();
         if let Err(error) = self.transport.unmap(region, &list) {
-            tracing::warn!(device = %self.name, %error, "the device did not give a memory region back");
+            tracing::warn!(device = %self.name, %error, "memory region not released by the device");
         }
     }
 
-    /// Takes the first virtqueue that is not in use. It raises an event for completions.
-    ///
-    /// # Errors
-    /// When all are in use, the session has not been started, or the device fails.
-    pub fn start_queue(self: &Arc<Self>) -> Result<VirtioBlkQueue, DeviceError> {
-        self.take_queue(false)
-    }
-
-    /// As [`Session::start_queue`], for a queue without events: whoever waits for it spins.
-    ///
-    /// # Errors
-    /// As [`Session::start_queue`].
-    pub fn start_poll_queue(self: &Arc<Self>) -> Result<VirtioBlkQueue, DeviceError> {
-        self.take_queue(true)
-    }
-
-    fn take_queue(self: &Arc<Self>, is_polled: bool) -> Result<VirtioBlkQueue, DeviceError> {
+    /// Takes the first virtqueue that is not in use, and its depth.
+    pub(super) fn take_queue(&self, is_polled: bool) -> Result<(Parts, u16), DeviceError> {
         let wrong = |message: String| DeviceError::new(&self.name, message);
         let Some(started) = self.started.get() else {
-            return Err(wrong("the session has not been started".into()));
+            return Err(wrong("the session is not started".into()));
         };
         if self.is_gone() {
-            return Err(wrong("the device is gone".into()));
+            return Err(wrong("the device is lost".into()));
         }
         let (index, idle) = started.take(is_polled).map_err(wrong)?;
         let parts = match idle {
             Some(parts) => *parts,
             None => self.make_queue(started, index).inspect_err(|_| started.put(index, Slot::Stopped))?,
         };
-        Ok(VirtioBlkQueue::new(parts, self.clone(), started.depth, is_polled))
+        Ok((parts, started.depth))
     }
 
     fn make_queue(&self, started: &Started, index: u16) -> Result<Parts, DeviceError> {
         let no_event = |e| self.error("no event for a virtqueue", e);
         let call = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).map_err(no_event)?;
         let memory = self.ring_memory(started, index)?;
-        // SAFETY: the queue keeps the session and so the memory alive; the part belongs to this virtqueue,
-        // which nobody else uses until the queue is given back.
+        // SAFETY: the queue keeps the session and so the memory alive. The part belongs to this
+        // virtqueue, which has no other user until the queue is returned.
         let queue = unsafe { BlkQueue::new(started.queue_config, memory) };
         self.peer.add_call(index, &call).map_err(no_event)?;
         let new = NewQueue { index, queue: &queue, call: &call, rings: &started.rings };
@@ -389,7 +383,7 @@ impl Session {
         }
         let running = running.map_err(|e| self.error(&format!("virtqueue {index} did not start"), e))?;
         if self.is_gone() {
-            return Err(DeviceError::new(&self.name, "the device is gone"));
+            return Err(DeviceError::new(&self.name, "the device is lost"));
         }
         Ok(Parts { queue, index, doorbell: running.doorbell, call, has_event: running.has_event })
     }
@@ -406,18 +400,18 @@ impl Session {
         Ok(area.part(usize::from(index) * len, len))
     }
 
-    /// How long the device may need for what it is told.
+    /// Timeout for control operations of the device.
     pub(super) fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Whether virtqueues keep running while nobody uses them.
+    /// Whether virtqueues keep running without a user.
     pub(super) fn keeps_queues(&self) -> bool {
         self.transport.traits().starts_together
     }
 
-    /// Takes a virtqueue back that nobody uses any more. The device has let go of the requests' memory by then,
-    /// or does so now.
+    /// Returns a virtqueue without a user. The device has released the requests' memory, or does so
+    /// now.
     pub(super) fn give_back(&self, parts: Parts) {
         let index = parts.index;
         let slot = if self.keeps_queues() {
@@ -425,7 +419,7 @@ impl Session {
         } else {
             self.peer.remove_call(index);
             if let Err(error) = self.transport.stop_queue(index) {
-                tracing::debug!(device = %self.name, queue = index, %error, "a virtqueue was not stopped in order");
+                tracing::debug!(device = %self.name, queue = index, %error, "virtqueue not stopped cleanly");
             }
             Slot::Stopped
         };
@@ -452,7 +446,7 @@ impl Session {
 }
 
 impl Started {
-    /// Takes the first virtqueue that nobody uses and that has an event, unless it `is_polled`.
+    /// Takes the first unused virtqueue that has an event, or any unused one if `is_polled`.
     fn take(&self, is_polled: bool) -> Result<(u16, Option<Box<Parts>>), String> {
         let mut queues = lock(&self.queues);
         let is_fit = |slot: &Slot| match slot {

@@ -1,22 +1,24 @@
-//! The transport to a device of the kernel's vDPA bus: hardware, a simulator, or a process behind VDUSE.
+//! The transport to a device of the kernel's vDPA bus: hardware, a simulator, or a process behind
+//! VDUSE.
 //!
 //! ```text
 //!   VhostVdpa ── ioctls ──► /dev/vhost-vdpa-N ─► vDPA bus ─► device      kick and call are eventfds
 //!       └─ write(): IOTLB messages, "address 0x200000 is this memory of mine"
 //! ```
 //!
-//! Virtqueues are set up before the device runs: a VDUSE server looks at them when it is told `DRIVER_OK`, and not
-//! again. The bus has no news of a server that dies. So when a virtqueue does not move although something is in
-//! it, the listening thread asks the device for that virtqueue's state: a VDUSE server has to answer, and the
-//! kernel gives up on one that does not (`/sys/class/vduse/NAME/msg_timeout`). A server that answers may take as
-//! long as it likes for its requests.
+//! Virtqueues are set up before the device runs: a VDUSE server reads them once, when it receives
+//! `DRIVER_OK`. The bus does not report that a server has died. So the listening thread asks the
+//! device for the state of a virtqueue that holds requests and makes no progress. A VDUSE server
+//! must answer, or the kernel gives up on it (`/sys/class/vduse/NAME/msg_timeout`). The time that a
+//! server may take for a request is not limited.
 //!
 //! Source: Linux, include/uapi/linux/vhost.h and vhost_types.h.
 
+use super::failure::Failure;
 use super::options::Options;
 use super::peer::{Listener, Peer, Watch, lock};
 use super::regions::Region;
-use super::transport::{Doorbell, Failure, NewQueue, RunningQueue, Traits, Transport};
+use super::transport::{Doorbell, NewQueue, RunningQueue, Traits, Transport};
 use crate::shared_memory::{SharedMemory, page_size};
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -34,12 +36,14 @@ use virtio::status;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
-/// The virtio device id of block devices.
+/// Virtio device ID of block devices.
 const BLOCK_DEVICE: u32 = 2;
-/// Length of the configuration space where the kernel does not tell it: up to the fields of write zeroes.
+/// Length of the configuration space if the kernel does not report it: up to the fields of write
+/// zeroes.
 const CONFIG_BYTES: u32 = 60;
 
-/// The kernel's side. It asks for a guest's memory only when addresses are the kernel's own, which is not so here.
+/// The kernel's side. It needs a guest's memory only for the kernel's own addresses, which are not
+/// used here.
 type Kernel = VhostKernVdpa<Arc<GuestMemoryMmap>>;
 
 /// A vhost-vdpa character device.
@@ -51,39 +55,40 @@ pub struct VhostVdpa {
     _listener: Listener,
 }
 
-/// What the listening thread has, too.
+/// State shared with the listening thread.
 struct Shared {
     kernel: Kernel,
-    /// Held for writing while the device is being stopped, so that nothing it is told afterwards starts it again.
+    /// Held for writing while the device is being stopped, so that no later command starts it
+    /// again.
     is_stopped: RwLock<bool>,
     queues: Mutex<Vec<Movement>>,
 }
 
 impl VhostVdpa {
-    /// Opens the device and tells it that there is a driver.
+    /// Opens the device and announces a driver.
     ///
     /// # Errors
-    /// When it is no block device, somebody else has it, or the kernel is too old.
+    /// When the device is not a block device, it is in use, or the kernel is too old.
     pub fn open(peer: Arc<Peer>, options: &Options) -> Result<VhostVdpa, Failure> {
         let mut kernel = Kernel::with(open_file(options)?, Arc::new(GuestMemoryMmap::new()), 0);
         let id = kernel.get_device_id().map_err(system_error)?;
         if id != BLOCK_DEVICE {
-            return Err(format!("virtio device {id} is no block device ({BLOCK_DEVICE})").into());
+            return Err(format!("virtio device {id} is not a block device ({BLOCK_DEVICE})").into());
         }
         kernel.set_owner().map_err(system_error)?;
         let v2 = 1 << VHOST_BACKEND_F_IOTLB_MSG_V2;
         if kernel.get_backend_features().map_err(system_error)? & v2 == 0 {
-            return Err("the kernel does not know IOTLB messages of version 2".into());
+            return Err("the kernel does not support IOTLB messages of version 2".into());
         }
         kernel.set_backend_features(v2).map_err(system_error)?;
         kernel.set_status(0).map_err(system_error)?;
         kernel.set_status(status::ACKNOWLEDGE).map_err(system_error)?;
         kernel.set_status(status::ACKNOWLEDGE | status::DRIVER).map_err(system_error)?;
-        // The kernel takes 16 of the 32 bits of a packed ring's base.
+        // The kernel passes on 16 of the 32 bits of a packed ring's base.
         let offered = kernel.get_features().map_err(system_error)? & !VIRTIO_F_RING_PACKED;
         let addresses = kernel.get_iova_range().map_or(0..=u64::MAX, |range| range.first..=range.last);
         let traits = Traits {
-            // Linux 5.18 and later tell; before, the configuration space knows.
+            // Linux 5.18 and later report it; before, the configuration space does.
             max_queues: kernel.get_vqs_count().map_or(u16::MAX, |count| count.min(u16::MAX.into()) as u16),
             max_queue_size: kernel.get_vring_num().map_err(system_error)?,
             max_regions: u64::MAX,
@@ -97,12 +102,12 @@ impl VhostVdpa {
         let shared =
             Arc::new(Shared { kernel, is_stopped: RwLock::new(false), queues: Mutex::new(Vec::new()) });
         let news =
-            News { peer: peer.clone(), shared: shared.clone(), config_call, period: options.timeout() / 2 };
+            Events { peer: peer.clone(), shared: shared.clone(), config_call, period: options.timeout() / 2 };
         let listener = Listener::start(news)?;
         Ok(VhostVdpa { peer, shared, offered, traits, _listener: listener })
     }
 
-    /// The virtio features that the device has.
+    /// The virtio features that the device offers.
     pub fn offered(&self) -> u64 {
         self.offered
     }
@@ -123,7 +128,7 @@ impl Transport for VhostVdpa {
             let wanted = status::ACKNOWLEDGE | status::DRIVER | status::FEATURES_OK;
             kernel.set_status(wanted).map_err(system_error)?;
             if kernel.get_status().map_err(system_error)? & status::FEATURES_OK == 0 {
-                return Err(format!("the device does not take the features {features:#x}").into());
+                return Err(format!("the device refused the features {features:#x}").into());
             }
             Ok(())
         })
@@ -161,7 +166,7 @@ impl Transport for VhostVdpa {
         self.shared.with_kernel(|kernel| {
             kernel.set_vring_num(index, size).map_err(system_error)?;
             kernel.set_vring_base(index, 0).map_err(system_error)?;
-            // The method of the same name in the trait looks for the rings in a guest's memory.
+            // The trait's method of the same name looks for the rings in a guest's memory.
             VhostKernVdpa::set_vring_addr(kernel, index, &addresses).map_err(system_error)?;
             kernel.set_vring_call(index, new.call).map_err(system_error)?;
             kernel.set_vring_kick(index, &kick).map_err(system_error)?;
@@ -186,27 +191,27 @@ impl Transport for VhostVdpa {
     }
 
     fn stop_queue(&self, index: u16) -> Result<(), Failure> {
-        Err(format!("virtqueue {index} of a vDPA device does not stop alone").into())
+        Err(format!("virtqueue {index} of a vDPA device cannot be stopped individually").into())
     }
 
     fn shutdown(&self) {
-        self.shared.end(&self.peer, "it was taken out of use");
+        self.shared.end(&self.peer, "shut down");
     }
 }
 
 impl Drop for VhostVdpa {
     fn drop(&mut self) {
-        // Rings and regions go away next.
+        // The rings and regions are dropped next.
         self.shared.stop();
     }
 }
 
 impl Shared {
-    /// Tells the device something, unless it has been stopped.
+    /// Runs a command on the device, unless it has been stopped.
     fn with_kernel<T>(&self, tell: impl FnOnce(&Kernel) -> Result<T, Failure>) -> Result<T, Failure> {
         let is_stopped = self.is_stopped.read().unwrap_or_else(PoisonError::into_inner);
         if *is_stopped {
-            return Err("the device is gone".into());
+            return Err("the device is lost".into());
         }
         tell(&self.kernel)
     }
@@ -218,11 +223,11 @@ impl Shared {
         Ok(ConfigSpace::from_bytes(&bytes))
     }
 
-    /// Resets the device: it lets go of all memory.
+    /// Resets the device, which releases all memory.
     fn stop(&self) {
         let mut is_stopped = self.is_stopped.write().unwrap_or_else(PoisonError::into_inner);
         if !std::mem::replace(&mut *is_stopped, true) && self.kernel.set_status(0).is_err() {
-            tracing::debug!("a vDPA device was not reset; closing it does that");
+            tracing::debug!("vDPA device not reset: closing it resets it");
         }
     }
 
@@ -232,16 +237,16 @@ impl Shared {
     }
 }
 
-/// What the listening thread does.
-struct News {
+/// State of the listening thread.
+struct Events {
     peer: Arc<Peer>,
     shared: Arc<Shared>,
     config_call: EventFd,
-    /// How often it is looked whether virtqueues move.
+    /// Period of the checks for progress.
     period: Duration,
 }
 
-impl Watch for News {
+impl Watch for Events {
     fn wanted(&self) -> Vec<(RawFd, i16)> {
         vec![(self.config_call.as_raw_fd(), libc::POLLIN)]
     }
@@ -266,8 +271,8 @@ impl Watch for News {
             if let Err(error) =
                 self.shared.with_kernel(|kernel| kernel.get_vring_base(index.into()).map_err(system_error))
             {
-                tracing::debug!(device = %self.peer.name(), queue = index, %error, "no answer");
-                self.shared.end(&self.peer, "it does not answer");
+                tracing::debug!(device = %self.peer.name(), queue = index, %error, "vDPA device did not answer");
+                self.shared.end(&self.peer, "no answer");
                 return false;
             }
         }
@@ -275,11 +280,11 @@ impl Watch for News {
     }
 }
 
-/// Whether a split ring moves, as far as its indexes tell.
+/// Detects progress of a split ring from its indexes.
 struct Movement {
     index: u16,
     rings: Arc<SharedMemory>,
-    /// Where the available and the used index lie in the rings' memory.
+    /// Offsets of the available and used indexes in the rings' memory.
     at: [usize; 2],
     last: [u16; 2],
 }
@@ -289,7 +294,7 @@ impl Movement {
         Movement { index, rings, at: [driver + 2, device + 2], last: [0; 2] }
     }
 
-    /// The number of a virtqueue with something in it that has not moved since the last call.
+    /// Returns the virtqueue's index if it holds requests and has not moved since the last call.
     fn stalled(&mut self) -> Option<u16> {
         let now = self.at.map(|at| {
             let mut bytes = [0; 2];
@@ -301,7 +306,7 @@ impl Movement {
     }
 }
 
-/// The operating system's error in one of the vhost crate, which hides it.
+/// Extracts the operating system's error from one of the vhost crate.
 fn system_error(error: vhost::Error) -> Failure {
     match error {
         vhost::Error::VhostOpen(e) | vhost::Error::IoctlError(e) | vhost::Error::IOError(e) => e.into(),
@@ -342,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_vdpa_device_is_an_error_that_says_why() {
+    fn opening_a_path_that_is_not_a_vdpa_device_fails_with_a_reason() {
         for options in [
             Options::new("/dev/vhost-vdpa-of-nobody"),
             Options::new("/dev/null"),

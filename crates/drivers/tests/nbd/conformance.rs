@@ -47,7 +47,7 @@ fn nbdkit_with_block_sizes_that_cut_requests() {
 
 #[test]
 fn nbdkit_without_zeroes_trim_and_fua() {
-    // The filter offers no FUA unless it is told to.
+    // The filter offers no FUA by default.
     let poor = ["--filter=nozero", "--filter=fua", "memory", "32M", "zeromode=none"];
     run(Server::nbdkit(Over::Unix, &poor), |_| ());
 }

@@ -46,7 +46,7 @@ fn data(segments: &[Segment]) -> Data<'_> {
 }
 
 #[test]
-fn what_was_written_is_read_back_in_every_form_of_replies() {
+fn written_data_is_read_back_in_every_form_of_replies() {
     let Some(server) = Server::storage_daemon(Over::Unix) else { return };
     let mut seen = Vec::new();
     for replies in [Replies::Simple, Replies::Structured, Replies::Extended] {
@@ -83,7 +83,7 @@ fn what_was_written_is_read_back_in_every_form_of_replies() {
 }
 
 #[test]
-fn what_the_server_says_becomes_limits() {
+fn the_servers_properties_become_limits() {
     if let Some(server) = Server::nbdkit(Over::Tcp, &["memory", "32M"]) {
         let (session, queue) = open(&server, |options| options.queue_depth = 7);
         let (limits, facts) = (session.limits(), session.facts());

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 pub const MIB: u64 = 1 << 20;
-/// What every server here serves, unless it says otherwise.
+/// Bytes of the export of every server here, unless its options differ.
 pub const SIZE: u64 = 32 * MIB;
 
 /// A running server; it ends with this value.
@@ -50,7 +50,8 @@ impl Server {
         })
     }
 
-    /// nbdkit over a RAM disk, for those who come through TLS; with one of [`Secret::ALL`]. The client is trusted.
+    /// nbdkit over a RAM disk, for those who come through TLS; with one of [`Secret::ALL`]. The
+    /// client is trusted.
     pub fn nbdkit_secured(over: Over, secret: Secret) -> Option<Server> {
         let files = tempfile::tempdir().unwrap();
         let keys = files.path().join("keys.psk");

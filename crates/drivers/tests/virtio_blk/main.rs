@@ -1,5 +1,5 @@
-//! The vhost-user client against a server that others wrote: `qemu-storage-daemon`. Where it is not installed,
-//! these tests say so and pass.
+//! The vhost-user client against a server that others wrote: `qemu-storage-daemon`. Where it is not
+//! installed, these tests say so and pass.
 
 mod buffers;
 mod conformance;

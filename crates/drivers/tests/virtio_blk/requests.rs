@@ -76,14 +76,14 @@ fn write_and_read_back(server: &Server, change: impl FnOnce(&mut Options)) {
 }
 
 #[test]
-fn what_was_written_is_read_back_with_indirect_descriptors() {
+fn written_data_is_read_back_with_indirect_descriptors() {
     if let Some(server) = Server::start() {
         write_and_read_back(&server, |options| options.indirect = Choice::On);
     }
 }
 
 #[test]
-fn what_was_written_is_read_back_with_plain_chains() {
+fn written_data_is_read_back_with_plain_chains() {
     if let Some(server) = Server::start() {
         write_and_read_back(&server, |options| options.indirect = Choice::Off);
         write_and_read_back(&server, |options| {

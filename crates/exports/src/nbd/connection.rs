@@ -1,8 +1,8 @@
 //! An NBD connection after its handshake.
 
 use super::blocks::{RangeLock, Writes};
+use super::fragments;
 use super::job::{Job, Part};
-use super::pieces;
 use super::reading::Reader;
 use super::request::Rules;
 use super::wire::{Command, Content, Header, encode_reply, refusal_of};
@@ -109,12 +109,12 @@ impl Protocol for Session {
                 let result = job.execute(&self.target, &self.writes, link).await;
                 self.conclude(job, result, link);
             }
-            Part::LongRead => pieces::read(&job.header, &self.rules, &self.target, link).await,
+            Part::LongRead => fragments::read(&job.header, &self.rules, &self.target, link).await,
             Part::OfWrite(write) => {
-                let result = write.store(&job, &self.target, &self.writes, link).await;
+                let result = write.store(job.execute(&self.target, &self.writes, link)).await;
                 let header = write.header;
                 match result {
-                    // The next piece can be allocated once the memory of this one is free.
+                    // The next fragment can be allocated once the memory of this one is free.
                     None => drop(job),
                     Some(result) => self.conclude(Job { header, ..job }, result, link),
                 }

@@ -183,7 +183,7 @@ impl NbdHandshake {
     fn start_tls(&mut self, data: &[u8]) -> Result<(), Refused> {
         no_data(data)?;
         match self.tls {
-            Tls::Off => Err((wire::REP_ERR_UNSUP, "this server has no TLS")),
+            Tls::Off => Err((wire::REP_ERR_UNSUP, "the server does not support TLS")),
             Tls::InUse => Err((wire::REP_ERR_INVALID, "TLS is already in use")),
             Tls::Allowed | Tls::Required => {
                 (self.tls, self.agreed, self.context) = (Tls::InUse, Agreed::default(), None);
@@ -256,7 +256,7 @@ impl NbdHandshake {
     fn structured_reply(&mut self, data: &[u8]) -> Result<(), Refused> {
         no_data(data)?;
         if self.agreed.form == Form::Extended {
-            return Err((wire::REP_ERR_EXT_HEADER_REQD, "extended headers were negotiated"));
+            return Err((wire::REP_ERR_EXT_HEADER_REQD, "the client negotiated extended headers"));
         }
         self.agreed.form = Form::Structured;
         Ok(())
@@ -282,7 +282,7 @@ impl NbdHandshake {
         self.context = None;
         let asked = Contexts::parse(data).map_err(invalid)?;
         if self.agreed.form == Form::Simple {
-            return Err((wire::REP_ERR_INVALID, "structured replies must be negotiated first"));
+            return Err((wire::REP_ERR_INVALID, "the client must negotiate structured replies first"));
         }
         self.find(asked.name)?;
         if asked.has_allocation {
@@ -490,7 +490,7 @@ mod tests {
         let mut handshake = with(Tls::Off);
         let (said, end) =
             tell(&mut handshake, &[&[0, 0, 0, 3][..], &option(wire::OPT_STARTTLS, &[])].concat());
-        assert!(said.ends_with(b"no TLS") && end == Ok(HandshakeStep::More));
+        assert!(said.ends_with(b"not support TLS") && end == Ok(HandshakeStep::More));
     }
 
     #[test]

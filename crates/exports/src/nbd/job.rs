@@ -1,7 +1,7 @@
 //! One request and its execution on the device.
 
 use super::blocks::Writes;
-use super::pieces::LongWrite;
+use super::long_write::LongWrite;
 use super::request::Blocks;
 use super::wire::{CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, Command, Header};
 use crate::stream::{Link, Memory, copy};
@@ -21,9 +21,9 @@ pub(super) struct Job {
 pub(super) enum Part {
     /// The whole request.
     Whole,
-    /// A long read, which allocates memory piece by piece.
+    /// A long read, which allocates memory fragment by fragment.
     LongRead,
-    /// A piece of a long write.
+    /// A fragment of a long write.
     OfWrite(LongWrite),
 }
 

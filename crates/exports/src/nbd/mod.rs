@@ -1,8 +1,8 @@
 //! An NBD server for kernels, QEMU, libnbd and other hosts.
 //!
 //! ```text
-//!   client ──► control thread: accept, handshake (pure) ──► a core, in turn ─► Connection ─► channel ─► device
-//!              one for all handshakes                       Unix or TCP socket, served there to its end
+//!   client ──► control thread: accept, handshake (pure) ──► a core, in turn ─► Connection ─► device
+//!              one for all handshakes                       serves the socket to its end
 //! ```
 //!
 //! One core serves a connection to its end. Its requests run concurrently and are answered as they
@@ -14,18 +14,19 @@
 //! data as allocated, since devices do not report holes. Payload is at most 32 MiB. A connection
 //! has at most 32 MiB of memory and 512 requests. At the limit the export does not read from it
 //! until the client has read its replies. While the memory budget for all network clients is used
-//! up, a connection has less, and its long requests are split into [`pieces`].
+//! up, a connection has less, and its long requests are split into [`fragments`].
 //!
 //! Source of truth: the NBD protocol (github.com/NetworkBlockDevice/nbd, doc/proto.md) and its
 //! extension "extended headers".
 
 mod blocks;
 mod connection;
+mod fragments;
 mod handshake;
 mod job;
+mod long_write;
 mod offer;
 mod options;
-mod pieces;
 mod reading;
 mod request;
 mod wire;
@@ -33,8 +34,8 @@ mod wire;
 pub use crate::stream::{Address, MemoryBudget, Security};
 
 use crate::stream::{
-    AcceptHandler, Acceptor, Admitted, Applicant, ConnectionLimits, ConnectionSlots, Minimum, Origin, PIECE,
-    Parts, Places, Registry,
+    AcceptHandler, Acceptor, Admitted, Applicant, ConnectionLimits, ConnectionSlots, FRAGMENT, Minimum,
+    Origin, Parts, Places, Registry,
 };
 use crate::{Error, Export, Stats, check_cores};
 use block::{Device, Limits};
@@ -51,10 +52,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const DEFAULT_CLIENTS: usize = 64;
 /// Maximum number of concurrent clients.
 pub const MAX_CLIENTS: usize = 4096;
-/// Memory guaranteed to a connection: short requests, a piece in each direction, the stream buffer,
-/// a block.
+/// Memory guaranteed to a connection: short requests, a fragment in each direction, the stream
+/// buffer, a block.
 const MINIMUM: Minimum =
-    Minimum { requests: PIECE, capsules: 0, fixed: 2 * PIECE + (66 << 10) + offer::MAX_BLOCK as usize };
+    Minimum { requests: FRAGMENT, capsules: 0, fixed: 2 * FRAGMENT + (66 << 10) + offer::MAX_BLOCK as usize };
 
 /// Configuration of an NBD export.
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 //! ```text
 //!   Header ─► Judged ─► (room?) ─┬─► Payload ─► a job ─┐
 //!      ▲                         ├─► a job ───────────┤
-//!      │                         ├─► Long (piece?) ─► Payload ─► a job, again and again
+//!      │                         ├─► Long (fragment?) ─► Payload ─► a job, again and again
 //!      │                         └─► Skip ─► a refusal ┤
 //!      └─────────────────────────────────────────────────┘
 //! ```
@@ -12,7 +12,7 @@
 //! and the client blocks once the socket is full.
 
 use super::job::{Job, Part};
-use super::pieces::LongWrite;
+use super::long_write::LongWrite;
 use super::request::{Rules, Verdict};
 use super::wire::{Content, Header, SHUTDOWN};
 use crate::stream::{Found, Grant, Inbox, Link};
@@ -24,7 +24,7 @@ enum State {
     Header,
     /// After a header, when the request needs memory or an answer.
     Judged(Header, Verdict),
-    /// Before the next piece of a long write.
+    /// Before the next fragment of a long write.
     Long(LongWrite),
     /// In the payload of a write.
     Payload { job: Job, received: usize },
@@ -93,11 +93,11 @@ impl Reader {
                     let has_payload = rules.payload(&header) > 0;
                     let (memory, part) = match link.grant(data) {
                         Grant::Whole(memory) => (memory, Part::Whole),
-                        Grant::InPieces if has_payload => {
+                        Grant::InFragments if has_payload => {
                             self.state = State::Long(LongWrite::new(header));
                             continue;
                         }
-                        Grant::InPieces => (None, Part::LongRead),
+                        Grant::InFragments => (None, Part::LongRead),
                         Grant::NoRoom => {
                             self.state = State::Judged(header, verdict);
                             return Ok(Found::NeedsRoom);
@@ -117,13 +117,13 @@ impl Reader {
                     }
                 }
                 State::Long(write) => {
-                    let (piece, header) = write.next(rules.limits.block_size);
+                    let (fragment, header) = write.next(rules.limits.block_size);
                     let blocks = rules.blocks(&header);
-                    let Some(memory) = link.piece_in(blocks.len) else {
+                    let Some(memory) = link.fragment_in(blocks.len) else {
                         self.state = State::Long(write);
                         return Ok(Found::NeedsRoom);
                     };
-                    let job = Job { header, memory: Some(memory), part: Part::OfWrite(piece) };
+                    let job = Job { header, memory: Some(memory), part: Part::OfWrite(fragment) };
                     self.state = State::Payload { job, received: blocks.head };
                 }
                 State::Payload { mut job, mut received } => {

@@ -172,7 +172,7 @@ pub(super) enum Content {
     /// All of a read's data, which follows.
     Data { len: u32 },
     /// `len` bytes of a read's data, from `at` of it on, which follow. Not in simple replies.
-    Piece { at: u64, len: u32, is_last: bool },
+    Fragment { at: u64, len: u32, is_last: bool },
     /// `len` bytes from the request's offset on are allocated.
     Allocated { len: u64 },
     /// An error.
@@ -191,13 +191,13 @@ pub(super) fn encode_reply(form: Form, header: &Header, content: Content, to: &m
     let is_extended = form == Form::Extended;
     let (kind, len) = match content {
         Content::Done => (TYPE_NONE, 0),
-        Content::Data { len } | Content::Piece { len, .. } => (TYPE_OFFSET_DATA, u64::from(len) + 8),
+        Content::Data { len } | Content::Fragment { len, .. } => (TYPE_OFFSET_DATA, u64::from(len) + 8),
         Content::Allocated { .. } if is_extended => (TYPE_BLOCK_STATUS_EXT, 8 + 16),
         Content::Allocated { .. } => (TYPE_BLOCK_STATUS, 4 + 8),
         Content::Failed(refusal) => (TYPE_ERROR, 6 + refusal.text.len() as u64),
     };
     out.u32(if is_extended { EXTENDED_REPLY_MAGIC } else { STRUCTURED_REPLY_MAGIC });
-    let is_done = !matches!(content, Content::Piece { is_last: false, .. });
+    let is_done = !matches!(content, Content::Fragment { is_last: false, .. });
     out.u16(if is_done { REPLY_FLAG_DONE } else { 0 }).u16(kind).u64(header.cookie);
     if is_extended {
         out.u64(header.offset).u64(len);
@@ -207,7 +207,7 @@ pub(super) fn encode_reply(form: Form, header: &Header, content: Content, to: &m
     match content {
         Content::Done => {}
         Content::Data { .. } => drop(out.u64(header.offset)),
-        Content::Piece { at, .. } => drop(out.u64(header.offset + at)),
+        Content::Fragment { at, .. } => drop(out.u64(header.offset + at)),
         Content::Allocated { len } if is_extended => drop(out.u32(CONTEXT_ID).u32(1).u64(len).u64(0)),
         Content::Allocated { len } => drop(out.u32(CONTEXT_ID).u32(len as u32).u32(0)),
         Content::Failed(refusal) => {
@@ -371,7 +371,7 @@ mod tests {
         let data = [front(1, 0x208), vec![0, 0, 0, 0, 0, 0, 0x10, 0]].concat();
         assert_eq!(encode(Form::Structured, Content::Data { len: 0x200 }), data);
         let mut piece = [front(1, 0x108), vec![0, 0, 0, 0, 0, 0, 0x11, 0]].concat();
-        let content = |is_last| Content::Piece { at: 0x100, len: 0x100, is_last };
+        let content = |is_last| Content::Fragment { at: 0x100, len: 0x100, is_last };
         assert_eq!(encode(Form::Structured, content(true)), piece);
         piece[5] = 0; // more chunks follow
         assert_eq!(encode(Form::Structured, content(false)), piece);

@@ -121,7 +121,7 @@ impl Session {
             }
             // An inactive namespace is all zeroes.
             cns::NAMESPACE => match find() {
-                Ok(namespace) => namespace_data(namespace).encode(),
+                Ok(namespace) => namespace_data(namespace, subsystem.has_reservations()).encode(),
                 Err(_) if entry.nsid != 0 => [0; IDENTIFY_BYTES],
                 Err(status) => return Err(status.into()),
             },
@@ -185,10 +185,14 @@ impl Session {
     }
 
     fn controller_data(&self) -> ControllerData {
-        let namespaces = &self.controller().subsystem.namespaces;
+        let subsystem = &self.controller().subsystem;
+        let namespaces = &subsystem.namespaces;
         let all = |has: fn(&Namespace) -> bool| namespaces.iter().all(has);
         let is_cached = namespaces.iter().any(|namespace| namespace.limits.volatile_cache);
-        let mut commands = oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::VERIFY | oncs::RESERVATIONS;
+        let mut commands = oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::VERIFY;
+        if subsystem.has_reservations() {
+            commands |= oncs::RESERVATIONS;
+        }
         if all(|namespace| namespace.limits.max_write_zeroes > 0) {
             commands |= oncs::WRITE_ZEROES;
         }
@@ -229,7 +233,9 @@ impl Session {
                 controller.subsystem.namespaces.iter().any(|n| n.limits.volatile_cache).into()
             }
             feature::HOST_IDENTIFIER => return self.reply_with(entry, &controller.host.id, link).await,
-            feature::RESERVATION_NOTIFICATION_MASK | feature::RESERVATION_PERSISTENCE => {
+            feature::RESERVATION_NOTIFICATION_MASK | feature::RESERVATION_PERSISTENCE
+                if controller.subsystem.has_reservations() =>
+            {
                 let namespace =
                     controller.subsystem.namespace(entry.nsid).ok_or(Status::INVALID_NAMESPACE)?;
                 match id {
@@ -264,6 +270,11 @@ impl Session {
                 return Err(Status::INVALID_FIELD.into());
             }
             feature::NUMBER_OF_QUEUES => self.queues().into(),
+            feature::RESERVATION_NOTIFICATION_MASK | feature::RESERVATION_PERSISTENCE
+                if !controller.subsystem.has_reservations() =>
+            {
+                return Err(Status::INVALID_FIELD.into());
+            }
             feature::RESERVATION_NOTIFICATION_MASK if value & !Happening::MASKS != 0 => {
                 return Err(Status::INVALID_FIELD.into());
             }
@@ -315,7 +326,7 @@ impl Session {
     }
 }
 
-fn namespace_data(namespace: &Namespace) -> NamespaceData {
+fn namespace_data(namespace: &Namespace, has_reservations: bool) -> NamespaceData {
     let limits = &namespace.limits;
     let blocks = namespace.capacity() >> namespace.block_shift();
     // In blocks, 0-based.
@@ -334,9 +345,10 @@ fn namespace_data(namespace: &Namespace) -> NamespaceData {
         deallocate_granularity: units(limits.discard_alignment),
         deallocate_alignment: units(limits.discard_alignment),
         optimal_write: units(limits.optimal_io_size.max(limits.physical_block_size)),
-        reservations: match namespace.reserved.can_persist() {
-            true => reservation::CAPABILITIES | reservation::CAPABILITY_PERSISTS,
-            false => reservation::CAPABILITIES,
+        reservations: match (has_reservations, namespace.reserved.can_persist()) {
+            (false, _) => 0,
+            (true, true) => reservation::CAPABILITIES | reservation::CAPABILITY_PERSISTS,
+            (true, false) => reservation::CAPABILITIES,
         },
         is_write_protected: namespace.is_read_only,
         nguid: namespace.uuid,

@@ -4,13 +4,15 @@
 //! Any core may serve its connections. Their shared state is under a lock, and reads and writes do
 //! not need it.
 
+use super::host::Host;
 use super::ports::Port;
+use super::refusal::Refusal;
 use super::reservations::Rights;
-use super::subsystem::{Refusal, Subsystem};
+use super::subsystem::Subsystem;
 use nvme::Status;
 use nvme::command::event::{CONFIG_ASYMMETRIC_ACCESS, CONFIG_NAMESPACE_ATTRIBUTES, Event};
+use nvme::fabrics::InvalidParameter;
 use nvme::fabrics::property::{Configuration, ControllerStatus};
-use nvme::fabrics::{InvalidParameter, Nqn};
 use nvme::reservation::{Happening, NOTIFICATION_BYTES, Notification};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -29,13 +31,6 @@ const MAY_WRITE: u8 = 2;
 const NO_SHUTDOWN: u8 = 0;
 /// ControllerStatus.shutdown: complete.
 const SHUTDOWN_COMPLETE: u8 = 2;
-
-/// A host's identity.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Host {
-    pub(super) nqn: Nqn,
-    pub(super) id: [u8; 16],
-}
 
 /// One host's controller.
 pub(super) struct Controller {

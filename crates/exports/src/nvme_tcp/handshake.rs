@@ -6,7 +6,8 @@
 
 use super::authentication::{Answer, Authentication};
 use super::ports::Port;
-use super::subsystem::{Admission, Refusal, Subsystem};
+use super::refusal::Refusal;
+use super::subsystem::{Admission, Subsystem};
 use super::{ADMIN_MINIMUM, IN_CAPSULE_BYTES, IO_MINIMUM, MAX_H2C_DATA};
 use crate::stream::{Applicant, ConnectionSlot, ConnectionSlots, Handshake, HandshakeStep, NoSlot, Origin};
 use nvme::fabrics::{

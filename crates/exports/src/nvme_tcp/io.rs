@@ -78,6 +78,14 @@ impl Session {
             opcode::DATASET_MANAGEMENT => self.manage_dataset(&mut command, link).await?,
             opcode::COMPARE => self.compare(&mut command, link).await?,
             opcode::VERIFY => self.verify(&entry, link).await?,
+            opcode::RESERVATION_REPORT
+            | opcode::RESERVATION_REGISTER
+            | opcode::RESERVATION_ACQUIRE
+            | opcode::RESERVATION_RELEASE
+                if !self.controller().subsystem.has_reservations() =>
+            {
+                return Err(Status::INVALID_OPCODE.into());
+            }
             opcode::RESERVATION_REPORT => return self.report(&entry, link).await,
             opcode::RESERVATION_REGISTER | opcode::RESERVATION_ACQUIRE | opcode::RESERVATION_RELEASE => {
                 self.reserve(&mut command, link).await?;

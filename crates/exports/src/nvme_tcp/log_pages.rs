@@ -55,7 +55,9 @@ pub(super) fn read(
             controller.port.log_page(controller.subsystem.namespaces.len() as u32, cdw[0] & ONLY_GROUPS != 0)
         }
         log_page::RESERVATION_NOTIFICATION => controller.notification(is_read).to_vec(),
-        log_page::COMMAND_EFFECTS if (entry.cdw[4] >> 24) as u8 == 0 => effects(),
+        log_page::COMMAND_EFFECTS if (entry.cdw[4] >> 24) as u8 == 0 => {
+            effects(controller.subsystem.has_reservations())
+        }
         _ => return Err(Status::INVALID_LOG_PAGE),
     };
     if start > page.len() as u64 {
@@ -84,7 +86,7 @@ fn firmware() -> Vec<u8> {
 }
 
 /// Commands Supported and Effects: 256 dwords for admin commands, then as many for I/O commands.
-fn effects() -> Vec<u8> {
+fn effects(has_reservations: bool) -> Vec<u8> {
     const ADMIN: [u8; 8] = [
         admin::GET_LOG_PAGE,
         admin::IDENTIFY,
@@ -95,11 +97,8 @@ fn effects() -> Vec<u8> {
         admin::KEEP_ALIVE,
         fabrics::OPCODE,
     ];
-    const READING: [u8; 8] = [
-        opcode::FLUSH,
-        opcode::READ,
-        opcode::COMPARE,
-        opcode::VERIFY,
+    const READING: [u8; 4] = [opcode::FLUSH, opcode::READ, opcode::COMPARE, opcode::VERIFY];
+    const RESERVING: [u8; 4] = [
         opcode::RESERVATION_REGISTER,
         opcode::RESERVATION_REPORT,
         opcode::RESERVATION_ACQUIRE,
@@ -113,6 +112,7 @@ fn effects() -> Vec<u8> {
     };
     ADMIN.iter().for_each(|opcode| put(0, *opcode, SUPPORTED));
     READING.iter().for_each(|opcode| put(1024, *opcode, SUPPORTED));
+    RESERVING.iter().filter(|_| has_reservations).for_each(|opcode| put(1024, *opcode, SUPPORTED));
     CHANGING.iter().for_each(|opcode| put(1024, *opcode, SUPPORTED | CHANGES_DATA));
     page
 }

@@ -1,8 +1,8 @@
 //! An NVMe/TCP subsystem that exports block devices to hosts on a network.
 //!
 //! ```text
-//!   host ──► control thread: accept, ICReq, Connect (pure) ──► a core, by queue ─► Session ─► channel ─► device
-//!            one for all handshakes                             one connection is one queue of a controller
+//!   host ──► control thread: accept, ICReq, Connect (pure) ──► a core, by queue ─► Session ─► device
+//!            one for all handshakes                            one connection is one queue
 //! ```
 //!
 //! A host connects an admin queue, which creates a [`controller`], then any number of I/O queues.
@@ -14,7 +14,7 @@
 //! paths, and learn which is best ([`ports`]). A controller belongs to the port that its host
 //! connected to.
 //!
-//! | module | what it does |
+//! | module | purpose |
 //! |---|---|
 //! | [`handshake`] | negotiates with a newcomer until its queue exists |
 //! | [`authentication`] | authenticates the host, if required |
@@ -31,11 +31,14 @@
 mod admin;
 mod authentication;
 mod controller;
+mod failures;
 mod handshake;
+mod host;
 mod io;
 mod log_pages;
 mod ports;
 mod reading;
+mod refusal;
 mod reservations;
 mod session;
 mod subsystem;
@@ -51,7 +54,7 @@ use crate::stream::{
     Places, Registry,
 };
 use crate::{Error, Export, Stats, check_cores};
-use block::{Device, Limits};
+use block::{Device, Limits, SharedRole};
 use handshake::NvmeHandshake;
 use nvme::tcp::{DIGEST_BYTES, DataDigest};
 use ports::Port;
@@ -59,6 +62,7 @@ use reactor::CoreRef;
 use reservations::{Registrar, Reserved};
 use session::Session;
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -76,6 +80,8 @@ pub const MAX_QUEUES: u16 = 1024;
 pub const MAX_PORTS: usize = 16;
 /// Maximum number of namespaces.
 pub const MAX_NAMESPACES: usize = 1024;
+/// Every controller identifier (Base 3.1.1).
+pub const CONTROLLER_IDS: RangeInclusive<u16> = 1..=0xffef;
 /// Longest serial number (Base 5.17.2.1).
 pub const MAX_SERIAL: usize = 20;
 
@@ -147,6 +153,12 @@ pub struct Config {
     pub reservations: Option<PathBuf>,
     /// Maximum I/O queues of a controller, up to [`MAX_QUEUES`].
     pub queues: u16,
+    /// Identifiers of controllers: a part of [`CONTROLLER_IDS`] that no other server of the
+    /// subsystem uses.
+    pub controller_ids: RangeInclusive<u16>,
+    /// The role of this host, if other hosts serve the devices too. While it is not the active one,
+    /// all ports are inaccessible. Reservations are unsupported, because hosts do not share them.
+    pub role: Option<Arc<SharedRole>>,
     /// Maximum concurrent connections of each port, up to [`MAX_CLIENTS`]; more are refused.
     /// Discovery does not count.
     pub clients: usize,
@@ -176,6 +188,8 @@ impl Config {
             tls: None,
             reservations: None,
             queues: DEFAULT_QUEUES,
+            controller_ids: CONTROLLER_IDS,
+            role: None,
             clients: DEFAULT_CLIENTS,
             address_clients: None,
             host_clients: None,
@@ -230,6 +244,14 @@ impl Config {
             "0 clients of an address or a host: want at least 1".into()
         } else if !(1..=MAX_QUEUES).contains(&self.queues) {
             format!("{} queues: want 1 to {MAX_QUEUES}", self.queues)
+        } else if !CONTROLLER_IDS.contains(self.controller_ids.start())
+            || !CONTROLLER_IDS.contains(self.controller_ids.end())
+            || self.controller_ids.is_empty()
+        {
+            let (first, last) = (self.controller_ids.start(), self.controller_ids.end());
+            format!("controller identifiers {first} to {last}: want a range in 1 to {}", CONTROLLER_IDS.end())
+        } else if self.role.is_some() && self.reservations.is_some() {
+            "reservations: this host does not share them with the others that serve the device".into()
         } else if !(1..=MAX_NAMESPACES).contains(&namespaces.len()) {
             format!("{} namespaces: want 1 to {MAX_NAMESPACES}", namespaces.len())
         } else if self.nqn.is_discovery() {
@@ -288,9 +310,10 @@ impl NvmeTcp {
         let serial = config.serial.clone().unwrap_or_else(|| hex(&identity(&[config.nqn.as_str()])[..10]));
         let nqn = config.nqn.clone();
         let connection_limits = config.connection_limits();
-        let Config { ports, hosts, auth, tls, queues, memory, .. } = config;
+        let Config { ports, hosts, auth, tls, queues, memory, controller_ids, role, .. } = config;
         let states = ports.iter().map(|port| port.state);
-        let of_states = (1..).zip(states).map(|(id, state)| Arc::new(Port::new(id, state))).collect();
+        let port = |(id, state)| Arc::new(Port::new(id, state, role.clone()));
+        let of_states = (1..).zip(states).map(port).collect();
         let subsystem = Subsystem::new(
             nqn,
             serial,
@@ -300,6 +323,8 @@ impl NvmeTcp {
             auth,
             tls,
             queues,
+            controller_ids,
+            role,
             name.clone(),
             registrar,
         );
@@ -408,7 +433,8 @@ impl Export for NvmeTcp {
         &self.stats
     }
 
-    /// Notifies hosts that enabled the event of the namespaces that have changed.
+    /// Notifies hosts that enabled the events of the namespaces that have changed, and of a change
+    /// of this host's role.
     fn notify_resize(&self) -> Limits {
         self.subsystem.refresh();
         self.subsystem.namespaces[0].device.limits()

@@ -4,14 +4,18 @@
 //! any time. Later commands follow the new state, and hosts that enabled the event are notified.
 //! I/O queues read one byte of the port, which is otherwise not written.
 //!
+//! If other hosts serve the device too, the port is inaccessible while this host is not the active
+//! one. Its own state counts when it is.
+//!
 //! Source: Base Specification 2.0, 8.1 (asymmetric namespace access), 5.16.1.13 (its log page),
 //! 5.17.2.1 (ANACAP).
 
 use crate::stream::Address;
+use block::SharedRole;
 use nvme::Status;
 use std::net::SocketAddr;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// The ANA group of every namespace.
 pub(super) const GROUP: u32 = 1;
@@ -78,20 +82,21 @@ pub struct PortConfig {
 }
 
 /// A port of the subsystem.
-#[derive(Debug)]
 pub(super) struct Port {
     /// The identifier, from 1 on.
     pub(super) id: u16,
     state: AtomicU8,
     changes: AtomicU64,
+    /// The role of this host, if other hosts serve the device too.
+    role: Option<Arc<SharedRole>>,
     /// The listening address once it is known; `None` if it is not an IP socket.
     address: OnceLock<Option<SocketAddr>>,
 }
 
 impl Port {
-    pub(super) fn new(id: u16, state: AccessState) -> Port {
+    pub(super) fn new(id: u16, state: AccessState, role: Option<Arc<SharedRole>>) -> Port {
         let state = AtomicU8::new(state as u8);
-        Port { id, state, changes: AtomicU64::new(1), address: OnceLock::new() }
+        Port { id, state, changes: AtomicU64::new(1), role, address: OnceLock::new() }
     }
 
     /// Sets the listening address.
@@ -110,7 +115,19 @@ impl Port {
     }
 
     pub(super) fn state(&self) -> AccessState {
-        AccessState::ALL[usize::from(self.state.load(Ordering::Relaxed))].0
+        let own = AccessState::ALL[usize::from(self.state.load(Ordering::Relaxed))].0;
+        match &self.role {
+            Some(role) if !role.is_active() && own != AccessState::PersistentLoss => {
+                AccessState::Inaccessible
+            }
+            _ => own,
+        }
+    }
+
+    /// How often the state may have changed.
+    fn changes(&self) -> u64 {
+        let of_role = self.role.as_ref().map_or(0, |role| role.changes());
+        self.changes.load(Ordering::Relaxed) + of_role
     }
 
     /// Sets the state. Returns whether it changed.
@@ -139,7 +156,7 @@ impl Port {
     /// The access state log page. `only_groups` omits the namespace identifiers.
     pub(super) fn log_page(&self, namespaces: u32, only_groups: bool) -> Vec<u8> {
         let listed = if only_groups { 0 } else { namespaces };
-        let changes = self.changes.load(Ordering::Relaxed).to_le_bytes();
+        let changes = self.changes().to_le_bytes();
         let mut page = vec![0; HEADER_BYTES];
         page[..8].copy_from_slice(&changes);
         page[8] = 1; // groups
@@ -156,10 +173,11 @@ impl Port {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::HostRole;
 
     #[test]
     fn the_page_is_laid_out_as_the_specification_has_it() {
-        let port = Port::new(2, AccessState::NonOptimized);
+        let port = Port::new(2, AccessState::NonOptimized, None);
         let page = port.log_page(3, false);
         assert_eq!(page.len(), 16 + 32 + 3 * 4);
         assert_eq!(page[..10], [1, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
@@ -176,7 +194,7 @@ mod tests {
         for (place, name) in AccessState::names().into_iter().enumerate() {
             let state = AccessState::parse(name).unwrap();
             assert_eq!((state as usize, state.name()), (place, name));
-            let port = Port::new(1, state);
+            let port = Port::new(1, state, None);
             assert_eq!(port.check_access().is_ok(), place < 2, "{name}");
             assert_eq!(port.state(), state);
         }
@@ -184,13 +202,26 @@ mod tests {
     }
 
     #[test]
+    fn a_port_of_a_standby_is_inaccessible_and_counts_the_changes_of_its_role() {
+        let role = SharedRole::new(HostRole::Standby);
+        let port = Port::new(1, AccessState::NonOptimized, Some(role.clone()));
+        let seen = || (port.state(), port.log_page(1, true)[0]);
+        assert_eq!(seen(), (AccessState::Inaccessible, 1));
+        role.set(HostRole::Active);
+        assert_eq!(seen(), (AccessState::NonOptimized, 2));
+        assert!(port.set_state(AccessState::PersistentLoss));
+        role.set(HostRole::Fenced);
+        assert_eq!(seen(), (AccessState::PersistentLoss, 4));
+    }
+
+    #[test]
     fn a_port_at_any_address_is_found_where_the_host_came() {
         let here: SocketAddr = "10.0.0.7:4420".parse().unwrap();
-        let port = Port::new(1, AccessState::Optimized);
+        let port = Port::new(1, AccessState::Optimized, None);
         assert_eq!(port.address(here), None, "it does not listen yet");
         port.opened("0.0.0.0:4421");
         assert_eq!(port.address(here), Some("10.0.0.7:4421".parse().unwrap()));
-        let port = Port::new(2, AccessState::Optimized);
+        let port = Port::new(2, AccessState::Optimized, None);
         port.opened("192.168.0.1:4420");
         assert_eq!(port.address(here), Some("192.168.0.1:4420".parse().unwrap()));
     }

@@ -1,14 +1,17 @@
 //! The subsystem: its namespaces, access control, and controllers.
 
-use super::authentication::Failures;
-use super::controller::{Controller, Host};
+use super::controller::Controller;
+use super::failures::Failures;
+use super::host::Host;
 use super::ports::Port;
+use super::refusal::Refusal;
 use super::reservations::{Registrar, Reserved};
 use super::{Auth, Security};
-use block::{Device, Limits};
+use block::{Device, Limits, SharedRole};
 use nvme::Status;
 use nvme::fabrics::{ANY_CONTROLLER, Connect, ConnectData, InvalidParameter, Nqn};
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,8 +19,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) const MAX_ENTRIES: u32 = 128;
 /// Minimum entries of a queue (Base 3.3.3.1).
 const MIN_ENTRIES: u32 = 2;
-/// Largest controller identifier (Base 3.1.1).
-const MAX_CONTROLLER_ID: u16 = 0xffef;
 
 /// A device as a namespace.
 pub(super) struct Namespace {
@@ -61,6 +62,11 @@ pub(super) struct Subsystem {
     pub(super) failures: Failures,
     /// Maximum I/O queues of a controller.
     pub(super) max_queues: u16,
+    controller_ids: RangeInclusive<u16>,
+    /// The role of this host, if other hosts serve the namespaces too.
+    role: Option<Arc<SharedRole>>,
+    /// The changes of the role that hosts were notified of.
+    noted_changes: AtomicU64,
     /// The export's name, for logs.
     pub(super) export: Arc<str>,
     /// Executes reservation changes.
@@ -112,25 +118,6 @@ impl Drop for Membership {
     }
 }
 
-/// The reason why a Connect was refused: status and dword 0 of the completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
-    pub(super) status: Status,
-    pub(super) result: u64,
-}
-
-impl From<Status> for Refusal {
-    fn from(status: Status) -> Refusal {
-        Refusal { status, result: 0 }
-    }
-}
-
-impl From<InvalidParameter> for Refusal {
-    fn from(parameter: InvalidParameter) -> Refusal {
-        Refusal { status: Status::CONNECT_INVALID_PARAMETERS, result: parameter.result() }
-    }
-}
-
 impl Subsystem {
     #[expect(clippy::too_many_arguments, reason = "one parameter per field")]
     pub(super) fn new(
@@ -142,10 +129,13 @@ impl Subsystem {
         auth: Option<Auth>,
         tls: Option<Security>,
         max_queues: u16,
+        controller_ids: RangeInclusive<u16>,
+        role: Option<Arc<SharedRole>>,
         export: Arc<str>,
         registrar: Registrar,
     ) -> Subsystem {
         let (controllers, failures) = (Mutex::default(), Failures::default());
+        let noted_changes = AtomicU64::new(role.as_ref().map_or(0, |role| role.changes()));
         Subsystem {
             nqn,
             serial,
@@ -156,6 +146,9 @@ impl Subsystem {
             tls,
             failures,
             max_queues,
+            controller_ids,
+            role,
+            noted_changes,
             export,
             registrar,
             controllers,
@@ -228,14 +221,10 @@ impl Subsystem {
             return Err(InvalidParameter::CONTROLLER_ID.into());
         }
         let mut controllers = self.lock();
-        let after = |id: u16| if id >= MAX_CONTROLLER_ID { 1 } else { id + 1 };
-        let mut id = after(controllers.last);
-        while controllers.open.contains_key(&id) {
-            id = after(id);
-            if id == controllers.last {
-                return Err(Status::CONNECT_CONTROLLER_BUSY.into());
-            }
-        }
+        let (first, last) = (*self.controller_ids.start(), *self.controller_ids.end());
+        let mut after_last = (controllers.last.max(first - 1) + 1..=last).chain(first..=last);
+        let id = after_last.find(|id| !controllers.open.contains_key(id));
+        let id = id.ok_or(Status::CONNECT_CONTROLLER_BUSY)?;
         controllers.last = id;
         let controller = Arc::new(Controller::new(id, host, is_discovery, keep_alive_ms, self, port));
         controllers.open.insert(id, controller.clone());
@@ -294,8 +283,17 @@ impl Subsystem {
         self.lock().open.remove(&id);
     }
 
-    /// Queries the sizes of all devices, and notifies hosts of changes.
+    /// Whether hosts can reserve namespaces: not if other hosts serve these too.
+    pub(super) fn has_reservations(&self) -> bool {
+        self.role.is_none()
+    }
+
+    /// Queries the sizes of all devices and the role of this host, and notifies hosts of changes.
     pub(super) fn refresh(&self) {
+        let changes = self.role.as_ref().map_or(0, |role| role.changes());
+        if self.noted_changes.swap(changes, Ordering::Relaxed) != changes {
+            self.ports.iter().for_each(|port| self.note_access(port.id));
+        }
         for namespace in &self.namespaces {
             let capacity = namespace.device.limits().capacity;
             if namespace.capacity.swap(capacity, Ordering::Relaxed) != capacity {

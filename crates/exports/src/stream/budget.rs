@@ -25,8 +25,8 @@ use std::task::{Context, Poll, Waker};
 pub const MIN_MEMORY: usize = 16 << 20;
 /// Bytes that one connection has at most: one request of the longest kind, or 256 of 128 KiB.
 const MOST: usize = 32 << 20;
-/// Longest piece of a request that is served from the connection's minimum, in bytes.
-pub(crate) const PIECE: usize = 128 << 10;
+/// Longest fragment of a request that is served from the connection's minimum, in bytes.
+pub(crate) const FRAGMENT: usize = 128 << 10;
 
 /// Memory for the data of network clients. Clones share it.
 #[derive(Clone)]
@@ -124,7 +124,7 @@ pub(crate) struct Minimum {
     pub(crate) requests: usize,
     /// For data that arrives with a command, before the rest of the stream can be parsed.
     pub(crate) capsules: usize,
-    /// For memory that is not tied to requests: stream buffers and pieces.
+    /// For memory that is not tied to requests: stream buffers and fragments.
     pub(crate) fixed: usize,
 }
 
@@ -184,8 +184,8 @@ pub(crate) struct Account {
     reserved: Reserved,
     requests: Purse,
     capsules: Purse,
-    /// Whether a piece of a long incoming write, and of a long outgoing read, is in use.
-    has_piece: [Cell<bool>; 2],
+    /// Whether a fragment of a long incoming write, and of a long outgoing read, is in use.
+    has_fragment: [Cell<bool>; 2],
     /// The task that waits for memory.
     waiter: RefCell<Option<Waker>>,
 }
@@ -195,8 +195,8 @@ pub(crate) struct Account {
 pub(crate) enum Purpose {
     Request,
     Capsule,
-    PieceIn,
-    PieceOut,
+    FragmentIn,
+    FragmentOut,
 }
 
 /// The result of [`Account::charge`].
@@ -216,7 +216,7 @@ impl Account {
             reserved,
             requests: Purse::new(requests),
             capsules: Purse::new(capsules),
-            has_piece: Default::default(),
+            has_fragment: Default::default(),
             waiter: RefCell::default(),
         })
     }
@@ -234,7 +234,7 @@ impl Account {
                 (self.requests.take(self.budget(), cost), is_idle)
             }
             Purpose::Capsule => (self.capsules.take(self.budget(), cost), false),
-            Purpose::PieceIn | Purpose::PieceOut => (!self.piece(purpose).replace(true), false),
+            Purpose::FragmentIn | Purpose::FragmentOut => (!self.fragment(purpose).replace(true), false),
         };
         match (is_taken, is_idle) {
             (true, _) => Room::Yes(Charge { account: self.clone(), purpose, cost }),
@@ -263,8 +263,8 @@ impl Account {
         }
     }
 
-    fn piece(&self, purpose: Purpose) -> &Cell<bool> {
-        &self.has_piece[usize::from(purpose == Purpose::PieceOut)]
+    fn fragment(&self, purpose: Purpose) -> &Cell<bool> {
+        &self.has_fragment[usize::from(purpose == Purpose::FragmentOut)]
     }
 }
 
@@ -295,7 +295,7 @@ impl Drop for Charge {
         match self.purpose {
             Purpose::Request => account.requests.give_back(account.budget(), self.cost),
             Purpose::Capsule => account.capsules.give_back(account.budget(), self.cost),
-            Purpose::PieceIn | Purpose::PieceOut => account.piece(self.purpose).set(false),
+            Purpose::FragmentIn | Purpose::FragmentOut => account.fragment(self.purpose).set(false),
         }
         let waiter = account.waiter.borrow_mut().take();
         waiter.into_iter().for_each(Waker::wake);
@@ -361,12 +361,14 @@ mod tests {
     }
 
     #[test]
-    fn there_is_one_piece_in_each_direction() {
+    fn there_is_one_fragment_in_each_direction() {
         let account = account(&MemoryBudget::new(MIN_MEMORY));
-        let Room::Yes(piece) = account.charge(Purpose::PieceIn, PIECE) else { panic!("no piece") };
-        assert!(matches!(account.charge(Purpose::PieceIn, PIECE), Room::Later));
-        assert!(matches!(account.charge(Purpose::PieceOut, PIECE), Room::Yes(_)));
-        drop(piece);
-        assert!(matches!(account.charge(Purpose::PieceIn, PIECE), Room::Yes(_)));
+        let Room::Yes(fragment) = account.charge(Purpose::FragmentIn, FRAGMENT) else {
+            panic!("no fragment")
+        };
+        assert!(matches!(account.charge(Purpose::FragmentIn, FRAGMENT), Room::Later));
+        assert!(matches!(account.charge(Purpose::FragmentOut, FRAGMENT), Room::Yes(_)));
+        drop(fragment);
+        assert!(matches!(account.charge(Purpose::FragmentIn, FRAGMENT), Room::Yes(_)));
     }
 }

@@ -1,7 +1,7 @@
 //! Receives requests: many per system call, with the data of long ones straight into its buffers.
 //!
 //! ```text
-//!   one recvmsg(2):  [ rest of the expected data, to its request ][ all that follows, to the buffer ]
+//!   one recvmsg(2):  [ rest of the expected data, to its request ][ next bytes, to the buffer ]
 //! ```
 
 use super::Wire;
@@ -18,8 +18,8 @@ const BUFFER_BYTES: usize = 66 << 10;
 const LARGE_BYTES: usize = 16 << 10;
 /// Largest request header of any protocol that uses this inbox.
 const HEADER_BYTES: usize = 128;
-/// Maximum number of pieces of a request's memory, as many as the longest request has.
-const MAX_PIECES: usize = 64;
+/// Maximum number of segments of a request's memory: that of the longest request.
+const MAX_SEGMENTS: usize = 64;
 
 /// Received bytes that have not been consumed.
 pub(crate) struct Inbox {
@@ -74,23 +74,23 @@ impl Inbox {
         if let Some((mut tls, socket)) = wire.tls() {
             return self.unseal(&mut tls, socket, due);
         }
-        let mut pieces = [Segment { base: std::ptr::null_mut(), len: 0 }; MAX_PIECES + 1];
+        let mut segments = [Segment { base: std::ptr::null_mut(), len: 0 }; MAX_SEGMENTS + 1];
         let mut count = 0;
-        for (piece, segment) in pieces.iter_mut().zip(due.iter().take(MAX_PIECES)) {
-            *piece = segment;
+        for (to, segment) in segments.iter_mut().zip(due.iter().take(MAX_SEGMENTS)) {
+            *to = segment;
             count += 1;
         }
-        let due_len: usize = pieces[..count].iter().map(|piece| piece.len).sum();
+        let due_len: usize = segments[..count].iter().map(|segment| segment.len).sum();
         let is_large = due.len() >= LARGE_BYTES;
         let room = if is_large { HEADER_BYTES } else { self.buffer.len() - self.end };
-        pieces[count] = Segment { base: self.buffer[self.end..].as_mut_ptr(), len: room };
+        segments[count] = Segment { base: self.buffer[self.end..].as_mut_ptr(), len: room };
         // SAFETY: all zeroes is a valid message without anything.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         // A `Segment` is laid out as an iovec.
-        message.msg_iov = pieces.as_mut_ptr().cast();
+        message.msg_iov = segments.as_mut_ptr().cast();
         message.msg_iovlen = count + 1;
         loop {
-            // SAFETY: the pieces are memory that the caller lends for this call, and ours.
+            // SAFETY: the segments are memory that the caller lends for this call, and ours.
             let received = unsafe { libc::recvmsg(wire.fd(), &raw mut message, libc::MSG_DONTWAIT) };
             if received > 0 {
                 let received = received as usize;

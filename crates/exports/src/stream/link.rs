@@ -1,6 +1,6 @@
 //! The part of a connection that its protocol uses: sending, memory, and the end of the connection.
 
-use super::budget::{Account, PIECE, Purpose, Room};
+use super::budget::{Account, FRAGMENT, Purpose, Room};
 use super::wire::disconnect;
 use super::{ConnectionSlot, Memory, Outbox, Readiness, ReplyPart, Store, Wire};
 use crate::stats::Connected;
@@ -44,8 +44,8 @@ pub(super) enum State {
 pub(crate) enum Grant {
     /// Granted, with memory if the request has data.
     Whole(Option<Memory>),
-    /// Granted without memory: the budget is used up and the data moves in pieces.
-    InPieces,
+    /// Granted without memory: the budget is used up and the data moves in fragments.
+    InFragments,
     /// Refused for now: another request has to end first.
     NoRoom,
 }
@@ -74,10 +74,10 @@ pub(crate) struct Link {
     requests: Cell<usize>,
     /// The memory that its requests use.
     account: Rc<Account>,
-    /// Orders the requests that wait for memory or reply in pieces.
+    /// Orders the requests that wait for memory or reply in fragments.
     turn: Permits,
     scratch: Permits,
-    /// Replies that wait while a reply that must not be interrupted is sent in pieces.
+    /// Replies that wait while a reply that must not be interrupted is sent in fragments.
     held_back: RefCell<Option<Vec<ReplyPart>>>,
     state: Cell<State>,
     pub(super) handle: OnceCell<SourceHandle>,
@@ -157,7 +157,7 @@ impl Link {
                 Room::Later => return Grant::NoRoom,
                 Room::Never => {
                     self.requests.set(self.requests.get() + 1);
-                    return Grant::InPieces;
+                    return Grant::InFragments;
                 }
             }
         }
@@ -185,10 +185,10 @@ impl Link {
         self.charged(Purpose::Capsule, len)
     }
 
-    /// Memory for a piece of a long incoming request. Returns `None` until the previous piece has
-    /// been stored.
-    pub(crate) fn piece_in(&self, len: usize) -> Option<Memory> {
-        self.charged(Purpose::PieceIn, len)
+    /// Memory for a fragment of a long incoming request. Returns `None` until the previous fragment
+    /// has been stored.
+    pub(crate) fn fragment_in(&self, len: usize) -> Option<Memory> {
+        self.charged(Purpose::FragmentIn, len)
     }
 
     fn charged(&self, purpose: Purpose, len: usize) -> Option<Memory> {
@@ -198,34 +198,34 @@ impl Link {
         }
     }
 
-    /// Waits for the turn to reply in pieces, which ends with [`Link::end_pieces`]. `is_whole`:
-    /// other replies are held back until then.
-    pub(crate) async fn begin_pieces(&self, is_whole: bool) {
+    /// Waits for the turn to reply in fragments, which ends with [`Link::end_fragments`].
+    /// `is_whole`: other replies are held back until then.
+    pub(crate) async fn begin_fragments(&self, is_whole: bool) {
         self.turn.acquire(1).await;
         if is_whole {
             *self.held_back.borrow_mut() = Some(Vec::new());
         }
     }
 
-    /// Waits until the previous piece has been sent, and returns memory for one of at most
-    /// [`PIECE`] bytes.
-    pub(crate) async fn piece_out(&self, len: usize) -> Memory {
-        let cost = Store::cost(len.min(PIECE));
-        match poll_fn(|cx| self.account.poll_charge(Purpose::PieceOut, cost, cx)).await {
-            Room::Yes(charge) => self.store.take_charged(len.min(PIECE), charge),
-            Room::Later | Room::Never => unreachable!("a piece is always released"),
+    /// Waits until the previous fragment has been sent, and returns memory for one of at most
+    /// [`FRAGMENT`] bytes.
+    pub(crate) async fn fragment_out(&self, len: usize) -> Memory {
+        let cost = Store::cost(len.min(FRAGMENT));
+        match poll_fn(|cx| self.account.poll_charge(Purpose::FragmentOut, cost, cx)).await {
+            Room::Yes(charge) => self.store.take_charged(len.min(FRAGMENT), charge),
+            Room::Later | Room::Never => unreachable!("a fragment is always released"),
         }
     }
 
-    /// Sends a piece of the current reply.
-    pub(crate) fn send_piece(&self, reply: ReplyPart) {
+    /// Sends a fragment of the current reply.
+    pub(crate) fn send_fragment(&self, reply: ReplyPart) {
         let held_back = self.held_back.take();
         self.send(reply);
         *self.held_back.borrow_mut() = held_back;
     }
 
     /// Ends the current reply and sends those that were held back.
-    pub(crate) fn end_pieces(&self) {
+    pub(crate) fn end_fragments(&self) {
         let held_back = self.held_back.take();
         held_back.into_iter().flatten().for_each(|reply| self.send(reply));
         self.turn.release(1);

@@ -27,7 +27,7 @@ struct Shared {
     spare: RefCell<Vec<Lists>>,
 }
 
-/// A request's memory in pieces, as owned buffers and as lent segments.
+/// A request's memory, as owned buffers and as lent segments.
 #[derive(Default)]
 struct Lists {
     buffers: Vec<Buffer>,
@@ -168,10 +168,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_of_any_length_comes_in_pieces_and_its_lists_serve_again() {
+    fn memory_of_any_length_is_split_into_segments_and_its_lists_serve_again() {
         reactor::run(async {
             let store = Store::new(&reactor::current());
-            for (len, pieces, cost) in [
+            for (len, segments, cost) in [
                 (0, 0, 0),
                 (1, 1, 4096),
                 (5000, 1, 8192),
@@ -180,7 +180,7 @@ mod tests {
                 (32 * MAX_BUFFER, 32, 32 * MAX_BUFFER),
             ] {
                 let mut memory = store.take(len);
-                assert_eq!((memory.len(), memory.segments().len(), Store::cost(len)), (len, pieces, cost));
+                assert_eq!((memory.len(), memory.segments().len(), Store::cost(len)), (len, segments, cost));
                 let bytes: Vec<u8> = (0..len).map(|i| (i / 5) as u8).collect();
                 let half = len / 2;
                 assert_eq!(memory.fill(0, &bytes[..half]), half);

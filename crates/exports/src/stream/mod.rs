@@ -15,6 +15,7 @@
 
 mod acceptor;
 mod address;
+mod bound;
 mod budget;
 mod connection;
 mod connection_slots;
@@ -34,8 +35,9 @@ mod wire;
 
 pub(crate) use acceptor::{AcceptHandler, Acceptor, Admitted, Handshake, HandshakeStep};
 pub use address::Address;
+pub use bound::BoundSocket;
+pub(crate) use budget::{FRAGMENT, Minimum};
 pub use budget::{MIN_MEMORY, MemoryBudget};
-pub(crate) use budget::{Minimum, PIECE};
 pub(crate) use connection::{Found, Protocol};
 pub(crate) use connection_slots::{
     Applicant, ConnectionLimits, ConnectionSlot, ConnectionSlots, NoSlot, Origin,
@@ -45,7 +47,7 @@ pub(crate) use link::{Grant, Link, Parts};
 pub(crate) use listener::Listener;
 pub(crate) use memory::{Memory, Store, copy};
 pub(crate) use outbox::{MAX_FRONT, Outbox, ReplyPart};
-pub use passed::{BoundSocket, pass_socket};
+pub use passed::pass_socket;
 pub(crate) use places::Places;
 pub(crate) use readiness::Readiness;
 pub(crate) use registry::Registry;

@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// Maximum pieces of one system call: the kernel's limit.
-const MAX_PIECES: usize = 1024;
+/// Maximum segments of one system call: the kernel's limit.
+const MAX_SEGMENTS: usize = 1024;
 /// Maximum bytes that TLS seals before the socket takes them: the memory that a client that does
 /// not read can hold.
 const MAX_SEALED: usize = 128 << 10;
@@ -58,7 +58,7 @@ pub(crate) struct Outbox {
     sealed: usize,
     /// Total bytes that the kernel has taken.
     sent: u64,
-    pieces: Vec<libc::iovec>,
+    segments: Vec<libc::iovec>,
 }
 
 impl Outbox {
@@ -91,10 +91,10 @@ impl Outbox {
             let offered = self.gather();
             // SAFETY: all zeroes is a valid message without anything.
             let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-            message.msg_iov = self.pieces.as_mut_ptr();
-            message.msg_iovlen = self.pieces.len();
+            message.msg_iov = self.segments.as_mut_ptr();
+            message.msg_iovlen = self.segments.len();
             let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-            // SAFETY: the pieces are fronts and data of replies that we own, and nothing is added
+            // SAFETY: the segments are fronts and data of replies that we own, and none is added
             // meanwhile.
             let sent = unsafe { libc::sendmsg(wire.fd(), &raw const message, flags) };
             if sent < 0 {
@@ -140,29 +140,29 @@ impl Outbox {
     /// Seals the next bytes.
     fn seal(&mut self, tls: &mut tls::Wire) -> io::Result<()> {
         self.gather();
-        for piece in &self.pieces {
-            let piece_len = piece.iov_len.min(MAX_SEALED - self.sealed);
-            for at in (0..piece_len).step_by(tls::RECORD) {
-                let len = tls::RECORD.min(piece_len - at);
-                let from = piece.iov_base.cast::<u8>().wrapping_add(at).cast_const();
-                // SAFETY: the piece is part of a front or the data of a reply that we own, and `to`
-                // is elsewhere.
+        for segment in &self.segments {
+            let segment_len = segment.iov_len.min(MAX_SEALED - self.sealed);
+            for at in (0..segment_len).step_by(tls::RECORD) {
+                let len = tls::RECORD.min(segment_len - at);
+                let from = segment.iov_base.cast::<u8>().wrapping_add(at).cast_const();
+                // SAFETY: the segment is part of a front or the data of a reply that we own, and
+                // `to` is elsewhere.
                 tls.say(len, |to| unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), len) })?;
             }
-            self.sealed += piece_len;
+            self.sealed += segment_len;
         }
         tls.seal()
     }
 
-    /// Lists the next pieces. Returns their length in bytes.
+    /// Lists the next segments. Returns their length in bytes.
     fn gather(&mut self) -> usize {
-        self.pieces.clear();
+        self.segments.clear();
         let (mut skip, mut offered) = (self.sent_of_first, 0);
-        let mut add = |base: *const u8, len: usize, pieces: &mut Vec<libc::iovec>| {
+        let mut add = |base: *const u8, len: usize, segments: &mut Vec<libc::iovec>| {
             let skipped = skip.min(len);
             skip -= skipped;
-            if len > skipped && pieces.len() < MAX_PIECES {
-                pieces.push(libc::iovec {
+            if len > skipped && segments.len() < MAX_SEGMENTS {
+                segments.push(libc::iovec {
                     iov_base: base.wrapping_add(skipped) as *mut _,
                     iov_len: len - skipped,
                 });
@@ -170,12 +170,12 @@ impl Outbox {
             }
         };
         for reply in &self.replies {
-            if self.pieces.len() == MAX_PIECES {
+            if self.segments.len() == MAX_SEGMENTS {
                 break;
             }
-            add(reply.front.as_ptr(), reply.front_len.into(), &mut self.pieces);
+            add(reply.front.as_ptr(), reply.front_len.into(), &mut self.segments);
             for segment in reply.data.iter().flat_map(Memory::segments) {
-                add(segment.base, segment.len, &mut self.pieces);
+                add(segment.base, segment.len, &mut self.segments);
             }
         }
         offered
@@ -252,7 +252,7 @@ mod tests {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         let wire = Wire::new(Arc::new(ours.into()), None);
         let mut outbox = Outbox::default();
-        let count = 2 * MAX_PIECES + 1;
+        let count = 2 * MAX_SEGMENTS + 1;
         (0..count).for_each(|i| outbox.push(ReplyPart::new(None, front(i as u8, 1))));
         outbox.send(&wire, drop).unwrap();
         let mut got = vec![0; count];

@@ -69,10 +69,10 @@ impl SocketPath {
             Err(error) => return Err(error),
         };
         if !file.file_type().is_socket() {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is not a socket is there"));
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path exists and is not a socket"));
         }
         match UnixStream::connect(path) {
-            Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
+            Ok(_) => Err(io::Error::new(io::ErrorKind::AddrInUse, "the socket is in use by another process")),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
             Err(error) => Err(error),
         }
@@ -151,7 +151,7 @@ mod tests {
         let first = UnixSocket::bind(&path, 0o600).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let error = UnixSocket::bind(&path, 0o600).err().expect("another process listens");
-        assert!(error.to_string().contains("another process listens"), "{error}");
+        assert!(error.to_string().contains("in use by another process"), "{error}");
         drop(first);
         assert!(!path.exists());
     }

@@ -305,9 +305,9 @@ impl Control {
         }
     }
 
-    fn remove_within(&mut self, id: u32, patience: Duration) -> io::Result<()> {
+    fn remove_within(&mut self, id: u32, timeout: Duration) -> io::Result<()> {
         let (command, path) = self.addressed(ControlCommand::new(id));
-        let result = self.execute(control::DEL_DEV, command, Some(patience));
+        let result = self.execute(control::DEL_DEV, command, Some(timeout));
         if result.as_ref().is_err_and(is_late) {
             forget(path); // the kernel may still read it
         }
@@ -332,8 +332,8 @@ impl Control {
     }
 
     /// Makes requests to a live disk wait for its next server.
-    pub(super) fn quiesce(&mut self, id: u32, patience: Duration) -> Result<(), Error> {
-        let command = ControlCommand { data: patience.as_millis() as u64, ..ControlCommand::new(id) };
+    pub(super) fn quiesce(&mut self, id: u32, timeout: Duration) -> Result<(), Error> {
+        let command = ControlCommand { data: timeout.as_millis() as u64, ..ControlCommand::new(id) };
         self.run(control::QUIESCE_DEV, command).map_err(|source| refused(id, "cannot be quiesced", source))
     }
 
@@ -371,9 +371,9 @@ impl Control {
         (ControlCommand { dev_path_len: PATH_BYTES as u16, ..command }, Some(path))
     }
 
-    /// Submits a command and waits for its completion, at most for `patience`. The memory that
+    /// Submits a command and waits for its completion, at most for `timeout`. The memory that
     /// `command` names must live until completion, even after a timeout.
-    fn execute(&mut self, op: u32, command: ControlCommand, patience: Option<Duration>) -> io::Result<()> {
+    fn execute(&mut self, op: u32, command: ControlCommand, timeout: Option<Duration>) -> io::Result<()> {
         self.sequence += 1;
         let entry = UringCmd80::new(Fd(self.file.as_raw_fd()), op).cmd(command.to_bytes());
         let entry = entry.build().user_data(self.sequence);
@@ -381,7 +381,7 @@ impl Control {
         // has ended, or never frees it.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| io::Error::other("too many earlier commands timed out"))?;
-        let deadline = patience.map(|patience| Instant::now() + patience);
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
         loop {
             while let Some(completion) = self.ring.completion().next() {
                 if completion.user_data() == self.sequence {

@@ -197,7 +197,7 @@ fn require(features: Features, bits: u64) -> Result<(), Error> {
         return Ok(());
     }
     let missing = Features(bits & !features.bits()).names().join(" and ");
-    Err(Error::Config(format!("this kernel's ublk driver does not support {missing}")))
+    Err(Error::Config(format!("the kernel's ublk driver does not support {missing}")))
 }
 
 /// The parameters of a disk, for the log.

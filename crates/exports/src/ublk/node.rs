@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// Timeout for the node of a new device to appear, and to be given to the user that created the
 /// device.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Poll interval.
 const STEP: Duration = Duration::from_millis(20);
 
@@ -52,7 +52,7 @@ fn patiently<T>(
     attempt: impl Fn(u32) -> io::Result<T>,
     is_passing: impl Fn(&io::Error) -> bool,
 ) -> Result<T, Error> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match attempt(id) {
             Ok(done) => return Ok(done),

@@ -419,9 +419,9 @@ impl Served {
 
 fn push(ring: &mut Ring, op: u32, command: IoCommand) {
     let entry = UringCmd16::new(Fixed(0), op).cmd(command.to_bytes()).build();
-    // SAFETY: an address in the command is a buffer's, which `get_data` keeps until the kernel has
-    // copied and `commit` hands to `held`, where it stays until the entry is submitted: the kernel
-    // copies what was read while it takes the entry.
+    // SAFETY: an address in the command is a buffer's. `get_data` keeps that buffer until the
+    // kernel has copied it. `commit` moves it to `held` until the entry is submitted: the kernel
+    // copies the data that was read when it takes the entry.
     unsafe { ring.push(&entry.user_data(command.tag.into())) };
 }
 

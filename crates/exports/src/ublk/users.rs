@@ -22,7 +22,7 @@ pub(super) fn flush(id: u32) {
         // SAFETY: the command takes no pointer.
         if unsafe { libc::ioctl(file.as_raw_fd(), BLKFLSBUF, 0) } != 0 {
             let error = std::io::Error::last_os_error();
-            tracing::warn!(node = %node.display(), %error, "cached data of a disk that is being removed could not be written");
+            tracing::warn!(node = %node.display(), %error, "cache flush of the removed disk failed");
         }
         drop(file);
         if let Err(error) = open(&node, libc::O_EXCL)

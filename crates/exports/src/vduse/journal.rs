@@ -62,7 +62,7 @@ pub fn open(path: &Path) -> io::Result<File> {
         .map_err(failed)?;
     file.try_lock().map_err(|error| match error {
         TryLockError::WouldBlock => {
-            failed(io::Error::new(io::ErrorKind::ResourceBusy, "another process uses this file"))
+            failed(io::Error::new(io::ErrorKind::ResourceBusy, "the file is in use by another process"))
         }
         TryLockError::Error(error) => failed(error),
     })?;

@@ -4,7 +4,7 @@ use super::config_change::BackendChannel;
 use super::lock;
 use super::session::Session;
 use super::socket::Endpoint;
-use crate::stop::StopSignal;
+use crate::stop::{StopSignal, Wait};
 use crate::{Error, Stats};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
@@ -81,8 +81,14 @@ impl Shared {
             Some(client.try_clone().map_err(ProtocolError::SocketError)?);
         let mut handler = BackendReqHandler::from_stream(client, session.clone());
         let result = loop {
-            if !self.stop.wait_readable(own.as_raw_fd()) {
-                break Ok(());
+            let pause = lock(session).retry_after();
+            match self.stop.wait_readable_for(own.as_raw_fd(), pause) {
+                Wait::Stopped => break Ok(()),
+                Wait::TimedOut => match lock(session).retry() {
+                    Ok(()) => continue,
+                    Err(error) => break Err(error.into()),
+                },
+                Wait::Readable => {}
             }
             let channel = BackendChannel::peek(&own);
             if let Err(error) = handler.handle_request() {

@@ -11,6 +11,9 @@
 //! mapped to, which serves it until the thread takes it back (`virtio_blk`). The mapping may change
 //! at any time: the queue is drained, moved and restarted.
 //!
+//! Over a block device of this host the kernel can serve the rings instead of the cores
+//! ([`DataPlane`], [`kernel`]). The session and its messages are the same.
+//!
 //! An error of a guest stops its ring; an error of a VMM ends its connection. Other clients are not
 //! affected.
 //!
@@ -19,8 +22,11 @@
 
 mod config_change;
 mod control;
+mod data_plane;
 mod descriptors;
 mod features;
+mod kernel;
+mod plane;
 mod protocol;
 mod rings;
 mod session;
@@ -62,6 +68,22 @@ pub enum MemoryFiles {
     Any,
 }
 
+/// The server of the rings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DataPlane {
+    /// The cores of this process.
+    #[default]
+    User,
+    /// The kernel, through [`KERNEL_DATA_PLANE`]. Without it, or over anything but a whole block
+    /// device, the export does not start.
+    Kernel,
+    /// The kernel where it can, else the cores.
+    Auto,
+}
+
+/// The device node through which the kernel serves rings.
+pub const KERNEL_DATA_PLANE: &str = kernel::PATH;
+
 /// Configuration of a vhost-user-blk export.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -85,6 +107,8 @@ pub struct Config {
     pub writeback: bool,
     /// Files that may hold guest memory, in-flight region and dirty log.
     pub memory: MemoryFiles,
+    /// The server of the rings.
+    pub data_plane: DataPlane,
     /// The core of each queue (index into the list given to [`VhostUserBlk::start`]); further
     /// queues repeat the list. Empty: every core in turn.
     pub core_map: Vec<usize>,
@@ -103,6 +127,7 @@ impl Config {
             read_only: false,
             writeback: true,
             memory: MemoryFiles::Ram,
+            data_plane: DataPlane::User,
             core_map: Vec::new(),
         }
     }
@@ -132,7 +157,8 @@ impl VhostUserBlk {
     /// Starts to export `device`. Clients may connect once this returns.
     ///
     /// # Errors
-    /// When the configuration is invalid, or the system refuses the socket or the thread.
+    /// When the configuration is invalid, the kernel must serve the rings and cannot, or the system
+    /// refuses the socket or the thread.
     pub fn start(device: Arc<dyn Device>, cores: &[CoreRef], config: Config) -> Result<VhostUserBlk, Error> {
         config.check(cores.len())?;
         let endpoint = Endpoint::open(&config)?;
@@ -165,7 +191,8 @@ impl VhostUserBlk {
         connection: Option<UnixStream>,
     ) -> Result<VhostUserBlk, Error> {
         let stats = Arc::new(Stats::new(config.num_queues.into()));
-        let session = Session::new(device, cores.to_vec(), config, stats.clone(), connection);
+        let opener = kernel::opener();
+        let session = Session::new(device, cores.to_vec(), config, stats.clone(), connection, opener)?;
         let session = Arc::new(Mutex::new(session));
         let control = Control::start(session.clone(), stats.clone(), endpoint)?;
         Ok(VhostUserBlk { session, stats, control: Some(control) })
@@ -179,10 +206,19 @@ impl VhostUserBlk {
     pub fn remap_queue(&self, queue: u16, core: usize) -> Result<(), Error> {
         lock(&self.session).remap(queue, core)
     }
+
+    /// Whether the kernel serves the rings, or will serve those of the next client.
+    pub fn is_in_kernel(&self) -> bool {
+        lock(&self.session).plane.is_in_kernel()
+    }
 }
 
 impl Export for VhostUserBlk {
     fn stats(&self) -> &Stats {
+        // A session that drains its rings counts at the end of that.
+        if let Ok(mut session) = self.session.try_lock() {
+            session.count_in_kernel();
+        }
         &self.stats
     }
 
@@ -192,6 +228,10 @@ impl Export for VhostUserBlk {
 
     fn remap(&self, cores: &[usize]) -> Result<(), Error> {
         lock(&self.session).remap_all(cores)
+    }
+
+    fn set_data_plane(&self, data_plane: DataPlane) -> Result<(), Error> {
+        lock(&self.session).set_data_plane(data_plane)
     }
 }
 

@@ -2,9 +2,12 @@
 //!
 //! All methods run under the session's lock, on the control thread or on a thread that remaps a
 //! queue. Nothing here is on the data path. A change to a running ring (memory, log, addresses,
-//! core) always takes three steps: drain and take it back, change, restart it at its position.
+//! core, data plane) always takes three steps: drain and take it back, change, restart it at its
+//! position.
 
 use super::config_change::BackendChannel;
+use super::kernel::Opener;
+use super::plane::{Plane, Running};
 use super::rings::{Addresses, Kick, Ring};
 use super::{Config, features};
 use crate::virtio_blk::config::{self, Offer};
@@ -28,38 +31,45 @@ use virtio::memory::GuestMemory;
 
 /// See the module.
 pub(super) struct Session {
-    device: Arc<dyn Device>,
+    pub(super) device: Arc<dyn Device>,
     cores: Vec<CoreRef>,
-    config: Config,
-    stats: Arc<Stats>,
+    pub(super) config: Config,
+    pub(super) stats: Arc<Stats>,
     /// The one connection of an export that was given it. A broken ring ends it, because no client
     /// could set the ring up again.
-    connection: Option<Arc<UnixStream>>,
+    pub(super) connection: Option<Arc<UnixStream>>,
     /// The core of each queue.
     queue_cores: Vec<usize>,
-    features: u64,
+    pub(super) features: u64,
     protocol_features: u64,
-    rings: Vec<Ring>,
+    pub(super) rings: Vec<Ring>,
     /// The running rings.
-    serving: Vec<Option<Serving>>,
-    memory: SharedMemory,
+    pub(super) serving: Vec<Option<Running>>,
+    pub(super) plane: Plane,
+    pub(super) memory: SharedMemory,
     inflight: Option<Arc<InflightRegion>>,
-    log: Option<Arc<DirtyLog>>,
+    pub(super) log: Option<Arc<DirtyLog>>,
     backend_channel: Option<BackendChannel>,
     /// The write cache state that the guest has set.
     is_writeback: bool,
     /// Whether writes must be durable when they complete; every queue reads it.
-    is_write_through: Arc<AtomicBool>,
+    pub(super) is_write_through: Arc<AtomicBool>,
 }
 
 impl Session {
+    /// Creates a session without a client.
+    ///
+    /// # Errors
+    /// When the kernel must serve the rings and cannot.
     pub(super) fn new(
         device: Arc<dyn Device>,
         cores: Vec<CoreRef>,
         config: Config,
         stats: Arc<Stats>,
         connection: Option<UnixStream>,
-    ) -> Session {
+        opener: Opener,
+    ) -> Result<Session, Error> {
+        let plane = Plane::choose(&device, &config, connection.is_some(), opener)?;
         let queues = usize::from(config.num_queues);
         let mut session = Session {
             queue_cores: queue_cores(&config.core_map, config.num_queues, cores.len()),
@@ -74,13 +84,14 @@ impl Session {
             protocol_features: 0,
             rings: (0..queues).map(|_| Ring::default()).collect(),
             serving: (0..queues).map(|_| None).collect(),
+            plane,
             inflight: None,
             log: None,
             backend_channel: None,
             is_write_through: Arc::new(AtomicBool::new(true)),
         };
         session.update_write_through();
-        session
+        Ok(session)
     }
 
     /// The export's name in logs: its socket.
@@ -94,6 +105,7 @@ impl Session {
         // The in-flight region stays as it is: a client that reconnects with it continues from
         // there.
         self.pause_all();
+        self.plane.end_client();
         self.rings.fill_with(Ring::default);
         self.memory.replace(GuestMemory::default()).unwrap_or_else(|error| {
             tracing::error!(export = self.name(), %error, "cannot unregister guest memory from the device");
@@ -133,7 +145,8 @@ impl Session {
     }
 
     pub(super) fn offered_features(&self) -> u64 {
-        features::TRANSPORT_FEATURES | config::features(self.offer(), &self.limits())
+        let features = features::TRANSPORT_FEATURES | config::features(self.offer(), &self.limits());
+        features & !self.plane.withheld_features()
     }
 
     /// SET_FEATURES. While a ring runs, only logging may change.
@@ -166,7 +179,7 @@ impl Session {
         Ok(())
     }
 
-    fn has(&self, feature: u64) -> bool {
+    pub(super) fn has(&self, feature: u64) -> bool {
         self.features & feature != 0
     }
 
@@ -202,10 +215,11 @@ impl Session {
         call: Option<Arc<std::os::fd::OwnedFd>>,
     ) -> Result<(), Error> {
         self.ring(index)?.call = call.clone();
-        if let Some(serving) = &self.serving[index as usize] {
-            serving.set_call(call.map(Call::Event))?;
+        match &self.serving[index as usize] {
+            Some(Running::OnCore(serving)) => serving.set_call(call.map(Call::Event)),
+            Some(Running::InKernel) => self.plane.set_call(index as usize, call.as_ref()),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// GET_VRING_BASE: stops the ring. Returns its position.
@@ -216,6 +230,7 @@ impl Session {
     }
 
     fn stop_at(&mut self, index: usize) {
+        self.finish_waiting(index);
         self.take_back(index);
         self.rings[index].stop();
         // No request is in flight and the VMM knows the position, so it may restart the ring at
@@ -247,6 +262,7 @@ impl Session {
         let may_cache = self.has(VIRTIO_BLK_F_FLUSH)
             && if self.has(VIRTIO_BLK_F_CONFIG_WCE) { self.is_writeback } else { true };
         self.is_write_through.store(!may_cache, Ordering::Release);
+        self.configure_kernel();
     }
 
     pub(super) fn memory(&self) -> &Arc<GuestMemory> {
@@ -281,6 +297,7 @@ impl Session {
     /// Notifies the client that the configuration space has changed. Returns the limits that the
     /// client will see.
     pub(super) fn notify_resize(&mut self) -> Limits {
+        self.configure_kernel();
         let is_negotiated = self.protocol_features & Protocol::BACKEND_REQ.bits() != 0;
         if let Some(channel) = self.backend_channel.as_ref().filter(|_| is_negotiated)
             && let Err(error) = channel.notify_config_change()
@@ -322,29 +339,37 @@ impl Session {
     }
 
     /// Takes back every running ring, drained.
-    fn pause_all(&mut self) {
+    pub(super) fn pause_all(&mut self) {
         (0..self.rings.len()).for_each(|index| self.take_back(index));
     }
 
     /// Restarts every ring that should run, including those that waited for memory.
-    fn resume_all(&mut self) -> Result<(), Error> {
+    pub(super) fn resume_all(&mut self) -> Result<(), Error> {
         (0..self.rings.len()).try_for_each(|index| self.settle(index))
     }
 
-    /// Takes a ring back from its core, drained. It keeps its position.
+    /// Takes a ring back from its server, drained. It keeps its position.
     fn take_back(&mut self, index: usize) {
-        let Some(serving) = self.serving[index].take() else { return };
-        match serving.stop() {
-            Ok(state) => self.rings[index].base = state.to_vring_base(),
+        let Some(running) = self.serving[index].take() else { return };
+        let base = match running {
+            Running::OnCore(serving) => serving.stop().map(RingState::to_vring_base),
+            Running::InKernel => self.plane.stop(index, &self.stats.queues[index]),
+        };
+        match base {
+            Ok(base) => self.rings[index].base = base,
             Err(error) => {
-                tracing::error!(export = self.name(), queue = index, %error, "queue lost: its core did not return it")
+                tracing::error!(export = self.name(), queue = index, %error, "queue lost: its server did not return it")
             }
         }
     }
 
     /// Starts a ring that should run and does not.
-    fn settle(&mut self, index: usize) -> Result<(), Error> {
+    pub(super) fn settle(&mut self, index: usize) -> Result<(), Error> {
         if !self.rings[index].wants_to_run() || self.serving[index].is_some() {
+            return Ok(());
+        }
+        // In this order: a disk that is free has no predecessor that changes the ring.
+        if self.plane.is_in_kernel() && !self.attach_disk()? {
             return Ok(());
         }
         let ring = match VirtQueue::new(self.queue_config(index)) {
@@ -356,12 +381,15 @@ impl Session {
             }
             Err(error) => return Err(Error::client(format!("queue {index} refused"), error)),
         };
+        if self.plane.is_in_kernel() {
+            return self.start_in_kernel(index, ring);
+        }
         let core = &self.cores[self.queue_cores[index]];
-        self.serving[index] = Some(Serving::start(core, self.parts(index, ring))?);
+        self.serving[index] = Some(Running::OnCore(Serving::start(core, self.parts(index, ring))?));
         Ok(())
     }
 
-    fn queue_config(&self, index: usize) -> QueueConfig {
+    pub(super) fn queue_config(&self, index: usize) -> QueueConfig {
         let ring = &self.rings[index];
         let Addresses { descriptors, available, used, used_log } =
             ring.addresses.expect("a ring that wants to run has addresses");

@@ -74,7 +74,7 @@ fn accept(listener: &UnixSocket, stop: &StopSignal) -> Option<UnixStream> {
             },
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                // Most likely the process is out of descriptors, and others may be closed soon.
+                // Most likely the process has no free descriptor, and others may be closed soon.
                 tracing::warn!(socket = %listener.path().display(), %error, "cannot accept a client");
                 stop.wait(MAX_PAUSE);
             }

@@ -1,6 +1,9 @@
 //! A file as a device whose requests take as long as a test wants. The file survives its server.
 
-use block::{Channel, Device, DeviceError, IoError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request};
+use block::{
+    Channel, Device, DeviceError, IoError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op,
+    Request,
+};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -138,6 +141,10 @@ impl Device for SlowDevice {
         let mut regions = self.shared.regions.lock().unwrap();
         let place = regions.iter().position(|r| r == region).expect("a region is unmapped once");
         regions.remove(place);
+    }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
     }
 }
 

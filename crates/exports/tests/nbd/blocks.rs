@@ -4,6 +4,7 @@
 use crate::client::*;
 use crate::device::{SlowDevice, pattern};
 use crate::server::{MIB, Server, wait_until};
+use base::Rng;
 use block::Limits;
 use std::time::Duration;
 
@@ -24,15 +25,11 @@ fn any_bytes_are_read_written_zeroed_and_trimmed() {
         let server = server(block_size);
         let mut client = unaware(&server, form);
         let mut expected: Vec<u8> = (0..MIB).map(pattern).collect();
-        let mut seed = 1u64;
-        let mut random = |below: u64| {
-            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (seed >> 33) % below
-        };
+        let mut rng = Rng::new(1);
         for round in 0..200u64 {
             let longest = if round % 2 == 0 { 40 } else { 3 * u64::from(block_size) };
-            let len = 1 + random(longest);
-            let offset = random(MIB - len + 1);
+            let len = 1 + rng.below(longest);
+            let offset = rng.below(MIB - len + 1);
             let (from, to) = (offset as usize, (offset + len) as usize);
             match round % 5 {
                 0 | 1 => {

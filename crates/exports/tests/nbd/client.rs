@@ -37,11 +37,11 @@ pub enum Form {
 
 pub const FORMS: [Form; 3] = [Form::Simple, Form::Structured, Form::Extended];
 
-/// A reply, or the one chunk that it has.
+/// A reply of one part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
     pub cookie: u64,
-    /// 0, or what went wrong.
+    /// The error number; 0 for success.
     pub error: u32,
     /// Of a structured one; -1 of a simple one.
     pub kind: i32,

@@ -1,5 +1,4 @@
-//! Requests that are longer than the memory that there is for them: they go in pieces, and end as
-//! all others do.
+//! Requests that exceed the available memory: they are split into fragments and end as all others.
 
 use crate::client::*;
 use crate::device::{SlowDevice, pattern};
@@ -11,7 +10,7 @@ use std::io::{Read, Write};
 
 const LEN: u64 = 12 * MIB;
 
-/// So little that a request of 12 MiB goes in pieces.
+/// A server with so little memory that a request of 12 MiB is split into fragments.
 fn small(len: u64) -> (Server, MemoryBudget) {
     let memory = MemoryBudget::new(0);
     let config = memory.clone();
@@ -51,7 +50,7 @@ fn a_long_read_comes_in_chunks_or_as_one_reply_where_chunks_cannot_be() {
 }
 
 #[test]
-fn a_long_write_is_stored_piece_by_piece_and_answered_once() {
+fn a_long_write_is_stored_fragment_by_fragment_and_answered_once() {
     let (server, memory) = small(16 * MIB);
     for form in FORMS {
         let mut client = server.connect(form);

@@ -45,7 +45,7 @@ impl Server {
         self.export().stats().queues.iter().map(|queue| queue.failed()).sum()
     }
 
-    /// Waits until so many clients are there.
+    /// Waits until `count` clients are connected.
     pub fn wait_for_clients(&self, count: u64) {
         wait_until(|| self.export().stats().clients() == count);
     }

@@ -90,7 +90,7 @@ fn a_client_that_starts_tls_is_served_even_byte_by_byte() {
         session.write(&[*byte]).unwrap();
         pump(&mut client, &mut session);
     }
-    // Two pieces of information (20 + 12 and 20 + 14 bytes), and the acknowledgement.
+    // Two information replies (20 + 12 and 20 + 14 bytes), and the acknowledgement.
     let said = read(&mut client, &mut session, 32 + 34 + 20);
     assert_eq!(said[32 + 34 + 12..][..4], [0, 0, 0, 1]);
     let request = client.request(READ, 0, 7, 4096, 8192);
@@ -199,5 +199,5 @@ fn our_own_client_says_why_it_is_not_let_in() {
     let options =
         Options { tls: Some(tls(&files, "localhost")), ..Options::new(Address::Unix(plain.socket.clone())) };
     let said = Session::open(&options, &Cancel::never()).unwrap_err().to_string();
-    assert_eq!(said, "the server does not support TLS, which is required (this server has no TLS)");
+    assert_eq!(said, "the server does not support TLS, which is required (the server does not support TLS)");
 }

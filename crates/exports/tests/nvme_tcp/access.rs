@@ -2,6 +2,8 @@
 
 use crate::host::{Host, Pdu};
 use crate::server::{MIB, SUBSYSTEM, Server};
+use block::{HostRole, SharedRole};
+use exports::Export;
 use exports::nvme_tcp::{AccessState, Address, Config, PortConfig};
 use nvme::command::event::{CONFIG_ASYMMETRIC_ACCESS, Event};
 use nvme::command::{cns, feature, log_page};
@@ -119,6 +121,43 @@ fn a_port_that_changes_keeps_commands_off_and_its_hosts_hear_of_it_once() {
     server.export().set_access_state(0, AccessState::Optimized);
     let Pdu::Response(entry) = admin.receive() else { panic!("no event") };
     assert_eq!((entry.command_id, Event::parse(entry.result as u32)), (id, Event::ASYMMETRIC_ACCESS));
+}
+
+#[test]
+fn a_standby_keeps_commands_off_until_it_takes_over_and_its_hosts_hear_of_it() {
+    let role = SharedRole::new(HostRole::Standby);
+    let server =
+        Server::with(MIB, |config| Config { role: Some(role.clone()), controller_ids: 700..=701, ..config });
+    let (mut admin, mut io) = server.connect();
+    let config = Command::set_features(feature::ASYNC_EVENT_CONFIGURATION, CONFIG_ASYMMETRIC_ACCESS);
+    assert_eq!(admin.run(&config, 0).status, Status::SUCCESS);
+    let id = admin.id();
+    admin.send(SubmissionEntry::new(&Command::async_event_request(), id, Sgl::None));
+    assert_eq!(io.write(0, &[1; 512]), Status::ANA_INACCESSIBLE);
+    role.set(HostRole::Active);
+    assert_eq!(io.write(0, &[1; 512]), Status::SUCCESS);
+    server.export().notify_resize();
+    let Pdu::Response(entry) = admin.receive() else { panic!("no event") };
+    assert_eq!((entry.command_id, Event::parse(entry.result as u32)), (id, Event::ASYMMETRIC_ACCESS));
+    assert_eq!(state(&mut admin), 1);
+    role.set(HostRole::Fenced);
+    assert_eq!((state(&mut admin), io.write(0, &[1; 512])), (3, Status::ANA_INACCESSIBLE));
+    let data: IdentifyData =
+        admin.run(&Command::identify(1, cns::NAMESPACE, 0), IDENTIFY_BYTES as u32).data.try_into().unwrap();
+    assert_eq!(NamespaceData::parse(&data).reservations, 0, "other hosts would not know of them");
+}
+
+#[test]
+fn controllers_are_numbered_within_the_range_of_their_server() {
+    let server = Server::with(MIB, |config| Config { controller_ids: 700..=701, ..config });
+    let (first, second) = (server.host(), server.host());
+    assert_eq!((first.controller, second.controller), (700, 701));
+    let mut third = Host::initialized(server.address(), false, false);
+    let busy = third.connect(SUBSYSTEM, 0, 32, 0xffff, 0);
+    assert_eq!(busy.status, Status::CONNECT_CONTROLLER_BUSY);
+    drop(first);
+    server.wait_for_clients(1);
+    assert_eq!(server.host().controller, 700);
 }
 
 #[test]

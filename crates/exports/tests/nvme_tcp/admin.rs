@@ -166,7 +166,7 @@ fn a_connect_that_makes_no_sense_is_refused_with_what_is_wrong() {
     assert_eq!(refused(long, good.clone()), invalid(InvalidParameter::QUEUE_SIZE));
     let format = Connect { record_format: 9, ..ADMIN };
     assert_eq!(refused(format, good).0, Status::CONNECT_INCOMPATIBLE_FORMAT);
-    // I/O queues: of a controller that is there, is theirs, is enabled; each once.
+    // I/O queues: their controller must exist, belong to the host and be enabled; each only once.
     let mut host = server.host();
     let io = |queue_id| Connect { queue_id, ..ADMIN };
     let data = connect_data(SUBSYSTEM, host.controller);

@@ -220,8 +220,8 @@ impl Host {
         self.finish(id)
     }
 
-    /// A command with data, which goes in its capsule if it fits, else when it is asked for, in
-    /// pieces.
+    /// Runs a command with data: in its capsule if the data fits, else in parts when the target
+    /// requests it.
     pub fn run_with(&mut self, command: &Command, data: &[u8]) -> Done {
         let (id, len) = (self.id(), data.len() as u32);
         if data.len() <= 8192 {

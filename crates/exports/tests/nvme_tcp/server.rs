@@ -52,7 +52,7 @@ impl Server {
         (admin, io)
     }
 
-    /// Waits until so many connections are there.
+    /// Waits until `count` connections exist.
     pub fn wait_for_clients(&self, count: u64) {
         wait_until(|| self.export().stats().clients() == count);
     }

@@ -1,29 +1,30 @@
 //! Several devices, one after the other.
 
 use block::{
-    Channel, Device, DeviceError, Flags, IoFuture, IoResult, Limits, MAX_JOINED, MemoryRegion, Op, Request,
-    SharedLimits, join_all,
+    Channel, Device, DeviceError, Flags, IoFuture, IoResult, KernelBacking, Limits, MAX_JOINED, MemoryRegion,
+    Op, Request, SharedLimits, join_all,
 };
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Most devices in one: a request may touch each, and a flush does.
+/// Limit of devices in one: a request may touch each, and a flush does.
 pub const MAX_CHILDREN: usize = 256;
 
 /// Several devices, one after the other, as one.
 pub struct Concat {
     name: String,
     children: Arc<[Arc<dyn Device>]>,
-    /// Where each child starts, and where the last one does not end: it may grow.
+    /// First byte of each child. The end of the last child is not stored, as it may grow.
     starts: Arc<[u64]>,
     limits: Arc<SharedLimits>,
 }
 
 impl Concat {
-    /// `children` in this order.
+    /// Concatenates `children` in this order.
     ///
     /// # Errors
-    /// Without children, with more than [`MAX_CHILDREN`], or when they have more bytes than a number holds.
+    /// Without children, with more than [`MAX_CHILDREN`], or if they have more than 2^64 bytes in
+    /// total.
     pub fn new(children: Vec<Arc<dyn Device>>) -> Result<Concat, DeviceError> {
         let names: Vec<_> = children.iter().map(|c| c.name()).collect();
         let name = format!("concat({})", names.join(", "));
@@ -50,7 +51,7 @@ fn whole_blocks(capacity: u64, limits: &Limits) -> u64 {
     capacity & !(u64::from(limits.block_size) - 1)
 }
 
-/// What both devices can do. The capacity is of no meaning.
+/// Limits that both devices support. The capacity has no meaning.
 fn strictest(a: Limits, b: Limits) -> Limits {
     let block_size = a.block_size.max(b.block_size);
     Limits {
@@ -86,7 +87,7 @@ impl Device for Concat {
         Ok(Rc::new(ConcatChannel { children, starts, limits }))
     }
 
-    /// Only the last child may grow; the others must not have become too small for their place.
+    /// Only the last child may grow. The others must not have shrunk below their part.
     fn refresh(&self) -> Result<Limits, DeviceError> {
         let ends = self.starts[1..].iter().copied().map(Some).chain([None]);
         for ((child, start), end) in self.children.iter().zip(&*self.starts).zip(ends) {
@@ -116,6 +117,13 @@ impl Device for Concat {
     fn unmap_region(&self, region: &MemoryRegion) {
         self.children.iter().for_each(|c| c.unmap_region(region));
     }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        match &*self.children {
+            [child] => child.kernel_backing(),
+            _ => Err(DeviceError::not_in_kernel(&self.name)),
+        }
+    }
 }
 
 struct ConcatChannel {
@@ -125,14 +133,14 @@ struct ConcatChannel {
 }
 
 impl ConcatChannel {
-    /// The child that holds byte `offset`, where it starts, and where the next one does.
+    /// The child that holds byte `offset`, its first byte, and the first byte of the next child.
     #[inline]
     fn locate(&self, offset: u64) -> (usize, u64, u64) {
         let next = self.starts.partition_point(|start| *start <= offset);
         (next - 1, self.starts[next - 1], self.starts.get(next).copied().unwrap_or(u64::MAX))
     }
 
-    /// The parts of a request for each child, in groups that run together.
+    /// Splits a request into a part for each child, and runs the parts in groups.
     async fn split(&self, req: &Request<'_>, offset: u64) -> IoResult {
         let mut done = 0;
         while done < req.len {
@@ -152,7 +160,7 @@ impl ConcatChannel {
         Ok(())
     }
 
-    /// Flushes every child, however the others fare.
+    /// Flushes every child, even after one has failed.
     async fn flush(&self) -> IoResult {
         let req = Request::flush().with_flags(Flags::NONE);
         let mut result = Ok(());

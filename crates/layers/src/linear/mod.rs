@@ -1,5 +1,5 @@
-//! Address arithmetic: a part of one device, or several devices one after the other. A request that stays
-//! inside one child goes to it as it is and costs no future of its own.
+//! Address arithmetic: a part of one device, or several devices one after the other. A request
+//! inside one child is forwarded unchanged, without a future of its own.
 
 mod concat;
 mod partition;

@@ -1,8 +1,10 @@
 //! A part of a device.
 
 use block::{
-    Channel, Device, DeviceError, IoError, IoFuture, Limits, MemoryRegion, Op, Request, SharedLimits,
+    Channel, Device, DeviceError, IoError, IoFuture, KernelBacking, KernelExtent, Limits, MemoryRegion, Op,
+    Request, SharedLimits,
 };
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -17,11 +19,12 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// The part of `child` that starts at byte `start` and is `len` bytes long, or goes to the child's end.
+    /// The part of `child` that starts at byte `start` and is `len` bytes long, or extends to the
+    /// child's end.
     ///
     /// # Errors
-    /// When start or length are no multiple of the child's block size, or the part is empty or ends beyond
-    /// the child.
+    /// If start or length is not a multiple of the child's block size, or the part is empty or ends
+    /// beyond the child.
     pub fn new(child: Arc<dyn Device>, start: u64, len: Option<u64>) -> Result<Partition, DeviceError> {
         let name = format!("linear({})", child.name());
         let mut limits = child.limits();
@@ -73,6 +76,36 @@ impl Device for Partition {
     fn unmap_region(&self, region: &MemoryRegion) {
         self.child.unmap_region(region);
     }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        let disk = self.child.kernel_backing()?;
+        let extent = disk.extent().part(self.start, self.len);
+        Ok(Arc::new(PartOfDisk { disk, extent }))
+    }
+}
+
+/// A part of a block device of this host's kernel.
+struct PartOfDisk {
+    disk: Arc<dyn KernelBacking>,
+    extent: KernelExtent,
+}
+
+impl KernelBacking for PartOfDisk {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.disk.fd()
+    }
+
+    fn extent(&self) -> KernelExtent {
+        self.extent
+    }
+
+    fn lend(&self) -> Result<(), DeviceError> {
+        self.disk.lend()
+    }
+
+    fn take_back(&self) -> Result<(), DeviceError> {
+        self.disk.take_back()
+    }
 }
 
 struct PartitionChannel {
@@ -88,7 +121,7 @@ impl Channel for PartitionChannel {
             return self.child.submit(req, 0);
         }
         match offset.checked_add(req.len) {
-            // The start is on a block border, so the child sees every other mistake as it was made.
+            // The start is on a block border, so the child detects all other errors.
             Some(end) if end <= self.limits.capacity() => self.child.submit(req, self.start + offset),
             _ => IoFuture::ready(Err(IoError::OutOfRange)),
         }
@@ -100,11 +133,72 @@ mod tests {
     use super::*;
     use conformance::Suite;
     use drivers::mem::{MemDevice, Options};
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::Relaxed;
 
     const SIZE: u64 = 64 << 20;
 
     fn disk() -> Arc<MemDevice> {
         Arc::new(MemDevice::new(&Options { max_size: SIZE + (1 << 20), ..Options::new(SIZE) }).unwrap())
+    }
+
+    /// Memory that claims to be a disk of the host.
+    struct OnDisk {
+        memory: Arc<MemDevice>,
+        claim: Arc<Claim>,
+    }
+
+    #[derive(Default)]
+    struct Claim {
+        is_lent: AtomicBool,
+    }
+
+    impl KernelBacking for Claim {
+        fn fd(&self) -> BorrowedFd<'_> {
+            unreachable!("no kernel serves it")
+        }
+
+        fn extent(&self) -> KernelExtent {
+            KernelExtent::WHOLE
+        }
+
+        fn lend(&self) -> Result<(), DeviceError> {
+            self.is_lent.store(true, Relaxed);
+            Ok(())
+        }
+
+        fn take_back(&self) -> Result<(), DeviceError> {
+            self.is_lent.store(false, Relaxed);
+            Ok(())
+        }
+    }
+
+    impl Device for OnDisk {
+        fn name(&self) -> &str {
+            "on-disk"
+        }
+
+        fn limits(&self) -> Limits {
+            self.memory.limits()
+        }
+
+        fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+            self.memory.open_channel()
+        }
+
+        fn refresh(&self) -> Result<Limits, DeviceError> {
+            self.memory.refresh()
+        }
+
+        fn map_region(&self, _: &MemoryRegion) -> Result<(), DeviceError> {
+            Ok(())
+        }
+
+        fn unmap_region(&self, _: &MemoryRegion) {}
+
+        fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+            Ok(self.claim.clone())
+        }
     }
 
     #[test]
@@ -130,6 +224,21 @@ mod tests {
         assert!(refusal(!511, Some(512)).contains("the device has"));
         assert!(refusal(100, None).contains("block size 512"));
         assert!(refusal(0, Some(100)).contains("block size 512"));
+    }
+
+    #[test]
+    fn the_kernel_serves_the_part_of_a_disk_that_the_layers_leave() {
+        let disk = Arc::new(OnDisk { memory: disk(), claim: Arc::default() });
+        let outer = Arc::new(Partition::new(disk.clone(), 4096, None).unwrap());
+        let inner = Partition::new(outer.clone(), 512, Some(8192)).unwrap();
+        let extent = |part: &Partition| part.kernel_backing().unwrap().extent();
+        assert_eq!(extent(&outer), KernelExtent { start: 4096, len: None });
+        assert_eq!(extent(&inner), KernelExtent { start: 4608, len: Some(8192) });
+        let backing = inner.kernel_backing().unwrap();
+        backing.lend().unwrap();
+        assert!(disk.claim.is_lent.load(Relaxed));
+        backing.take_back().unwrap();
+        assert!(!disk.claim.is_lent.load(Relaxed));
     }
 
     #[test]

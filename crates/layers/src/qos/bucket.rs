@@ -1,28 +1,31 @@
-//! A token bucket that all cores share, as one number: when the bucket was full, or will be.
+//! A token bucket that all cores share, as one number: *full*, the time up to which tokens are
+//! spent.
 //!
 //! ```text
 //!   ──────────┬──────────────────┬────────────► time
-//!           full              now            a request that costs more than what is there begins
-//!             └── what is there ─┘            when so much has come in
+//!           full                now
+//!             └──── tokens ──────┘            never more than the burst
 //! ```
 //!
-//! Whoever takes pushes *full* on by what it costs. A request begins when `full + cost` of those before it does not lie
-//! ahead of now by more than the bucket holds, so an idle bucket lets a burst through and then the rate. One that
-//! costs more than the bucket holds begins all the same, and those behind it wait for longer (ATM Forum's GCRA, "virtual
-//! scheduling", with the whole limit as tolerance).
+//! A request begins at *full* or now, whichever is later, and moves *full* later by its cost. The
+//! lag of *full* behind now is at most the burst: an idle bucket admits a burst, then requests at
+//! the rate. A request may cost more than the bucket holds; the requests after it wait longer. This
+//! is the ATM Forum's GCRA ("virtual scheduling").
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const NS_PER_SECOND: u128 = 1_000_000_000;
-/// What every bucket holds at least. Who waits wakes up late by up to some milliseconds, and would never catch up.
+/// Smallest burst, in nanoseconds at the rate. A waiting request wakes up to some milliseconds
+/// late; without a burst it would never catch up.
 pub(super) const LEAST_NS: u64 = 10_000_000;
 
-/// How many a second, and how many at once after a pause.
+/// A rate, and a burst after a pause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rate {
-    /// Requests or bytes a second; 0: as many as come.
+    /// Requests or bytes a second; 0: unlimited.
     pub per_second: u64,
-    /// How many of those that a pause has left over may come at once on top; 10 ms' worth if that is more.
+    /// Limit of units, unused during a pause, that may follow at once after it. At least 10 ms'
+    /// worth.
     pub burst: u64,
 }
 
@@ -36,21 +39,21 @@ impl Rate {
         self.per_second == 0
     }
 
-    /// How long `units` take at this rate; not shorter than that, so that the rate is never exceeded.
+    /// Nanoseconds that `units` take at this rate, rounded up so that the rate is never exceeded.
     fn ns(self, units: u64) -> u64 {
         let ns = (u128::from(units) * NS_PER_SECOND).div_ceil(u128::from(self.per_second));
         u64::try_from(ns).unwrap_or(u64::MAX)
     }
 }
 
-/// What has been taken of a rate.
+/// The use of a rate.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
     full_ns: AtomicU64,
 }
 
 impl Bucket {
-    /// Takes `units` at `now_ns`; from when on they may be used.
+    /// Takes `units` at `now_ns`; returns the time from which they may be used.
     pub(super) fn take(&self, rate: Rate, units: u64, now_ns: u64) -> u64 {
         let (cost, burst) = (rate.ns(units), rate.ns(rate.burst).max(LEAST_NS));
         let begin = |full: u64| full.max(now_ns.saturating_sub(burst));
@@ -62,13 +65,13 @@ impl Bucket {
         begin(before)
     }
 
-    /// From when on units may be used that are taken now.
+    /// The time from which units taken now could be used.
     pub(super) fn next(&self, rate: Rate, now_ns: u64) -> u64 {
         let burst = rate.ns(rate.burst).max(LEAST_NS);
         self.full_ns.load(Ordering::Relaxed).max(now_ns.saturating_sub(burst))
     }
 
-    /// Gives up what was taken in advance: the rate has changed.
+    /// Forgets units taken in advance, after a change of the rate.
     pub(super) fn forgive(&self, now_ns: u64) {
         self.full_ns.fetch_min(now_ns, Ordering::Relaxed);
     }
@@ -85,7 +88,7 @@ mod tests {
         let now = 50_000_000;
         let begins: Vec<u64> = (0..6).map(|_| bucket.take(rate, 1, now).max(now) - now).collect();
         assert_eq!(begins, [0, 0, 0, 0, 10_000_000, 20_000_000]);
-        // Without a burst, who wakes up late catches up.
+        // Without a burst, a request that wakes up late catches up.
         let (bucket, rate) = (Bucket::default(), Rate::per_second(1000));
         bucket.take(rate, 1, now);
         let turns: Vec<u64> = (0..3).map(|_| bucket.take(rate, 1, now + 7_000_000)).collect();
@@ -93,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_costs_more_than_the_bucket_holds_is_paid_for_by_those_behind_it() {
+    fn a_request_that_costs_more_than_the_bucket_holds_delays_those_behind_it() {
         let (bucket, rate) = (Bucket::default(), Rate { per_second: 1 << 20, burst: 4096 });
         let now = 1_000_000_000;
         assert!(bucket.take(rate, 1 << 20, now) <= now);
@@ -124,14 +127,14 @@ mod tests {
             let (mut now, mut begun) = (1_000_000_000_000u64, Vec::new());
             for (pause, units) in requests {
                 now += pause;
-                // Whoever has to wait does.
+                // The request waits for its turn.
                 now = now.max(bucket.take(rate, units, now));
                 begun.push((now, units));
             }
             for from in 0..begun.len() {
                 let mut sum = 0u128;
                 for to in from..begun.len() {
-                    // The last may cost what it likes: it is paid for afterwards.
+                    // The cost of the last request has no limit: later ones wait for it.
                     let window = u128::from(begun[to].0 - begun[from].0);
                     let allowed = held + window * u128::from(per_second);
                     prop_assert!(sum * NS_PER_SECOND <= allowed + NS_PER_SECOND, "{sum} units from {from} to {to}");

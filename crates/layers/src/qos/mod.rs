@@ -1,24 +1,27 @@
-//! Quality of service: how many requests and bytes a second a device takes, or a group of devices together.
+//! Quality of service: limits of requests and bytes a second, for a device or a group of devices.
 //!
 //! ```text
 //!   submit ─► nothing is limited: the child's own future
-//!             else ─► the channel's line: one at a time asks every bucket for its turn ─► child
+//!             else ─► the channel's line: the first takes a turn of every bucket ─► child
 //! ```
 //!
-//! Requests of a channel begin in the order in which they came. Only the first of the line has taken its turn, so limits
-//! that change (from a control thread, at any time) hold at once for all that wait. Buckets are shared by all cores,
-//! and those of a group by all its devices. As in QEMU's throttling discards and written zeroes count as writes of
-//! their length, and a flush counts nothing: it is how a client makes sure, not how it makes load.
+//! Requests of a channel begin in the order of their submission. Only the first in the line has
+//! taken its turn. So a change of the limits, which a control thread may make at any time, applies
+//! at once to all waiting requests. All cores share the buckets, and all devices of a group share
+//! the group's. As in QEMU's throttling, discards and write-zeroes count as writes of their length.
+//! A flush counts nothing: it makes data durable and is no load of its own.
 //!
-//! A device of a group may have a *floor*: what it gets of the group's limits, whatever the others take. Its requests within
-//! the floor do not wait for the group's turn; they take it all the same, so the others pay, and the group's limits hold.
+//! A device of a group may have a *guaranteed minimum*: a share of the group's limits that it can
+//! always use. Its requests within that share do not wait for the group's turn. They still take the
+//! turn, so the other devices wait longer, and the group's limits hold.
 
 mod bucket;
 
 pub use bucket::Rate;
 
 use block::{
-    Channel, Device, DeviceError, IoFuture, IoResult, Limits as DeviceLimits, MemoryRegion, Op, Request,
+    Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits as DeviceLimits, MemoryRegion,
+    Op, Request,
 };
 use bucket::Bucket;
 use reactor::{Core, Permits};
@@ -27,19 +30,19 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The longest sleep until somebody who waits looks whether the limits have changed.
+/// Longest sleep of a waiting request before it checks whether the limits have changed.
 const LOOK_NS: u64 = 20_000_000;
 
-/// What a device, or a group, may take. All of them hold at the same time.
+/// The limits of a device or a group. All of them apply at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Requests of every kind but flushes.
+    /// All requests except flushes.
     pub iops: Rate,
     /// Reads.
     pub read_iops: Rate,
-    /// Writes, discards and written zeroes.
+    /// Writes, discards and write-zeroes.
     pub write_iops: Rate,
-    /// Bytes of all of them.
+    /// Bytes of all requests.
     pub bandwidth: Rate,
     /// Bytes that are read.
     pub read_bandwidth: Rate,
@@ -47,7 +50,7 @@ pub struct Limits {
     pub write_bandwidth: Rate,
 }
 
-/// How many limits there are.
+/// Number of limits.
 const LIMITS: usize = 6;
 
 impl Limits {
@@ -62,7 +65,7 @@ impl Limits {
     }
 }
 
-/// What a request costs of each of [`Limits::list`].
+/// The cost of a request for each of [`Limits::list`].
 fn costs(req: &Request<'_>) -> [u64; LIMITS] {
     match req.op {
         Op::Read => [1, 1, 0, req.len, req.len, 0],
@@ -70,12 +73,12 @@ fn costs(req: &Request<'_>) -> [u64; LIMITS] {
     }
 }
 
-/// Limits, and what has been taken of them. Shared by the cores of a device, and by the devices of a group.
+/// Limits and their use. Shared by the cores of a device, and by the devices of a group.
 #[derive(Debug, Default)]
 pub struct Throttle {
     /// Grows with every change of the limits.
     generation: AtomicU64,
-    /// The last change for which the buckets were emptied of what was taken in advance.
+    /// The last change for which the buckets forgot units taken in advance.
     forgiven: AtomicU64,
     limits: Mutex<Limits>,
     buckets: [Bucket; LIMITS],
@@ -84,7 +87,7 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// With these limits, from now on.
+    /// A throttle with these limits.
     pub fn new(limits: Limits) -> Throttle {
         Throttle { limits: Mutex::new(limits), generation: AtomicU64::new(1), ..Throttle::default() }
     }
@@ -94,19 +97,19 @@ impl Throttle {
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the limits, for all that wait too.
+    /// Changes the limits, also for waiting requests.
     pub fn set(&self, limits: Limits) {
         let mut own = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         *own = limits;
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// How many requests have waited, and for how long together, in nanoseconds.
+    /// Number of requests that have waited, and the sum of their waits in nanoseconds.
     pub fn waited(&self) -> (u64, u64) {
         (self.waited.load(Ordering::Relaxed), self.waited_ns.load(Ordering::Relaxed))
     }
 
-    /// What was taken at the old rates is not paid for at the new ones.
+    /// Forgets, once for each change, units taken in advance at the old rates.
     fn forgive(&self, generation: u64, now_ns: u64) {
         if self.forgiven.fetch_max(generation, Ordering::Relaxed) < generation {
             self.buckets.iter().for_each(|bucket| bucket.forgive(now_ns));
@@ -119,7 +122,7 @@ impl Throttle {
     }
 }
 
-/// A device that takes no more than it may.
+/// A device with limits.
 pub struct Qos {
     name: String,
     child: Arc<dyn Device>,
@@ -128,13 +131,13 @@ pub struct Qos {
 }
 
 impl Qos {
-    /// `child`, which takes what every one of `throttles` allows: its own, that of its group, …
+    /// Limits `child` by all of `throttles`: its own first, then that of its group, …
     pub fn new(child: Arc<dyn Device>, throttles: Vec<Arc<Throttle>>) -> Qos {
         Qos { name: format!("qos({})", child.name()), child, throttles, floor: None }
     }
 
-    /// The same, with what it gets of all throttles but the first whatever others take of them. A floor without limits is
-    /// none.
+    /// The same with a guaranteed minimum of all throttles except the first. A minimum without
+    /// limits has no effect.
     pub fn with_floor(self, floor: Arc<Throttle>) -> Qos {
         Qos { floor: Some(floor), ..self }
     }
@@ -172,9 +175,13 @@ impl Device for Qos {
     fn unmap_region(&self, region: &MemoryRegion) {
         self.child.unmap_region(region);
     }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::new(&self.name, "requests that the kernel serves would not be limited"))
+    }
 }
 
-/// A throttle, and what a channel knows of its limits.
+/// A throttle, and a channel's copy of its limits.
 struct View {
     throttle: Arc<Throttle>,
     generation: Cell<u64>,
@@ -188,7 +195,7 @@ impl View {
         View { throttle, generation: Cell::new(0), rates: Cell::new(nothing), is_unlimited: Cell::new(true) }
     }
 
-    /// Whether the limits have changed since this was asked last.
+    /// Updates the copy; returns whether the limits have changed since the last call.
     #[inline]
     fn update(&self, now_ns: impl FnOnce() -> u64) -> bool {
         let generation = self.throttle.generation.load(Ordering::Acquire);
@@ -203,17 +210,17 @@ impl View {
         true
     }
 
-    /// Takes a turn of every limit; when the last of them comes.
+    /// Takes a turn of every limit; returns the time of the last one.
     fn take(&self, costs: [u64; LIMITS], now_ns: u64) -> u64 {
         self.limits(costs).map(|(bucket, rate, units)| bucket.take(rate, units, now_ns)).max().unwrap_or(0)
     }
 
-    /// When turns that were taken now would come, of the limits that there are.
+    /// The time of the last turn if they were taken now; `None` without a limit.
     fn next(&self, costs: [u64; LIMITS], now_ns: u64) -> Option<u64> {
         self.limits(costs).map(|(bucket, rate, _)| bucket.next(rate, now_ns)).max()
     }
 
-    /// The limits that there are for what costs something, and how much that is.
+    /// The limits that apply to a request with these costs, each with its cost.
     #[inline]
     fn limits(&self, costs: [u64; LIMITS]) -> impl Iterator<Item = (&Bucket, Rate, u64)> {
         let limits = self.throttle.buckets.iter().zip(self.rates.get()).zip(costs);
@@ -227,7 +234,7 @@ struct QosChannel {
     device: Arc<dyn Device>,
     throttles: Vec<View>,
     floor: Option<View>,
-    /// Who is first has this.
+    /// The first request in the line holds the only permit.
     line: Permits,
     core: Core,
 }
@@ -236,7 +243,7 @@ impl QosChannel {
     /// Whether the limits of any throttle have changed.
     #[inline]
     fn update(&self) -> bool {
-        // Every one of them has to look.
+        // Every view must update its copy.
         let views = self.throttles.iter().chain(&self.floor);
         views.fold(false, |changed, view| view.update(|| self.core.now_ns()) | changed)
     }
@@ -247,7 +254,7 @@ impl QosChannel {
     }
 
     async fn carry_out(&self, req: &Request<'_>, offset: u64) -> IoResult {
-        // One that the device refuses costs nothing: it may ask for more bytes than there are.
+        // A request that the device refuses costs nothing: its length may be any number.
         self.device.limits().check(req, offset)?;
         self.line.acquire(1).await;
         self.wait(costs(req)).await;
@@ -255,7 +262,7 @@ impl QosChannel {
         self.child.submit(req, offset).await
     }
 
-    /// Waits for the turn of the first in the line.
+    /// Waits for the turn of the first request in the line.
     async fn wait(&self, costs: [u64; LIMITS]) {
         let begin_ns = self.core.now_ns();
         let mut now_ns = begin_ns;

@@ -1,4 +1,4 @@
-//! Limits, in virtual time and in real.
+//! Limits, in virtual time and in real time.
 
 use super::*;
 use block::{Flags, IoError};
@@ -9,6 +9,7 @@ use reactor::{CoreConfig, Cores};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::Poll;
+use std::time::Duration;
 
 const MS: u64 = 1_000_000;
 
@@ -22,7 +23,7 @@ fn iops(per_second: u64) -> Limits {
     Limits { iops: Rate::per_second(per_second), ..Limits::default() }
 }
 
-/// Nanoseconds that so many requests take that are there at once.
+/// Nanoseconds that `requests` requests take if submitted at once.
 async fn time_of(channel: &dyn Channel, requests: usize, req: &Request<'_>) -> u64 {
     let begin = reactor::current().now_ns();
     let mut running: Vec<_> = (0..requests).map(|_| channel.submit(req, 0)).collect();
@@ -44,9 +45,19 @@ async fn time_of(channel: &dyn Channel, requests: usize, req: &Request<'_>) -> u
 fn it_passes_the_suite_without_limits_and_with_some() {
     let mem = || Arc::new(MemDevice::new(&Options::new(64 << 20)).unwrap());
     Suite::new(Arc::new(Qos::new(mem(), vec![]))).run();
-    let throttle = Arc::new(Throttle::new(Limits { bandwidth: Rate::per_second(1 << 30), ..iops(100_000) }));
-    Suite::new(Arc::new(Qos::new(mem(), vec![throttle.clone()]))).run();
-    assert!(throttle.waited().0 > 0);
+    // A rate that makes requests wait on the slowest machine, until the first of them has waited.
+    let throttle = Arc::new(Throttle::new(iops(10)));
+    let (raise, slow) = (throttle.clone(), Arc::new(Qos::new(mem(), vec![throttle])));
+    let ended = Arc::downgrade(&slow);
+    let raised = std::thread::spawn(move || {
+        while raise.waited().0 == 0 && ended.strong_count() > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        raise.set(Limits { bandwidth: Rate::per_second(1 << 30), ..iops(100_000) });
+        raise.waited().0 > 0
+    });
+    Suite::new(slow).run();
+    assert!(raised.join().unwrap());
 }
 
 #[test]
@@ -130,13 +141,13 @@ fn devices_of_a_group_share_its_limit_and_keep_their_own() {
         });
         let zero = Request::write_zeroes(512, Flags::NONE);
         let took = time_of(&*fast, 100, &zero).await;
-        // Its own hundred take 99 ms, and what the other takes comes on top.
+        // Its own hundred take 99 ms, and the other device's requests come on top.
         assert!((100 * MS..=104 * MS).contains(&took), "{took} ns");
     });
 }
 
 #[test]
-fn a_floor_is_kept_whatever_the_others_of_the_group_take_and_the_group_keeps_its_limit() {
+fn a_guaranteed_minimum_holds_under_load_and_the_group_keeps_its_limit() {
     reactor::run_simulated(1, |_| async {
         let group = Arc::new(Throttle::new(iops(1000)));
         let null = Arc::new(NullDevice::new(&NullOptions::new(1 << 30)).unwrap());
@@ -151,7 +162,8 @@ fn a_floor_is_kept_whatever_the_others_of_the_group_take_and_the_group_keeps_its
         for channel in [&greedy, &floored] {
             channel.submit(&Request::write_zeroes(512, Flags::NONE), 0).await.unwrap();
         }
-        // Many channels of the greedy one would starve the other: here it simply has taken far ahead.
+        // Many channels of the greedy device would starve the other. Here the greedy device has
+        // taken units far in advance.
         group.buckets[0].take(Rate::per_second(1000), 5000, core.now_ns());
         let count = taken.clone();
         core.spawn(async move {
@@ -198,7 +210,7 @@ fn cores_share_the_limits() {
         }
     });
     let took = begin.elapsed().as_millis();
-    // 20 of them and the first are the bucket's.
+    // The bucket admits the first and 20 more at once.
     assert!(took >= (2 * REQUESTS as u128 - 21) / 2, "{took} ms");
 }
 
@@ -213,15 +225,15 @@ fn errors_of_the_child_pass_and_do_not_hold_the_line_up() {
     });
 }
 
-/// In real time, where who waits wakes up late.
+/// In real time, in which waiting requests wake up late.
 #[test]
-fn the_rate_is_what_was_asked_for() {
+fn the_rate_is_the_configured_one() {
     reactor::run(async {
         let (_, qos) = qos(iops(2000));
         let channel = qos.open_channel().unwrap();
         let zero = Request::write_zeroes(512, Flags::NONE);
         let took = time_of(&*channel, 1000, &zero).await;
-        // 20 of them are the bucket's; a busy machine may be late at the end, not all the way.
+        // The bucket admits 20 at once. A busy machine may be late at the end, not all the way.
         assert!((489 * MS..700 * MS).contains(&took), "{took} ns");
     });
 }

@@ -1,13 +1,15 @@
-//! Counters and latency of everything that passes.
+//! Counters and latency of requests.
 //!
-//! Each channel counts in words of its own that only its core writes; a control thread reads them whenever
-//! it likes and adds them up. No lock, no shared cache line on the data path.
+//! Each channel has its own counters, which only its core writes. Control threads read them at any
+//! time and add them up. The data path takes no lock and shares no cache line.
 
 mod histogram;
 
 pub use histogram::Histogram;
 
-use block::{Channel, Device, DeviceError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request};
+use block::{
+    Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op, Request,
+};
 use histogram::Buckets;
 use reactor::Core;
 use std::cell::Cell;
@@ -20,32 +22,33 @@ pub struct Stats {
     name: String,
     child: Arc<dyn Device>,
     book: Arc<Book>,
-    /// Of so many requests one is timed.
+    /// One request in this many is timed.
     every: u32,
 }
 
 impl Stats {
-    /// Counts what goes to `child`.
+    /// Counts and times all requests to `child`.
     pub fn new(child: Arc<dyn Device>) -> Stats {
         Stats { name: format!("stats({})", child.name()), child, book: Arc::default(), every: 1 }
     }
 
-    /// As [`Stats::new`], for a few instructions a request: of `every` requests one is timed, and its errors are counted;
-    /// the others count as ended well when they are submitted. It has its child's name: nobody is to notice it.
+    /// As [`Stats::new`], at a cost of a few instructions a request. One request in `every` is
+    /// timed, and its error counted; the others count as successful when they are submitted. The
+    /// layer has its child's name.
     ///
     /// # Panics
-    /// When `every` is 0.
+    /// If `every` is 0.
     pub fn sampled(child: Arc<dyn Device>, every: u32) -> Stats {
         assert!(every > 0, "of no requests none can be timed");
         Stats { name: child.name().to_owned(), child, book: Arc::default(), every }
     }
 
-    /// Of so many requests one is timed.
+    /// One request in this many is timed.
     pub fn every(&self) -> u32 {
         self.every
     }
 
-    /// What all channels have counted so far, those that are closed included.
+    /// The counters of all channels so far, including closed ones.
     pub fn snapshot(&self) -> Snapshot {
         self.book.snapshot()
     }
@@ -85,38 +88,42 @@ impl Device for Stats {
     fn unmap_region(&self, region: &MemoryRegion) {
         self.child.unmap_region(region);
     }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::new(&self.name, "requests that the kernel serves would not be counted"))
+    }
 }
 
-/// What was counted, all channels together.
+/// The counters of all channels, added up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     ops: [OpSnapshot; Op::ALL.len()],
 }
 
-/// What was counted for one operation.
+/// The counters of one operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpSnapshot {
-    /// Requests that were submitted.
+    /// Requests submitted.
     pub submitted: u64,
-    /// Requests that have ended, well or not.
+    /// Requests completed, with or without an error.
     pub completed: u64,
-    /// Requests that ended with an error.
+    /// Requests completed with an error.
     pub errors: u64,
-    /// Bytes of the requests that ended well.
+    /// Bytes of the requests completed without an error.
     pub bytes: u64,
-    /// From submission to completion, in nanoseconds, of the requests that have ended.
+    /// Nanoseconds from submission to completion.
     pub latency_ns: Histogram,
 }
 
 impl Snapshot {
-    /// The part of `op`.
+    /// The counters of `op`.
     pub fn of(&self, op: Op) -> &OpSnapshot {
         &self.ops[op as usize]
     }
 
-    /// Requests that are on their way.
+    /// Requests in flight.
     pub fn in_flight(&self) -> u64 {
-        // Read while the counters run: a request's end may be seen before its start.
+        // The counters change while they are read: a request's end may be counted before its start.
         self.ops.iter().map(|op| op.submitted.saturating_sub(op.completed)).sum()
     }
 
@@ -131,8 +138,7 @@ impl Snapshot {
     }
 }
 
-/// The channels' counters, for whoever adds them up. Locked by control threads and by channels that open or
-/// close.
+/// The counters of all channels. Locked by control threads and by channels that open or close.
 #[derive(Default)]
 pub(crate) struct Book(Mutex<Pages>);
 
@@ -143,7 +149,7 @@ struct Pages {
 }
 
 impl Book {
-    /// What all channels have counted so far, those that are closed included.
+    /// The counters of all channels so far, including closed ones.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let book = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         book.open.iter().fold(book.closed.clone(), |mut sum, counters| {
@@ -170,13 +176,13 @@ impl Book {
 pub(crate) struct Counters([OpCounters; Op::ALL.len()]);
 
 impl Counters {
-    /// A request begins.
+    /// Counts the start of a request.
     #[inline]
     pub(crate) fn begin(&self, op: Op) {
         self.0[op as usize].submitted.add(1);
     }
 
-    /// A request of `len` bytes has ended.
+    /// Counts the end of a request of `len` bytes.
     #[inline]
     pub(crate) fn end(&self, op: Op, len: u64, latency_ns: u64, result: IoResult) {
         let counters = &self.0[op as usize];
@@ -188,13 +194,13 @@ impl Counters {
         counters.completed.add(1);
     }
 
-    /// Requests that have begun and not ended. Exact on the channel's core.
+    /// Requests in flight. Exact on the channel's core.
     pub(crate) fn in_flight(&self) -> u64 {
         self.0.iter().map(|op| op.submitted.get() - op.completed.get()).sum()
     }
 }
 
-/// On cache lines of its own: the core that writes it is not the one that reads its neighbours.
+/// On cache lines of its own, because another core uses the neighbouring counters.
 #[derive(Default)]
 #[repr(align(128))]
 struct OpCounters {

@@ -1,16 +1,16 @@
-//! NVMe in-band authentication: the two commands that carry it, and the messages of DH-HMAC-CHAP, both sides.
+//! NVMe in-band authentication: its two commands, and the messages of DH-HMAC-CHAP of both sides.
 //!
 //! ```text
 //!   host                                       controller
-//!     Send     Negotiate  ──────────────────────►            which hashes and groups the host knows
-//!     Receive             ◄────────────────────── Challenge  the ones that are used, C1, the controller's DH value
-//!     Send     Reply      ──────────────────────►            the response to C1, the host's DH value, perhaps C2
-//!     Receive             ◄────────────────────── Success1   the response to C2, if there was one
-//!     Send     Success2   ──────────────────────►            only if there was
+//!     Send     Negotiate  ──────────────────────►            hashes and groups of the host
+//!     Receive             ◄────────────────────── Challenge  the chosen ones, C1, the controller's DH value
+//!     Send     Reply      ──────────────────────►            the response to C1, the host's DH value, optionally C2
+//!     Receive             ◄────────────────────── Success1   the response to C2, if any
+//!     Send     Success2   ──────────────────────►            only with C2
 //! ```
 //!
-//! Whoever cannot go on says Failure1 (the controller) or Failure2 (the host) instead, and the connection ends. What
-//! the values are made of is for the crate `nvme-auth`; here is only their layout.
+//! On an error the controller sends Failure1 or the host Failure2 instead, and the connection ends.
+//! This module has only the layout; the crate `nvme-auth` computes the values.
 //!
 //! Source: Base Specification 2.0, 6.1 and 6.2 (the commands), 8.13.3 to 8.13.5 (the messages).
 
@@ -18,29 +18,30 @@ use super::FabricsType;
 use crate::entry::{Sgl, SubmissionEntry};
 use crate::wire::{put, u16_at, u32_at};
 
-/// SECP: the security protocol that in-band authentication is.
+/// SECP: the security protocol number of in-band authentication.
 const SECURITY_PROTOCOL: u32 = 0xe9;
 /// SPSP0 and SPSP1, both 1.
 const SECURITY_SPECIFIC: u32 = 0x0101;
-/// What every message starts with: type, identifier, transaction, and what differs.
+/// Bytes of the header of every message: type, identifier, transaction, and two fields that depend
+/// on the message.
 const HEADER_BYTES: usize = 8;
 /// Bytes of a challenge, a reply or a success before the values.
 const FIXED_BYTES: usize = 16;
 /// Bytes of one protocol descriptor of a negotiation.
 const PROTOCOL_BYTES: usize = 64;
-/// Hashes, and groups, that a descriptor has places for.
+/// Limit of hashes, and of groups, of a descriptor.
 const MAX_IDS: usize = 30;
 /// AUTHID of DH-HMAC-CHAP.
 const DH_HMAC_CHAP: u8 = 1;
-/// Most bytes of any message: a negotiation of 255 protocols.
+/// Limit of bytes of any message: a negotiation of 255 protocols.
 pub const MAX_MESSAGE_BYTES: usize = HEADER_BYTES + 255 * PROTOCOL_BYTES;
 
-/// AUTH_TYPE of messages that every protocol has.
+/// AUTH_TYPE of messages common to all protocols.
 const COMMON: u8 = 0;
 /// AUTH_TYPE of those of DH-HMAC-CHAP.
 const CHAP: u8 = 1;
 
-/// How many bytes a Send has (TL), or a Receive has room for (AL); `None` for another security protocol.
+/// Bytes of a Send (TL), or of the buffer of a Receive (AL); `None` for another security protocol.
 pub const fn parse_len(cdw: &[u32; 6]) -> Option<u32> {
     match cdw[0] == SECURITY_PROTOCOL << 24 | SECURITY_SPECIFIC << 8 {
         true => Some(cdw[1]),
@@ -48,12 +49,12 @@ pub const fn parse_len(cdw: &[u32; 6]) -> Option<u32> {
     }
 }
 
-/// Authentication Send: the entry for a message of `len` bytes where `sgl` says.
+/// Authentication Send: the entry for a message of `len` bytes that `sgl` describes.
 pub const fn send(command_id: u16, len: u32, sgl: Sgl) -> SubmissionEntry {
     FabricsType::AuthenticationSend.entry(command_id, sgl, dwords(len))
 }
 
-/// Authentication Receive: the entry that asks for a message of up to `len` bytes.
+/// Authentication Receive: the entry that receives a message of up to `len` bytes.
 pub const fn receive(command_id: u16, len: u32) -> SubmissionEntry {
     FabricsType::AuthenticationReceive.entry(command_id, Sgl::Transport { len }, dwords(len))
 }
@@ -62,7 +63,7 @@ const fn dwords(len: u32) -> [u32; 6] {
     [SECURITY_PROTOCOL << 24 | SECURITY_SPECIFIC << 8, len, 0, 0, 0, 0]
 }
 
-/// A list of identifiers: what each is called, its number, how many bytes its values have, its name.
+/// A list of identifiers: variant, number, bytes of its values, name.
 macro_rules! identifiers {
     ($(#[$doc:meta])* $kind:ident { $($(#[$of:meta])* $name:ident = $id:literal, $bytes:literal, $text:literal;)* }) => {
         $(#[$doc])*
@@ -91,7 +92,7 @@ macro_rules! identifiers {
                 }
             }
 
-            /// Its name, as nvme-cli and nvmet have it.
+            /// Its name in nvme-cli and nvmet.
             pub const fn name(self) -> &'static str {
                 match self {
                     $($kind::$name => $text,)*
@@ -137,35 +138,35 @@ identifiers! {
     }
 }
 
-/// Why somebody cannot go on (Base 8.13.4.2, reason code explanation).
+/// Why an authentication failed (Base 8.13.4.2, reason code explanation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[repr(u8)]
 pub enum Failure {
-    /// The response is not that of who knows the secret.
+    /// The response is wrong.
     #[error("authentication failed")]
     Failed = 1,
-    /// No protocol that both know.
+    /// The sides have no protocol in common.
     #[error("no usable authentication protocol")]
     Protocol = 2,
-    /// The one wants a secure channel of it and the other does not.
+    /// Only one side wants a secure channel.
     #[error("secure channel concatenation mismatch")]
     SecureChannel = 3,
-    /// No hash that both know.
+    /// The sides have no hash in common.
     #[error("no usable hash function")]
     Hash = 4,
-    /// No group that both know, or a value that is none of its.
+    /// The sides have no group in common, or a value is not of the group.
     #[error("no usable DH group")]
     Group = 5,
-    /// A message whose fields make no sense.
+    /// A message has invalid fields.
     #[error("incorrect payload")]
     Payload = 6,
-    /// A message that cannot come now.
+    /// A message is not allowed in this state.
     #[error("incorrect protocol message")]
     Message = 7,
 }
 
 impl Failure {
-    /// The one with this code; whatever is not known is [`Failure::Failed`].
+    /// The failure with this code; [`Failure::Failed`] for unknown codes.
     const fn of(code: u8) -> Failure {
         match code {
             2 => Failure::Protocol,
@@ -182,13 +183,13 @@ impl Failure {
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// T_ID: which transaction it belongs to; the host numbers them.
+    /// T_ID: the transaction, numbered by the host.
     pub transaction: u16,
-    /// What it says.
+    /// The content.
     pub body: Body<'a>,
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body<'a> {
     /// AUTH_Negotiate.
@@ -207,23 +208,23 @@ pub enum Body<'a> {
     Failure2(Failure),
 }
 
-/// What a host knows.
+/// The hashes and groups of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Negotiate {
-    /// SC_C: what secure channel shall come of it; 0 for none.
+    /// SC_C: kind of secure channel that follows; 0 for none.
     pub secure_channel: u8,
-    /// Hashes that are known here, as the host prefers them.
+    /// The known ones of the host's hashes, in its order of preference.
     pub hashes: Vec<Hash>,
-    /// Groups likewise.
+    /// The known ones of the host's groups, likewise.
     pub groups: Vec<Group>,
 }
 
-/// What a controller asks of a host.
+/// The challenge of a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Challenge<'a> {
-    /// The hash that is used.
+    /// The chosen hash.
     pub hash: Hash,
-    /// The group that is used.
+    /// The chosen group.
     pub group: Group,
     /// S1.
     pub sequence: u32,
@@ -233,12 +234,12 @@ pub struct Challenge<'a> {
     pub public: &'a [u8],
 }
 
-/// What a host answers.
+/// The reply of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply<'a> {
-    /// S2; 0 when the controller shall not authenticate itself.
+    /// S2; 0 if the controller need not authenticate itself.
     pub sequence: u32,
-    /// R1. The next field is as long, if it is there.
+    /// R1. C2, if present, has the same length.
     pub response: &'a [u8],
     /// C2.
     pub challenge: Option<&'a [u8]>,
@@ -246,12 +247,12 @@ pub struct Reply<'a> {
     pub public: &'a [u8],
 }
 
-/// That the controller is content, and its own proof.
+/// The controller's acceptance of the host, and its own proof.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Success1<'a> {
     /// Bytes of the hash.
     pub hash_bytes: u8,
-    /// R2, if the host has asked for it.
+    /// R2, if the host sent C2.
     pub response: Option<&'a [u8]>,
 }
 
@@ -266,17 +267,17 @@ mod id {
     pub(super) const FAILURE1: u8 = 0xf1;
 }
 
-/// T_ID of what may be no message otherwise, for the answer that says so.
+/// T_ID of a message that may be invalid otherwise, for the answer to it.
 pub fn transaction(bytes: &[u8]) -> Option<u16> {
     (bytes.len() >= HEADER_BYTES).then(|| u16_at(bytes, 4))
 }
 
 impl<'a> Message<'a> {
-    /// Reads a message from the start of `bytes`; returns also how many of them it takes. Linux fills what it sends up
-    /// with zeroes.
+    /// Parses a message at the start of `bytes`; also returns its length. Linux pads the data that
+    /// it sends with zeroes.
     ///
     /// # Errors
-    /// What to answer to something that is none.
+    /// The reason to send back if the message is invalid.
     pub fn parse(bytes: &'a [u8]) -> Result<(Message<'a>, usize), Failure> {
         let transaction = transaction(bytes).ok_or(Failure::Payload)?;
         let fixed = || bytes.first_chunk::<FIXED_BYTES>().ok_or(Failure::Payload);
@@ -293,10 +294,10 @@ impl<'a> Message<'a> {
         Ok((Message { transaction, body }, len))
     }
 
-    /// Writes the message.
+    /// Encodes the message.
     ///
     /// # Panics
-    /// With values that are longer than their fields can say.
+    /// If a value is longer than its length field allows.
     pub fn encode(&self) -> Vec<u8> {
         let header = |kind: u8, id: u8| {
             let mut bytes = vec![kind, id, 0, 0, 0, 0, 0, 0];
@@ -305,7 +306,7 @@ impl<'a> Message<'a> {
         };
         let failure = |id: u8, failure: Failure| {
             let mut bytes = header(COMMON, id);
-            bytes[6] = 1; // the only reason code there is
+            bytes[6] = 1; // the only reason code
             bytes[7] = failure as u8;
             bytes
         };
@@ -326,7 +327,7 @@ impl<'a> Message<'a> {
 }
 
 impl Negotiate {
-    /// Of several protocols the first that is DH-HMAC-CHAP counts.
+    /// Parses the first protocol that is DH-HMAC-CHAP.
     fn parse(bytes: &[u8]) -> Result<(Body<'_>, usize), Failure> {
         let len = HEADER_BYTES + usize::from(bytes[7]) * PROTOCOL_BYTES;
         let protocols = bytes.get(HEADER_BYTES..len).ok_or(Failure::Payload)?;
@@ -387,7 +388,7 @@ impl<'a> Challenge<'a> {
 }
 
 impl<'a> Reply<'a> {
-    /// The place of C2 is there whether it is used or not.
+    /// C2 has its place in the message even if it is not used.
     fn parse(fixed: &[u8; FIXED_BYTES], rest: &'a [u8]) -> Result<(Body<'a>, usize), Failure> {
         let hash_bytes = usize::from(fixed[6]);
         let (response, rest) = rest.split_at_checked(hash_bytes).ok_or(Failure::Payload)?;
@@ -419,7 +420,7 @@ impl<'a> Reply<'a> {
 }
 
 impl<'a> Success1<'a> {
-    /// Without a response Linux leaves out its place.
+    /// Without a response Linux omits its place.
     fn parse(fixed: &[u8; FIXED_BYTES], rest: &'a [u8]) -> Result<(Body<'a>, usize), Failure> {
         let hash_bytes = fixed[6];
         let response = match fixed[8] {
@@ -513,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_answered_with_what_is_wrong_about_it() {
+    fn an_invalid_message_is_refused_with_the_reason() {
         let good = negotiation().encode();
         let failure = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut bytes = good.clone();

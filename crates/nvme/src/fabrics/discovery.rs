@@ -1,4 +1,4 @@
-//! The discovery log page (Base 5.16.1.23): a header and one entry for every way to a subsystem.
+//! The discovery log page (Base 5.16.1.23): a header, and an entry for each path to a subsystem.
 
 use super::{ANY_CONTROLLER, Nqn, NqnError};
 use crate::wire::{put, put_text, text_at, u16_at, u64_at};
@@ -47,7 +47,7 @@ pub const FAMILY_IPV6: u8 = 2;
 pub const SUBTYPE_REFERRAL: u8 = 1;
 /// SUBTYPE of a subsystem with namespaces.
 pub const SUBTYPE_NVM: u8 = 2;
-/// SUBTYPE of the discovery subsystem that is asked.
+/// SUBTYPE of the discovery subsystem itself.
 pub const SUBTYPE_THIS_DISCOVERY: u8 = 3;
 /// TREQ: a secure channel is required.
 pub const TREQ_REQUIRED: u8 = 1;
@@ -56,7 +56,7 @@ pub const SECURITY_TLS: u8 = 2;
 /// TREQ: a secure channel is not required.
 pub const TREQ_NOT_REQUIRED: u8 = 2;
 
-/// One way to a subsystem.
+/// A path to a subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiscoveryEntry {
     /// TRTYPE; [`TRANSPORT_TCP`].
@@ -71,11 +71,11 @@ pub struct DiscoveryEntry {
     pub port_id: u16,
     /// The controller, or [`ANY_CONTROLLER`].
     pub controller_id: u16,
-    /// Most entries of an admin queue.
+    /// Limit of entries of an admin queue.
     pub admin_entries: u16,
-    /// Where to connect to: a TCP port in decimal digits.
+    /// TCP port of the subsystem, in decimal digits.
     pub service: String,
-    /// Where to connect to: an IP address.
+    /// IP address of the subsystem.
     pub address: String,
     /// The subsystem.
     pub subsystem: Nqn,
@@ -104,7 +104,7 @@ impl DiscoveryEntry {
     /// Reads an entry.
     ///
     /// # Errors
-    /// When the subsystem's name is none.
+    /// If the subsystem's name is invalid.
     pub fn parse(bytes: &[u8; RECORD_BYTES]) -> Result<DiscoveryEntry, NqnError> {
         Ok(DiscoveryEntry {
             transport: bytes[0],
@@ -121,7 +121,7 @@ impl DiscoveryEntry {
         })
     }
 
-    /// Writes the entry. Address and port are ASCII, filled up with spaces.
+    /// Encodes the entry. Address and port are ASCII, padded with spaces.
     pub fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
         bytes[..4].copy_from_slice(&[self.transport, self.family, self.subtype, self.requirements]);
@@ -143,7 +143,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn an_entry_is_laid_out_as_the_specification_has_it() {
+    fn an_entry_has_the_layout_of_the_specification() {
         let name = Nqn::new("nqn.2014-08.org.example:disk").unwrap();
         let entry = DiscoveryEntry::tcp("[fe80::1]:4420".parse().unwrap(), name);
         let bytes = entry.encode();

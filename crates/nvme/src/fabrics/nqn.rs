@@ -1,28 +1,30 @@
-//! NVMe Qualified Names (Base 4.5): what subsystems and hosts are called.
+//! NVMe Qualified Names (Base 4.5), the names of subsystems and hosts.
 
 use crate::wire::put_text;
+use base::Uuid;
 
-/// Most bytes of a name.
+/// Limit of bytes of a name.
 pub const MAX_NQN: usize = 223;
-/// The name that every discovery subsystem answers to.
+/// The name of every discovery subsystem.
 pub const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// Names that are made from a UUID start with this.
+/// Prefix of names made from a UUID.
 pub const UUID_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
-/// A name: UTF-8, starts with `nqn.`, at most [`MAX_NQN`] bytes. Those of [`Nqn::of_any`] start as they like.
+/// A name: UTF-8, starts with `nqn.`, at most [`MAX_NQN`] bytes. Names of [`Nqn::of_any`] may have
+/// another start.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Nqn(Box<str>);
 
-/// Why something is not a name.
+/// Why a text is not a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NqnError {
-    /// It does not start with `nqn.`.
+    /// The text does not start with `nqn.`.
     #[error("an NVMe name starts with \"nqn.\"")]
     Prefix,
-    /// It is longer than [`MAX_NQN`], or the bytes of a field do not end.
+    /// The text is longer than [`MAX_NQN`], or has no end in its field.
     #[error("an NVMe name has at most {MAX_NQN} bytes")]
     Length,
-    /// It is not UTF-8, or holds control characters.
+    /// The text is not UTF-8, or contains control characters.
     #[error("an NVMe name is printable UTF-8")]
     Text,
 }
@@ -31,20 +33,20 @@ impl Nqn {
     /// Checks a name.
     ///
     /// # Errors
-    /// When it is none.
+    /// If the text is not a name.
     pub fn new(text: &str) -> Result<Nqn, NqnError> {
         Nqn::of_any(text).and_then(|name| if name.is_qualified() { Ok(name) } else { Err(NqnError::Prefix) })
     }
 
-    /// Whether it starts with `nqn.`, as the specification demands.
+    /// Whether it starts with `nqn.`, as the specification requires.
     pub fn is_qualified(&self) -> bool {
         self.0.starts_with("nqn.")
     }
 
-    /// Checks a name of a subsystem, which Linux lets be any text: `blktests-subsystem-0`.
+    /// Checks a name of a subsystem, for which Linux allows any text: `blktests-subsystem-0`.
     ///
     /// # Errors
-    /// When it is empty, too long, or not printable.
+    /// If it is empty, too long, or not printable.
     pub fn of_any(text: &str) -> Result<Nqn, NqnError> {
         if text.len() > MAX_NQN {
             return Err(NqnError::Length);
@@ -68,35 +70,28 @@ impl Nqn {
         &*self.0 == DISCOVERY
     }
 
-    /// The name of a host (or subsystem) that is known by a UUID.
+    /// The name of a host (or subsystem) with this UUID.
     pub fn of_uuid(uuid: &[u8; 16]) -> Nqn {
-        let mut text = String::from(UUID_PREFIX);
-        for (i, byte) in uuid.iter().enumerate() {
-            if matches!(i, 4 | 6 | 8 | 10) {
-                text.push('-');
-            }
-            text.push_str(&format!("{byte:02x}"));
-        }
-        Nqn(text.into())
+        Nqn(format!("{UUID_PREFIX}{}", Uuid(*uuid)).into())
     }
 
-    /// The name in a field: what stands before the first zero byte.
+    /// The name in a field, which ends before the first zero byte.
     ///
     /// # Errors
-    /// When it is none, or does not end in the field.
+    /// If it is not a name, or does not end in the field.
     pub fn parse_field(field: &[u8]) -> Result<Nqn, NqnError> {
         text_of_field(field).and_then(Nqn::new)
     }
 
-    /// As [`Nqn::parse_field`], of a subsystem: see [`Nqn::of_any`].
+    /// As [`Nqn::parse_field`], for a subsystem with any name ([`Nqn::of_any`]).
     ///
     /// # Errors
-    /// As there.
+    /// As [`Nqn::of_any`].
     pub fn parse_any_field(field: &[u8]) -> Result<Nqn, NqnError> {
         text_of_field(field).and_then(Nqn::of_any)
     }
 
-    /// Its text.
+    /// The text of the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -24,7 +24,7 @@ pub mod offset {
 pub struct PropertyGet {
     /// Bytes of the property: 4 or 8.
     pub bytes: u8,
-    /// Which property.
+    /// Offset of the property, from [`offset`].
     pub offset: u32,
 }
 
@@ -37,7 +37,7 @@ impl PropertyGet {
         }
     }
 
-    /// The entry. The value comes in the completion's result.
+    /// The entry. The completion's result has the value.
     pub const fn entry(&self, command_id: u16) -> SubmissionEntry {
         let cdw = [(self.bytes == 8) as u32, self.offset, 0, 0, 0, 0];
         FabricsType::PropertyGet.entry(command_id, Sgl::None, cdw)
@@ -49,9 +49,9 @@ impl PropertyGet {
 pub struct PropertySet {
     /// Bytes of the property: 4 or 8.
     pub bytes: u8,
-    /// Which property.
+    /// Offset of the property, from [`offset`].
     pub offset: u32,
-    /// The value; of 4 bytes the lower half counts.
+    /// The value; a property of 4 bytes has its lower half.
     pub value: u64,
 }
 
@@ -82,16 +82,16 @@ const fn size(attribute: u32) -> Option<u8> {
     }
 }
 
-/// CAP: what a controller can do. Of its fields those that mean something over fabrics.
+/// CAP: the capabilities of a controller. Only the fields that are used over fabrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// MQES: most entries of a queue, 2 to 65536.
+    /// MQES: limit of entries of a queue, 2 to 65536.
     pub max_entries: u32,
-    /// CQR: queues must be contiguous, which is what fabrics say.
+    /// CQR: queues must be contiguous; always set over fabrics.
     pub is_contiguous: bool,
     /// TO: how long CSTS.RDY may take, in milliseconds; a multiple of 500, up to 127500.
     pub ready_timeout_ms: u32,
-    /// CSS: bit 0 the NVM command set, bit 6 one or more command sets that Identify names, bit 7 none.
+    /// CSS: bit 0 is the NVM command set, bit 6 command sets that Identify names, bit 7 none.
     pub command_sets: u8,
     /// MPSMIN: smallest memory page in bytes, a power of two from 4096 on: the unit of MDTS.
     pub min_page_bytes: u32,
@@ -134,14 +134,14 @@ const fn page_exponent(bytes: u32) -> u64 {
     (bytes.trailing_zeros().saturating_sub(12) & 0xf) as u64
 }
 
-/// VS, and the VER field of Identify Controller: which version of the specification is meant.
+/// VS, and the VER field of Identify Controller: the version of the specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// Before the first point.
+    /// First number.
     pub major: u16,
-    /// Behind it.
+    /// Second number.
     pub minor: u8,
-    /// And behind the second.
+    /// Third number.
     pub tertiary: u8,
 }
 
@@ -162,10 +162,10 @@ impl Version {
     }
 }
 
-/// CC: what the host wants of the controller.
+/// CC: the controller's configuration by the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Configuration {
-    /// EN: be ready for commands; from 1 to 0 is a reset.
+    /// EN: the controller processes commands; a change from 1 to 0 is a reset.
     pub is_enabled: bool,
     /// CSS: 0 the NVM command set, 6 all that are supported.
     pub command_set: u8,
@@ -182,7 +182,7 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// What switches a controller on for the NVM command set.
+    /// Enables a controller with the NVM command set.
     pub const ENABLED: Configuration = Configuration {
         is_enabled: true,
         command_set: 0,
@@ -218,12 +218,12 @@ impl Configuration {
     }
 }
 
-/// CSTS: what has become of it.
+/// CSTS: the status of the controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControllerStatus {
-    /// RDY: commands are taken.
+    /// RDY: the controller accepts commands.
     pub is_ready: bool,
-    /// CFS: the controller failed for good, until it is reset.
+    /// CFS: the controller has failed and needs a reset.
     pub is_fatal: bool,
     /// SHST: 0 no shutdown, 1 under way, 2 complete.
     pub shutdown: u8,
@@ -279,7 +279,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_and_written_again_is_read_the_same(wide in any::<u64>(), value in any::<u32>()) {
+        fn properties_and_commands_survive_encoding(wide in any::<u64>(), value in any::<u32>()) {
             let cap = Capabilities::parse(wide);
             prop_assert_eq!(Capabilities::parse(cap.encode()), cap);
             let cc = Configuration::parse(value);

@@ -1,4 +1,4 @@
-//! Identify Controller as bytes: what a fabrics target says and what an initiator asks about.
+//! The structure of Identify Controller, which a target encodes and a host parses.
 
 use crate::fabrics::property::Version;
 use crate::fabrics::{Nqn, NqnError};
@@ -41,19 +41,19 @@ pub mod oaes {
 pub mod sgls {
     /// SGLs are supported, without alignment.
     pub const SUPPORTED: u32 = 1;
-    /// A keyed data block, which RDMA has.
+    /// The keyed data block descriptor, used by RDMA.
     pub const KEYED: u32 = 1 << 2;
     /// Data can lie at an offset of the capsule.
     pub const OFFSET: u32 = 1 << 20;
-    /// The transport data block descriptor, which NVMe/TCP lives on.
+    /// The transport data block descriptor, used by NVMe/TCP.
     pub const TRANSPORT: u32 = 1 << 21;
 }
 
 /// Bits of [`ControllerData::paths`] (CMIC).
 pub mod cmic {
-    /// The subsystem can have more ports than one.
+    /// The subsystem can have several ports.
     pub const PORTS: u8 = 1;
-    /// The subsystem can have more controllers than one.
+    /// The subsystem can have several controllers.
     pub const CONTROLLERS: u8 = 1 << 1;
     /// Asymmetric access is reported.
     pub const ASYMMETRIC_ACCESS: u8 = 1 << 3;
@@ -69,7 +69,7 @@ pub enum ControllerType {
     Io,
     /// With a discovery log.
     Discovery,
-    /// With neither.
+    /// Without namespaces and discovery log.
     Administrative,
 }
 
@@ -87,8 +87,8 @@ impl ControllerType {
 /// Bytes of the NQN field and where it is.
 const NQN: std::ops::Range<usize> = 768..1024;
 
-/// What Identify Controller says (Base 5.17.2.1), field by field. [`super::Controller`] is the short form for who
-/// only wants to read and write. Everything that is not here is 0.
+/// The fields of Identify Controller (Base 5.17.2.1). [`super::Controller`] is the short form for
+/// reads and writes. All other fields are 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControllerData {
     /// VID: PCI vendor.
@@ -103,17 +103,17 @@ pub struct ControllerData {
     pub firmware: String,
     /// RAB: arbitration burst, as exponent.
     pub arbitration_burst: u8,
-    /// IEEE: who made it, least significant byte first.
+    /// IEEE: OUI of the vendor, least significant byte first.
     pub ieee_oui: [u8; 3],
-    /// CMIC: more paths than one; [`cmic`].
+    /// CMIC: several paths; [`cmic`].
     pub paths: u8,
-    /// MDTS: longest transfer, as exponent over CAP.MPSMIN; 0 for any.
+    /// MDTS: longest transfer, as exponent over CAP.MPSMIN; 0: unlimited.
     pub max_transfer_exponent: u8,
     /// CNTLID.
     pub controller_id: u16,
     /// VER.
     pub version: u32,
-    /// OAES: events there are; [`oaes`].
+    /// OAES: supported events; [`oaes`].
     pub async_events: u32,
     /// CTRATT; [`ctratt`].
     pub attributes: u32,
@@ -121,13 +121,13 @@ pub struct ControllerData {
     pub controller_type: ControllerType,
     /// OACS: optional admin commands.
     pub admin_commands: u16,
-    /// ACL: most aborts at once, counted from 0.
+    /// ACL: limit of concurrent aborts, counted from 0.
     pub abort_limit: u8,
-    /// AERL: most asynchronous event requests at once, counted from 0.
+    /// AERL: limit of concurrent asynchronous event requests, counted from 0.
     pub async_event_limit: u8,
-    /// FRMW: firmware slots; bit 0 says that the first is read only, bits 3:1 how many there are.
+    /// FRMW: firmware slots; bit 0: the first is read-only; bits 3:1: number of slots.
     pub firmware_slots: u8,
-    /// LPA: bit 2 says that logs are read with offsets.
+    /// LPA: bit 2: logs can be read from an offset.
     pub log_attributes: u8,
     /// ELPE: entries of the error log, counted from 0.
     pub error_log_entries: u8,
@@ -135,17 +135,17 @@ pub struct ControllerData {
     pub keep_alive_granularity: u16,
     /// ANATT: longest transition between access states, in seconds.
     pub ana_transition_s: u8,
-    /// ANACAP: which access states there are.
+    /// ANACAP: supported access states.
     pub ana_capabilities: u8,
     /// ANAGRPMAX: largest group identifier.
     pub ana_group_max: u32,
-    /// NANAGRPID: how many groups.
+    /// NANAGRPID: number of groups.
     pub ana_groups: u32,
     /// SQES: required (3:0) and largest (7:4) submission entry as exponents; 0x66.
     pub submission_exponents: u8,
     /// CQES: likewise of completion entries; 0x44.
     pub completion_exponents: u8,
-    /// MAXCMD: most commands in flight on a queue.
+    /// MAXCMD: limit of commands in flight on a queue.
     pub max_commands: u16,
     /// NN: largest namespace identifier.
     pub namespaces: u32,
@@ -153,34 +153,35 @@ pub struct ControllerData {
     pub commands: u16,
     /// FUSES: bit 0 is compare and write.
     pub fused: u16,
-    /// VWC: bit 0 says that there is a volatile write cache; bits 2:1 are 3 when a flush may name all namespaces.
+    /// VWC: bit 0: the controller has a volatile write cache; bits 2:1 are 3 if a flush may name
+    /// all namespaces.
     pub volatile_cache: u8,
-    /// AWUN: blocks that are written as one whatever else is going on, counted from 0.
+    /// AWUN: blocks of the longest write that is atomic in normal operation, counted from 0.
     pub atomic_blocks: u16,
-    /// AWUPF: likewise over a power failure.
+    /// AWUPF: blocks of the longest write that is atomic at a power failure, counted from 0.
     pub atomic_power_fail_blocks: u16,
-    /// ACWU: likewise of a compare and write.
+    /// ACWU: blocks of the longest atomic compare and write, counted from 0.
     pub atomic_compare_blocks: u16,
     /// SGLS; [`sgls`].
     pub sgls: u32,
-    /// MNAN: most namespaces at a time; 0 for NN.
+    /// MNAN: limit of namespaces at a time; 0 for NN.
     pub max_allowed_namespaces: u32,
-    /// SUBNQN: the subsystem's name; empty where there is none.
+    /// SUBNQN: the subsystem's name; empty for none.
     pub subsystem: String,
     /// IOCCSZ: bytes of an I/O command capsule in units of 16; at least 4.
     pub command_capsule_units: u32,
     /// IORCSZ: bytes of an I/O response capsule in units of 16; at least 1.
     pub response_capsule_units: u32,
-    /// ICDOFF: where data in a capsule starts, behind the entry, in units of 16.
+    /// ICDOFF: start of the data in a capsule, after the entry, in units of 16.
     pub in_capsule_offset_units: u16,
-    /// FCATT: bit 0 says that controllers are static.
+    /// FCATT: bit 0: controllers are static.
     pub fabrics_attributes: u8,
-    /// MSDBD: most data descriptors of a command; 0 for any.
+    /// MSDBD: limit of data descriptors of a command; 0: unlimited.
     pub max_data_descriptors: u8,
 }
 
 impl ControllerData {
-    /// Reads the structure. Text is what can be read of it.
+    /// Parses the structure. Text that is not UTF-8 is replaced.
     pub fn parse(data: &IdentifyData) -> ControllerData {
         ControllerData {
             vendor_id: u16_at(data, 0),
@@ -229,7 +230,7 @@ impl ControllerData {
         }
     }
 
-    /// Writes the structure. Text that is too long is cut off.
+    /// Encodes the structure. Text that is too long is cut off.
     pub fn encode(&self) -> IdentifyData {
         let mut data = [0; IDENTIFY_BYTES];
         self.put_identity(&mut data);
@@ -298,12 +299,12 @@ impl ControllerData {
     /// SUBNQN as a name.
     ///
     /// # Errors
-    /// When it is none.
+    /// If the field is not a name.
     pub fn subsystem(&self) -> Result<Nqn, NqnError> {
         Nqn::new(&self.subsystem)
     }
 
-    /// Bytes of data that fit into an I/O command capsule behind its entry and ICDOFF; 0 for none.
+    /// Bytes of data that fit into an I/O command capsule after its entry and ICDOFF.
     pub const fn in_capsule_bytes(&self) -> u32 {
         let before = 64 + 16 * self.in_capsule_offset_units as u32;
         self.command_capsule_units.saturating_mul(16).saturating_sub(before)

@@ -1,18 +1,18 @@
-//! Lists that Identify returns: identifiers of one namespace (Base 5.17.2.3), and which namespaces there are
-//! (Base 5.17.2.2). The log page of changed namespaces has the latter's form.
+//! Lists that Identify returns: the identifiers of a namespace (Base 5.17.2.3), and the namespaces
+//! of a controller (Base 5.17.2.2). The log page of changed namespaces has the latter's form.
 
 use super::CommandSet;
 use crate::wire::{put, u32_at};
 use crate::{IDENTIFY_BYTES, IdentifyData};
 
-/// Most namespaces of one list.
+/// Limit of namespaces of one list.
 pub const MAX_LISTED: usize = IDENTIFY_BYTES / 4;
 /// Namespace identifiers from here on are special; [`ALL_NAMESPACES`] is one.
 pub const MAX_NSID: u32 = 0xffff_fffe;
-/// Every namespace.
+/// Stands for all namespaces.
 pub const ALL_NAMESPACES: u32 = 0xffff_ffff;
 
-/// How a namespace can be recognized, on every path.
+/// An identifier of a namespace, the same on all paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamespaceId {
     /// EUI64.
@@ -21,14 +21,14 @@ pub enum NamespaceId {
     Nguid([u8; 16]),
     /// A UUID.
     Uuid([u8; 16]),
-    /// Not an identifier, but its command set.
+    /// The command set, which is not an identifier.
     CommandSet(CommandSet),
 }
 
-/// Writes the identification descriptor list.
+/// Encodes the identification descriptor list.
 ///
 /// # Panics
-/// When there are more than fit, which no namespace needs: each kind comes once.
+/// If `ids` do not fit. One of each kind does.
 pub fn encode_descriptors(ids: &[NamespaceId]) -> IdentifyData {
     let mut data = [0; IDENTIFY_BYTES];
     let mut at = 0;
@@ -50,7 +50,7 @@ pub fn encode_descriptors(ids: &[NamespaceId]) -> IdentifyData {
     data
 }
 
-/// Reads the identification descriptor list. What is not known, or does not fit, is left out.
+/// Parses the identification descriptor list. Ignores unknown and truncated descriptors.
 pub fn parse_descriptors(data: &IdentifyData) -> impl Iterator<Item = NamespaceId> {
     let mut rest = data.as_slice();
     std::iter::from_fn(move || {
@@ -68,7 +68,7 @@ pub fn parse_descriptors(data: &IdentifyData) -> impl Iterator<Item = NamespaceI
     .flatten()
 }
 
-/// Writes the list of those `namespaces` (in ascending order) that are above `above`, as many as fit.
+/// Encodes the list of `namespaces` (in ascending order) above `above`, as many as fit.
 pub fn encode_namespaces(namespaces: impl IntoIterator<Item = u32>, above: u32) -> IdentifyData {
     let mut data = [0; IDENTIFY_BYTES];
     for (i, nsid) in namespaces.into_iter().filter(|nsid| *nsid > above).take(MAX_LISTED).enumerate() {
@@ -77,7 +77,7 @@ pub fn encode_namespaces(namespaces: impl IntoIterator<Item = u32>, above: u32) 
     data
 }
 
-/// Reads a list of namespaces: what stands before the first 0.
+/// Parses a list of namespaces, which ends before the first 0.
 pub fn parse_namespaces(data: &IdentifyData) -> impl Iterator<Item = u32> {
     (0..MAX_LISTED).map(|i| u32_at(data, 4 * i)).take_while(|nsid| *nsid != 0)
 }
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_namespaces_goes_on_above_the_one_that_was_asked_for() {
+    fn a_list_of_namespaces_continues_above_the_given_one() {
         let data = encode_namespaces([1, 2, 5, 9], 2);
         assert_eq!(data[..12], [5, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(parse_namespaces(&data).collect::<Vec<_>>(), [5, 9]);

@@ -1,19 +1,19 @@
-//! Identify Namespace as bytes: what a target says about one.
+//! The structure of Identify Namespace, which a target encodes and a host parses.
 
 use crate::wire::{array_at, put, u16_at, u32_at, u64_at};
 use crate::{IDENTIFY_BYTES, IdentifyData};
 
 /// Bits of [`NamespaceData::features`] (NSFEAT).
 pub mod nsfeat {
-    /// Space is given when it is written (thin).
+    /// Space is allocated on write (thin).
     pub const THIN: u8 = 1;
-    /// NAWUN and its like count for this namespace.
+    /// NAWUN, NAWUPF and NACWU apply to this namespace.
     pub const ATOMICS: u8 = 1 << 1;
-    /// Blocks that were deallocated can be told apart.
+    /// Reads of deallocated blocks can fail with an error.
     pub const DEALLOCATED_ERROR: u8 = 1 << 2;
-    /// NGUID and EUI64 are never used again.
+    /// NGUID and EUI64 are never reused.
     pub const UNIQUE_IDS: u8 = 1 << 3;
-    /// NPWG, NPWA, NPDG, NPDA and NOWS say something.
+    /// NPWG, NPWA, NPDG, NPDA and NOWS are valid.
     pub const PREFERENCES: u8 = 1 << 4;
 }
 
@@ -25,8 +25,8 @@ pub mod dlfeat {
     pub const WRITE_ZEROES: u8 = 1 << 3;
 }
 
-/// What Identify Namespace says (NVM 4.1.5.1), field by field, with the one format that is in use.
-/// [`super::Namespace`] is the short form. Everything that is not here is 0.
+/// The fields of Identify Namespace (NVM 4.1.5.1), with only the format in use.
+/// [`super::Namespace`] is the short form. All other fields are 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceData {
     /// NSZE: blocks.
@@ -37,15 +37,15 @@ pub struct NamespaceData {
     pub used: u64,
     /// NSFEAT; [`nsfeat`].
     pub features: u8,
-    /// NMIC: bit 0 says that several controllers can have it.
+    /// NMIC: bit 0: several controllers can have the namespace.
     pub paths: u8,
-    /// RESCAP: which reservations there are; 0 for none.
+    /// RESCAP: supported reservations; 0 for none.
     pub reservations: u8,
     /// DLFEAT; [`dlfeat`].
     pub deallocation: u8,
-    /// NAWUN: blocks that are written as one, counted from 0.
+    /// NAWUN: blocks of the longest write that is atomic in normal operation, counted from 0.
     pub atomic_blocks: u16,
-    /// NAWUPF: likewise over a power failure.
+    /// NAWUPF: blocks of the longest write that is atomic at a power failure, counted from 0.
     pub atomic_power_fail_blocks: u16,
     /// NOIOB: boundary that transfers should not cross, in blocks; 0 for none.
     pub optimal_boundary_blocks: u16,
@@ -59,9 +59,9 @@ pub struct NamespaceData {
     pub deallocate_alignment: u16,
     /// NOWS: optimal write size, likewise.
     pub optimal_write: u16,
-    /// ANAGRPID: the group whose access state it has; 0 for none.
+    /// ANAGRPID: the group that determines its access state; 0 for none.
     pub ana_group: u32,
-    /// NSATTR bit 0: writes are refused for now.
+    /// NSATTR bit 0: the namespace refuses writes at present.
     pub is_write_protected: bool,
     /// NGUID; all zero for none.
     pub nguid: [u8; 16],
@@ -132,7 +132,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_a_target_writes_a_host_understands() {
+    fn a_host_parses_the_structure_of_a_target() {
         let data = NamespaceData {
             blocks: 0x1_0000_0000,
             capacity: 0x1_0000_0000,

@@ -1,4 +1,4 @@
-//! Layouts, refusals, and that what one side writes the other reads.
+//! Layouts, refusals, and round trips between both sides.
 
 use super::*;
 use proptest::prelude::*;
@@ -73,7 +73,7 @@ fn the_digest_is_that_of_the_specifications_polynomial() {
 }
 
 #[test]
-fn what_cannot_come_is_refused_with_the_field_that_is_wrong() {
+fn an_invalid_pdu_is_refused_with_the_wrong_field() {
     let plain = Framing::default();
     let refused = |framing: Framing, bytes: [u8; 8], from| framing.accept(&bytes, from).unwrap_err();
     assert_eq!(refused(plain, [8, 0, 24, 0, 24, 0, 0, 0], Side::Host), Fatal::field(0));
@@ -116,7 +116,7 @@ fn data_must_be_as_long_as_its_header_says() {
 }
 
 #[test]
-fn a_termination_carries_the_header_that_it_is_about() {
+fn a_termination_carries_the_rejected_header() {
     let mut bytes = [0; MAX_TERMINATION_BYTES];
     let len = TermReq::encode(Fatal::field(4), Side::Host, &[0xcd; 300], &mut bytes);
     assert_eq!((len, &bytes[..14]), (152, &[2, 0, 24, 0, 152, 0, 0, 0, 1, 0, 4, 0, 0, 0][..]));
@@ -139,7 +139,7 @@ fn any_framing() -> impl Strategy<Value = Framing> {
 
 proptest! {
     #[test]
-    fn what_one_side_writes_the_other_reads(
+    fn one_side_reads_the_frames_that_the_other_writes(
         framing in any_framing(),
         (command_id, tag, offset) in (any::<u16>(), any::<u16>(), 0u32..1 << 31),
         len in 1u32..1 << 30,

@@ -1,26 +1,27 @@
-//! An array that nobody uses, verified: superblocks, region map, bad blocks, parity of whatever was written.
+//! Verifies an array that is not in use: superblocks, write-intent bitmap, bad blocks, and parity
+//! of all written regions.
 //!
-//! What a crash has left in the log is for assembly to replay; until then parity may differ, and nothing is wrong.
+//! Assembly replays the log after a crash; until then parity may differ, and nothing is wrong.
 
 use super::open::Selection;
 use super::verify::{Expectation, Findings, Observer, Subject, verify};
 use crate::log::{self, Nonce, PendingWrite, RecoverError, Recovery, RecoveryMember, Report};
 use crate::metadata::store::Copy;
 use crate::metadata::{
-    BadBlocks, BadRange, Layout, LoadError, MemberFailures, MemberState, RegionMap, Store, Table, Target,
-    region_map,
+    BadBlocks, BadRange, IntentBitmap, Layout, LoadError, MemberFailures, MemberState, Store, Table, Target,
+    intent_bitmap,
 };
 use block::{Channel, DeviceError};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::rc::Rc;
 
-/// What a check has found.
+/// The findings of a check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Checked {
     /// Superblock copies that are broken, as sentences.
     pub superblocks: Vec<String>,
-    /// Whether broken copies were written anew.
+    /// Whether broken copies were rewritten.
     pub superblocks_repaired: bool,
     /// Regions that were ever written.
     pub regions_written: u64,
@@ -41,18 +42,18 @@ impl Checked {
     }
 }
 
-/// Why a check could not go on.
+/// Why a check could not continue.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
     /// A crash has left something to be replayed.
-    #[error("array {array}: it was not stopped in good order; assemble it first, or check it with --repair")]
+    #[error("array {array}: it was not stopped cleanly; assemble it first, or check it with --repair")]
     NotClean {
         /// The array.
         array: String,
     },
     /// Its stripes have two shapes.
     #[error(
-        "array {array}: it is changing its shape: serve it until that has come to its end, and check it afterwards"
+        "array {array}: it is being reshaped: serve it until the reshape has ended, and check it afterwards"
     )]
     Reshaping {
         /// The array.
@@ -87,7 +88,8 @@ pub enum CheckError {
     },
 }
 
-/// Checks what was selected; with `repair` makes right what can be. On a core, with the members claimed.
+/// Checks what was selected; with `repair` makes right what can be. On a core, with the members
+/// claimed.
 ///
 /// # Errors
 /// When the array has to be recovered first, or a member fails.
@@ -104,14 +106,15 @@ pub async fn check(
     }
     let failed = |failures| CheckError::Members { array: config.name.clone(), failures };
     let targets = targets(selection)?;
-    // Members that hold older copies of these get the newest ones only when something may be written.
+    // Members that hold older copies of these get the newest ones only when something may be
+    // written.
     let (regions, bad) = match repair {
         true => (
-            RegionMap::load(config, table.initial_region, &targets).await,
+            IntentBitmap::load(config, table.initial_region, &targets).await,
             BadBlocks::load(config.uuid, &targets, false).await,
         ),
         false => (
-            RegionMap::look(config, table.initial_region, &targets).await,
+            IntentBitmap::look(config, table.initial_region, &targets).await,
             BadBlocks::look(config.uuid, &targets, false).await,
         ),
     };
@@ -126,9 +129,11 @@ pub async fn check(
     let bad_stripes: HashSet<u64> = bad_blocks.iter().map(|range| range.stripe).collect();
     let expect = |stripe: u64| {
         let bits = regions.get(config.region_of(stripe));
-        if bits & region_map::WRITTEN == 0 || bad_stripes.contains(&stripe) {
+        if bits & intent_bitmap::WRITTEN == 0 || bad_stripes.contains(&stripe) {
             Expectation::Nothing
-        } else if bits & region_map::NEED_SYNC != 0 {
+        } else if bits & intent_bitmap::OPEN != 0 {
+            Expectation::Open
+        } else if bits & intent_bitmap::NEED_SYNC != 0 {
             Expectation::OutOfSync
         } else {
             Expectation::InSync
@@ -145,15 +150,15 @@ pub async fn check(
     Ok(Checked {
         superblocks,
         superblocks_repaired,
-        regions_written: regions.count(region_map::WRITTEN),
-        regions_out_of_sync: regions.count(region_map::NEED_SYNC),
+        regions_written: regions.count(intent_bitmap::WRITTEN),
+        regions_out_of_sync: regions.count(intent_bitmap::NEED_SYNC),
         bad_blocks,
         parity,
     })
 }
 
-/// What a crash has left in the log: the writes that assembly would replay, in its order, and how many entries it
-/// would not. Nothing is written. On a core, with the members claimed.
+/// Returns the log's content after a crash: the writes that assembly would replay, in its order,
+/// and how many entries it would not. Writes nothing. On a core, with the members claimed.
 ///
 /// # Errors
 /// When a member fails, or the log contradicts itself.

@@ -1,4 +1,4 @@
-//! Changes of membership in the superblocks of an array that nobody uses.
+//! Changes of membership in the superblocks of an array that is not in use.
 
 use super::open::Selection;
 use crate::Uuid;
@@ -12,42 +12,42 @@ use reactor::current;
 /// Why membership cannot be changed.
 #[derive(Debug, thiserror::Error)]
 pub enum EditError {
-    /// No member is meant.
+    /// The name matches no member.
     #[error("member {name}: it is not in the array")]
     Unknown {
-        /// What was written.
+        /// The given name.
         name: String,
     },
-    /// It is out already.
-    #[error("slot {slot}: it is out already")]
+    /// The member has already failed.
+    #[error("slot {slot}: the member has already failed")]
     Out {
         /// The slot.
         slot: usize,
     },
-    /// Too few members would be left.
+    /// Too few members would remain.
     #[error("slot {slot}: the array would not survive without it")]
     Needed {
         /// The slot.
         slot: usize,
     },
-    /// It is in use: it holds data that the array counts on, or is being filled.
-    #[error("slot {slot}: it is {state}: only members that are out can be removed (fail it first)")]
+    /// The member is in use: it has data that the array needs, or is being rebuilt.
+    #[error("slot {slot}: the member is {state}: only failed members can be removed (fail it first)")]
     InUse {
         /// The slot.
         slot: usize,
-        /// What it is.
+        /// Its state.
         state: &'static str,
     },
-    /// There is nothing in the slot that could be removed.
-    #[error("slot {slot}: it is empty already: {why}")]
+    /// The slot has no member to remove.
+    #[error("slot {slot}: no member to remove: {why}")]
     Empty {
         /// The slot.
         slot: usize,
         /// Why.
         why: &'static str,
     },
-    /// Members that the array counts on are not here.
-    #[error("slots {slots:?}: they are missing, and would keep what was set before")]
+    /// Members that the array needs are absent.
+    #[error("slots {slots:?}: missing members would keep the old settings")]
     Missing {
         /// Their slots.
         slots: Vec<usize>,
@@ -60,11 +60,11 @@ pub enum EditError {
     Spare {
         /// The device.
         device: String,
-        /// What it said.
+        /// Its error.
         error: IoError,
     },
     /// The log must be replayed first.
-    #[error("it was not stopped in good order: assemble it first")]
+    #[error("array not stopped cleanly: assemble it first")]
     NotClean,
     /// A member cannot be opened on this core.
     #[error(transparent)]
@@ -74,11 +74,11 @@ pub enum EditError {
     Members(#[from] MemberFailures),
 }
 
-/// Takes members out: durably, on all others. On a core. Members are named by slot, UUID or device; returns their
-/// slots.
+/// Marks members as failed, durably on all others. Must run on a core. Members are named by slot,
+/// UUID or device; returns their slots.
 ///
 /// # Errors
-/// When one is not there, or the array would not survive; then nothing has been changed.
+/// If a member is unknown, or the array would not survive; then nothing has changed.
 pub async fn fail_members(
     selection: &Selection,
     names: &[String],
@@ -96,7 +96,7 @@ pub async fn fail_members(
         }
         table.take_out(slot, Reason::Failed);
         slots.push(slot);
-        // Members that are not here count as lost: they cannot be told.
+        // Absent members count as lost, because they do not get the new table.
         let mut without = table.clone();
         selection.assembly.missing.iter().for_each(|slot| without.take_out(*slot, Reason::Absent));
         if !without.is_alive() {
@@ -107,21 +107,21 @@ pub async fn fail_members(
     Ok(slots)
 }
 
-/// What was removed.
+/// A removed member or spare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Removed {
-    /// A slot's former member. It can still be re-added.
+    /// A slot's former member, which can still be re-added.
     Member(usize),
-    /// A spare: the device is nobody's any more.
+    /// A spare; its device has no superblock any more.
     Spare(String),
 }
 
-/// Lets former members and spares go. On a core. They are named by slot, UUID or device; `failed` means every member
-/// that is out. The array remembers who a former member was, so that it can be re-added; a spare's superblock is
-/// erased.
+/// Removes former members and spares. Must run on a core. They are named by slot, UUID or device;
+/// `failed` means every failed member. The array keeps the UUID of a former member, so that it can
+/// be re-added; a spare's superblock is erased.
 ///
 /// # Errors
-/// When one is not there, or is in use; then nothing has been changed.
+/// If one is unknown or in use; then nothing has changed.
 pub async fn remove_members(
     selection: &Selection,
     names: &[String],
@@ -160,18 +160,18 @@ pub async fn remove_members(
     Ok(removed)
 }
 
-/// What people write for every member that is out.
+/// The name that stands for every failed member.
 pub const FAILED: &str = "failed";
 
-/// Slots of members that are out and have not been removed.
+/// Slots of failed members that have not been removed.
 pub fn failed_slots(table: &Table) -> Vec<usize> {
     (0..table.members.len()).filter(|slot| check_removable(table, *slot).is_ok()).collect()
 }
 
-/// Lets a slot's former member go in a table.
+/// Removes a slot's former member from a table.
 ///
 /// # Errors
-/// When it is in use, or there is none.
+/// If the member is in use, or the slot has none.
 pub fn remove(table: &mut Table, slot: usize) -> Result<(), EditError> {
     check_removable(table, slot)?;
     table.members[slot].reason = Reason::Removed;
@@ -182,7 +182,7 @@ fn check_removable(table: &Table, slot: usize) -> Result<(), EditError> {
     let member = &table.members[slot];
     match (member.state, member.reason) {
         (MemberState::Live, _) => Err(EditError::InUse { slot, state: "live" }),
-        (MemberState::Rebuilding { .. }, _) => Err(EditError::InUse { slot, state: "being filled" }),
+        (MemberState::Rebuilding { .. }, _) => Err(EditError::InUse { slot, state: "being rebuilt" }),
         (MemberState::Missing { .. }, why @ (Reason::None | Reason::Removed)) => {
             Err(EditError::Empty { slot, why: why.text() })
         }
@@ -190,7 +190,7 @@ fn check_removable(table: &Table, slot: usize) -> Result<(), EditError> {
     }
 }
 
-/// The spare that a person means: by its UUID or its device.
+/// The spare with this UUID or device.
 fn spare_of<'a>(selection: &'a Selection, name: &str) -> Option<&'a Found> {
     let uuid = Uuid::parse(name);
     let is_it = |found: &&Found| match &found.label {
@@ -200,10 +200,12 @@ fn spare_of<'a>(selection: &'a Selection, name: &str) -> Option<&'a Found> {
     selection.assembly.spares.iter().find(is_it)
 }
 
-/// Changes what was chosen about scrubs and read errors, durably, on all members. On a core. Returns what holds now.
+/// Changes the settings for scrubs and read errors, durably on all members, and returns the new
+/// ones. Must run on a core.
 ///
 /// # Errors
-/// When a value is out of range, or the array was not stopped cleanly or lacks members; then nothing has been changed.
+/// If a value exceeds its range, or the array was not stopped cleanly or lacks members; then
+/// nothing has changed.
 pub async fn set_maintenance(
     selection: &Selection,
     change: &MaintenanceChange,
@@ -225,9 +227,9 @@ pub async fn set_maintenance(
 /// A change of a table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Change {
-    /// Other members are live: members that are not here have failed as well.
+    /// The set of live members changes: absent members have failed as well.
     Members,
-    /// The same members are live, and all of them are here.
+    /// The set of live members stays, and all of them are present.
     Maintenance,
 }
 
@@ -254,7 +256,7 @@ async fn commit(selection: &Selection, table: Table, wall_ns: u64, change: Chang
     if failures.is_empty() { Ok(()) } else { Err(MemberFailures(failures).into()) }
 }
 
-/// The slot that a person means: by number, the member's UUID, or its device.
+/// The slot with this number, member's UUID, or device.
 pub fn slot_of(selection: &Selection, name: &str) -> Option<usize> {
     let members = &selection.assembly.table.members;
     if let Ok(slot) = name.parse::<usize>() {

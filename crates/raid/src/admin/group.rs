@@ -1,4 +1,4 @@
-//! New members for an array that nobody uses: groups of them, or for another shape.
+//! New members for an array that is not in use: complete groups, or for a reshape.
 
 use super::open::Selection;
 use crate::metadata::{
@@ -7,8 +7,8 @@ use crate::metadata::{
 use block::Device;
 use std::sync::Arc;
 
-/// Adds devices to an array as new groups, in their order: see [`crate::metadata::group`]. Returns its new table. On a
-/// core.
+/// Adds devices to an array as new groups, in their order: see [`crate::metadata::group`]. Returns
+/// the new table. Must run on a core.
 ///
 /// # Errors
 /// See [`AddError`].
@@ -21,8 +21,8 @@ pub async fn add_members(
     add_groups(&selection.assembly, &own, devices, options).await
 }
 
-/// Begins to change an array's shape, with devices as new members, in their order: see [`crate::metadata::restripe`].
-/// Returns its new table. On a core.
+/// Begins a reshape of an array, with devices as new members, in their order: see
+/// [`crate::metadata::restripe`]. Returns the new table. Must run on a core.
 ///
 /// # Errors
 /// See [`RestripeError`].
@@ -36,13 +36,13 @@ pub async fn begin_restripe(
     metadata::begin_restripe(&selection.assembly, &own, devices, goal, options).await
 }
 
-/// The members that the array has, none of which is to become another.
+/// The members of the array. Refuses new devices that already are members.
 fn own(selection: &Selection, devices: &[Arc<dyn Device>]) -> Result<Vec<Target>, CreateError> {
     let mut own = Vec::new();
     for (slot, device) in selection.devices.iter().enumerate() {
         let (Some(device), Some(layout)) = (device, selection.layout(slot)) else { continue };
         if let Some(same) = devices.iter().find(|other| Arc::ptr_eq(device, other)) {
-            let why = format!("it is slot {slot} already");
+            let why = format!("device is already slot {slot}");
             return Err(CreateError::Unfit { device: same.name().to_owned(), why });
         }
         own.push(Target { slot, channel: device.open_channel()?, layout });

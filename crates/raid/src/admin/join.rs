@@ -1,10 +1,10 @@
-//! Waiting for several futures that are not requests.
+//! Waits for several futures that are not requests.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::task::Poll;
 
-/// Runs all futures beside each other; their results in their order.
+/// Runs all futures concurrently; returns their results in order.
 pub(super) async fn join_all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let mut running: Vec<Pin<Box<_>>> = futures.map(Box::pin).collect();
     let mut results: Vec<Option<T>> = running.iter().map(|_| None).collect();

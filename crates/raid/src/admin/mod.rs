@@ -1,14 +1,14 @@
-//! What a person does to an array beside using it: looking at members, checking them, changing their part.
+//! Administration of arrays apart from their use: opening, checks, changes of membership, reports.
 //!
 //! ```text
 //!   open     from devices to an array that may be started
-//!   check    metadata of an array that nobody uses, and with verify the parity of every written stripe
-//!   edit     membership in the superblocks of an array that nobody uses
-//!   group    new members for an array that nobody uses: groups of them, or for another shape
-//!   report   an array and its members as people and programs read them
+//!   check    metadata of an array that is not in use; with verify also parity of written stripes
+//!   edit     membership in the superblocks of an array that is not in use
+//!   group    new members for an array that is not in use: complete groups, or for a reshape
+//!   report   an array and its members in a form for people and programs
 //! ```
 //!
-//! Everything here runs on a core and off the data path; callers that have no core use [`reactor::run`].
+//! All of this runs on a core and off the data path; callers without a core use [`reactor::run`].
 
 pub mod check;
 pub mod edit;

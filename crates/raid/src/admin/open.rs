@@ -1,4 +1,5 @@
-//! From devices to an array that may be started: reads their superblocks, picks those of one array, decides.
+//! From devices to an array that may be started: reads their superblocks, selects those of one
+//! array, and decides.
 
 use crate::Uuid;
 use crate::array::{Array, Start, StartError};
@@ -16,37 +17,38 @@ pub struct Candidate {
     pub name: String,
     /// The device, or why it cannot be opened.
     pub device: Result<Arc<dyn Device>, DeviceError>,
-    /// Whether somebody named it; otherwise it was found in a directory, and may be anything.
+    /// Whether an operator named the device; otherwise it was found in a directory, and its content
+    /// is unknown.
     pub is_named: bool,
 }
 
-/// What to look for, and how much to believe.
+/// The array to open, and the checks to override.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// The array's name or UUID; `None` when all devices are of one.
+    /// The array's name or UUID; `None` if all devices belong to one array.
     pub array: Option<String>,
-    /// Start although members are missing that could have gone on without these.
+    /// Start although the missing members could have continued without the present ones.
     pub run: bool,
     /// Start although data may be lost.
     pub force: bool,
-    /// It is only to be read: what this program may not write will do.
+    /// Open the array for reading only. Features that this version must not write are allowed.
     pub read_only: bool,
 }
 
 /// An array that may be started, and its members' devices.
 pub struct Selection {
-    /// What was decided.
+    /// The decision of assembly.
     pub assembly: Assembly,
-    /// The device of each slot that is used.
+    /// The device of each used slot.
     pub devices: Vec<Option<Arc<dyn Device>>>,
-    /// The devices of all that were found, used or not, by name.
+    /// The devices of all found members and spares, used or not, by name.
     pub found: BTreeMap<String, Arc<dyn Device>>,
-    /// What people should know: devices that are left out, what may be lost. Sentences.
+    /// Warnings for the operator: rejected devices, possible losses. Sentences.
     pub warnings: Vec<String>,
 }
 
 impl Selection {
-    /// Where things lie on a slot's member, if it is used.
+    /// The layout of a slot's member, if it is used.
     pub fn layout(&self, slot: usize) -> Option<Layout> {
         match &self.assembly.members[slot].as_ref()?.label {
             Label::Member(superblock) => Some(superblock.layout),
@@ -54,7 +56,8 @@ impl Selection {
         }
     }
 
-    /// Starts the array: what a crash has left is recovered. On a core. `wall_ns`: nanoseconds since 1970.
+    /// Starts the array, with recovery after a crash. Must run on a core. `wall_ns`: nanoseconds
+    /// since 1970.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -63,7 +66,7 @@ impl Selection {
         Array::start(Start::new(assembly, wall_ns, false, |member| found.get(&member.name).cloned())).await
     }
 
-    /// Starts the array for reading only: nothing is written to any member. On a core.
+    /// Starts the array for reading only, without a write to any member. Must run on a core.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -73,7 +76,7 @@ impl Selection {
         Array::start_read_only(start).await
     }
 
-    /// Spares that the array may take, with their devices.
+    /// Spares that the array may use, with their devices.
     pub fn spares(&self) -> Vec<(Arc<dyn Device>, Found)> {
         let spare = |found: &Found| Some((self.found.get(&found.name)?.clone(), found.clone()));
         self.assembly.spares.iter().filter_map(spare).collect()
@@ -85,47 +88,47 @@ impl Selection {
     }
 }
 
-/// Why nothing can be started.
+/// Why no array can be started.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// A device that somebody named is no member.
+    /// A device that an operator named is no member.
     #[error(transparent)]
     NoMember(#[from] ReadError),
-    /// A member is in use. To go on without it would throw away a member that is well.
+    /// A member is in use. A start without it would mark a good member as failed.
     #[error("{0}")]
     InUse(DeviceError),
-    /// The members do not make an array, or not safely.
+    /// The devices form no array, or none that is safe to start.
     #[error("{refusal}{}", list(.unopened))]
     Refused {
-        /// Why.
+        /// The reason.
         refusal: Refusal,
         /// Devices that could not be opened: messages.
         unopened: Vec<String>,
     },
-    /// No device is of the array that is wanted.
+    /// No device belongs to the requested array.
     #[error("array {wanted}: no member found among {looked_at} devices{}", list(.unopened))]
     NotFound {
         /// Name or UUID.
         wanted: String,
-        /// How many devices were looked at.
+        /// Number of examined devices.
         looked_at: usize,
         /// Devices that could not be opened: messages.
         unopened: Vec<String>,
     },
-    /// Several arrays have the name that is wanted.
-    #[error("array {wanted}: there are several of that name ({}): say which by UUID", .uuids.join(", "))]
+    /// Several arrays have the requested name.
+    #[error("array {wanted}: several arrays have this name ({}): name one by its UUID", .uuids.join(", "))]
     Ambiguous {
         /// The name.
         wanted: String,
         /// The UUIDs.
         uuids: Vec<String>,
     },
-    /// Members need a newer program.
+    /// Members have features that need a newer version.
     #[error("array {array}: {why}")]
     ReadOnly {
         /// The array.
         array: String,
-        /// Why it may not be written.
+        /// Why the array must not be written.
         why: String,
     },
 }
@@ -140,10 +143,10 @@ struct Known {
     device: Arc<dyn Device>,
 }
 
-/// Picks the members of one array among devices, and decides whether it may be started. On a core.
-///
+/// Selects the members of one array among devices, and decides whether the array may be started.
+/// Must run on a core.
 /// # Errors
-/// Says why not, with the devices' names.
+/// Names the reason, with the devices, why it may not be started.
 pub async fn select(candidates: Vec<Candidate>, wanted: &Wanted) -> Result<Selection, OpenError> {
     let looked_at = candidates.len();
     let (mut known, mut unopened) = (Vec::new(), Vec::new());
@@ -161,9 +164,9 @@ pub async fn select(candidates: Vec<Candidate>, wanted: &Wanted) -> Result<Selec
         };
         match (result, device) {
             (Ok(found), Ok(device)) => known.push(Known { found, device }),
-            // Its slot is missing then, like that of a device that cannot be opened.
+            // Its slot counts as missing, as with a device that cannot be opened.
             (Err(error @ ReadError::Io { .. }), _) if is_named => {
-                tracing::warn!("{error}: the device is left out");
+                tracing::warn!("{error}: the device is not used");
                 unopened.push(error.to_string());
             }
             (Err(error), _) if is_named => return Err(error.into()),
@@ -196,7 +199,7 @@ pub async fn select(candidates: Vec<Candidate>, wanted: &Wanted) -> Result<Selec
     })
 }
 
-/// Whether a device is there but somebody else has it.
+/// Whether a device exists but another program uses it.
 fn is_busy(error: &DeviceError) -> bool {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
     source.is_some_and(|error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::ResourceBusy))
@@ -206,13 +209,13 @@ async fn read(name: &str, device: &dyn Device) -> Result<Found, ReadError> {
     match device.open_channel() {
         Ok(channel) => read_superblock(name, &*channel, device.limits().capacity).await,
         Err(error) => {
-            tracing::warn!(%error, "a device cannot be looked at");
+            tracing::warn!(%error, "device cannot be opened");
             Err(ReadError::Io { name: name.to_owned(), error: block::IoError::DeviceGone })
         }
     }
 }
 
-/// The array that `name` means.
+/// The array with this name or UUID.
 fn uuid_of(name: &str, known: &[Known], looked_at: usize, unopened: &[String]) -> Result<Uuid, OpenError> {
     let mut uuids: Vec<Uuid> = known
         .iter()
@@ -238,7 +241,8 @@ fn uuid_of(name: &str, known: &[Known], looked_at: usize, unopened: &[String]) -
     }
 }
 
-/// Whether a superblock is of the array with this name or UUID: of a member, or of a spare that it may take.
+/// Whether a superblock belongs to the array with this name or UUID: as a member, or as a spare
+/// that the array may use.
 pub fn is_of(label: &Label, array: &str) -> bool {
     let is_it = |name: &str, uuid: Uuid| name == array || Uuid::parse(array) == Some(uuid);
     match label {
@@ -254,8 +258,11 @@ fn warnings(assembly: &Assembly, unopened: &[String]) -> Vec<String> {
     let mut warnings = unopened.to_vec();
     warnings.extend(assembly.rejected.iter().map(|rejected| format!("{}: {}", rejected.name, rejected.why)));
     warnings.extend(assembly.returning.iter().map(|member| {
-        let how = if member.is_partial { "what has changed since is enough" } else { "it needs everything" };
-        format!("{}: it is stale: slot {} is out; re-add it ({how})", member.found.name, member.slot)
+        let how = if member.is_partial { "only changed regions are copied" } else { "all data is copied" };
+        format!(
+            "{}: the device is stale: slot {} has failed; re-add it ({how})",
+            member.found.name, member.slot
+        )
     }));
     let slot_missing = |slot: &usize| format!("slot {slot} is missing: the array is degraded");
     warnings.extend(assembly.missing.iter().map(slot_missing));

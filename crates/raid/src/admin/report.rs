@@ -1,5 +1,5 @@
-//! An array and its members as people and programs read them: the JSON of `freestone array`, and of the control
-//! socket of a running array. Fields are added, never renamed; sizes are bytes.
+//! Reports on an array and its members: the JSON of `freestone array`, and of the control socket of
+//! a running array. Fields are added, never renamed; sizes are bytes.
 
 use crate::Uuid;
 use crate::array::Array;
@@ -11,13 +11,13 @@ use serde::{Deserialize, Serialize};
 /// An array, running or not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArrayReport {
-    /// Its name.
+    /// The array's name.
     pub name: String,
-    /// Its identity.
+    /// The array's UUID.
     pub uuid: Uuid,
-    /// The level by its usual name.
+    /// The usual name of the level.
     pub level: String,
-    /// How it stays consistent.
+    /// The mechanism of consistency.
     pub consistency: String,
     /// Independent groups.
     pub groups: usize,
@@ -29,47 +29,47 @@ pub struct ArrayReport {
     pub strip_bytes: u32,
     /// Logical block size.
     pub block_size: u32,
-    /// Bytes that the array holds.
+    /// Capacity in bytes.
     pub capacity: u64,
-    /// The change of shape that is under way: level, groups, data and parity are those it will have.
+    /// The reshape in progress. Level, groups, data and parity are those after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reshape: Option<ReshapeReport>,
-    /// How it is.
+    /// The state of redundancy.
     pub state: ArrayState,
-    /// Whether a process serves it now.
+    /// Whether a process serves the array now.
     pub is_running: bool,
-    /// Whether it was stopped in good order, or is running; otherwise assembly recovers it.
+    /// Whether the array is running, or was stopped cleanly; otherwise the next start recovers it.
     pub is_clean: bool,
-    /// Changes of the table of members so far.
+    /// Generation of the table of members.
     pub generation: u64,
     /// The slots, in their order.
     pub members: Vec<MemberReport>,
-    /// Members that wait for another to fail.
+    /// Spares of the array.
     pub spares: Vec<SpareReport>,
-    /// What is being done to it.
+    /// Running jobs.
     pub jobs: Vec<JobReport>,
-    /// When it is scrubbed, and how many read errors a member may have.
+    /// The schedule of scrubs, and the limit of read errors of a member.
     #[serde(default)]
     pub maintenance: Maintenance,
-    /// The last complete scrub ended, in nanoseconds since 1970.
+    /// End of the last complete scrub, in nanoseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrubbed_ns: Option<u64>,
-    /// The next scheduled scrub is due, in nanoseconds since 1970.
+    /// Due time of the next scheduled scrub, in nanoseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_scrub_ns: Option<u64>,
-    /// Whether a scheduled scrub is under way: it runs, or waits until the schedule allows that.
+    /// Whether a scheduled scrub is in progress: it runs, or waits until the schedule allows it.
     #[serde(default)]
     pub is_scheduled_scrub: bool,
-    /// The last scrub since it was started, or the one that runs.
+    /// The running scrub, or the last one since the array was started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrub: Option<ScrubReport>,
-    /// Rows whose strips contradicted each other when they were compared, since the array started.
+    /// Rows with strips that contradicted each other in a comparison, since the array started.
     #[serde(default)]
     pub contradictions: u64,
 }
 
 impl ArrayReport {
-    /// What a table says about an array that does not run. Devices are for the caller to fill in.
+    /// The report of a table, for an array that does not run. The caller adds the devices.
     pub fn of_table(table: &Table) -> ArrayReport {
         let config = &table.config;
         let geometry = &config.geometry;
@@ -121,7 +121,7 @@ impl ArrayReport {
 }
 
 impl ArrayReport {
-    /// What a running array is now.
+    /// The report of a running array.
     pub fn of_running(array: &Array, jobs: &Status) -> ArrayReport {
         let mut report = ArrayReport { is_running: true, ..ArrayReport::of_table(&array.table()) };
         for (status, member) in array.slots().into_iter().zip(&mut report.members) {
@@ -143,7 +143,7 @@ impl ArrayReport {
     }
 }
 
-/// The word for a member's state.
+/// The name of a member's state.
 pub const fn state_of(member: &Member) -> &'static str {
     match member.state {
         MemberState::Live => "live",
@@ -152,20 +152,20 @@ pub const fn state_of(member: &Member) -> &'static str {
     }
 }
 
-/// How an array is.
+/// The state of an array's redundancy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ArrayState {
     /// Every member is in sync.
     Optimal,
-    /// Members are missing, data is not.
+    /// Members are missing, but no data is lost.
     Degraded,
     /// Too many members are missing.
     Failed,
 }
 
 impl ArrayState {
-    /// The word for it.
+    /// The name of the state.
     pub const fn name(self) -> &'static str {
         match self {
             ArrayState::Optimal => "optimal",
@@ -178,15 +178,15 @@ impl ArrayState {
 /// One slot of an array.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemberReport {
-    /// Its number.
+    /// The slot's number.
     pub slot: usize,
     /// The member's identity, if the slot has one.
     pub uuid: Option<Uuid>,
-    /// What it is on this host, if it is here.
+    /// The device on this host, if present.
     pub device: Option<String>,
-    /// `live`, `rebuilding`, `missing`; `failing` while the others learn of it.
+    /// `live`, `rebuilding`, `missing`; `failing` until the failure is committed.
     pub state: String,
-    /// Why it is not live.
+    /// Why the member is not live.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Corrected read errors since the array started, or since it became a member.
@@ -197,14 +197,14 @@ pub struct MemberReport {
 /// A spare.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SpareReport {
-    /// Its identity, where it is known.
+    /// The spare's UUID, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<Uuid>,
-    /// What it is on this host, if it is here.
+    /// The device on this host, if present.
     pub device: Option<String>,
 }
 
-/// A change of shape that is under way.
+/// A reshape in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReshapeReport {
     /// The level before, by its usual name.
@@ -213,26 +213,26 @@ pub struct ReshapeReport {
     pub data: usize,
     /// Parity strips of a stripe before.
     pub parity: usize,
-    /// Bytes of the array that have the new shape.
+    /// Bytes of the array in the new geometry.
     pub done: u64,
-    /// Bytes that will have it at the end.
+    /// Bytes to convert in total.
     pub total: u64,
 }
 
-/// Work on an array that takes long.
+/// A job of an array.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobReport {
-    /// What it is.
+    /// The kind of the job.
     pub kind: Kind,
-    /// The slot that it is for, if it is for one.
+    /// The slot of the job, if it concerns only one.
     pub slot: Option<usize>,
     /// Bytes done on each member.
     pub done: u64,
-    /// Bytes to be done on each member.
+    /// Bytes to process on each member.
     pub total: u64,
-    /// Bytes a second at the moment.
+    /// Present rate in bytes a second.
     pub rate: u64,
-    /// Whether it waits to be resumed.
+    /// Whether the job is paused.
     pub is_paused: bool,
     /// Whether it runs at full rate, because its group has no redundancy left.
     #[serde(default)]

@@ -1,8 +1,10 @@
-//! The parity of an array that nobody uses: read, computed again, compared, and repaired when told.
+//! Verifies the parity of an array that is not in use: read, computed again, compared, and repaired
+//! on request.
 //!
-//! Members are read in windows, in parallel. A stripe whose strips do not agree is looked at row by row: with two
-//! strips more than needed, the one strip without which the rest agrees is the wrong one and is computed from the
-//! others. Otherwise parity is computed from data, as md does: which of them was wrong cannot be known.
+//! Members are read in windows, in parallel. A stripe whose strips do not agree is compared row by
+//! row. With two strips more than needed, the one strip without which the rest agrees is the wrong
+//! one and is computed from the others. Otherwise parity is computed from data, as md does: which
+//! of them was wrong cannot be known.
 
 use super::join::join_all;
 use crate::config::ROW_BYTES;
@@ -17,24 +19,28 @@ use std::rc::Rc;
 /// Memory that a check uses for what it reads.
 const WINDOW_BYTES: usize = 32 * MAX_BUFFER;
 
-/// What the region map says about a stripe.
+/// The state of a stripe by the write-intent bitmap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expectation {
     /// Never written: nothing to compare.
     Nothing,
     /// Parity is to be right.
     InSync,
-    /// Parity is known to be old, or may be after a crash: a difference is no fault.
+    /// Parity is known to be old, or may be after a crash: a difference is no fault. Data that can
+    /// be read is right.
     OutOfSync,
+    /// As [`Expectation::OutOfSync`], and parity does not tell what data is.
+    Open,
 }
 
 /// An array to be checked: what can be reached of it.
 pub struct Subject<'a> {
     /// Its shape.
     pub config: &'a ArrayConfig,
-    /// Each slot's channel and where data begins on it, in bytes; `None` when the member is missing or out.
+    /// Each slot's channel and where data begins on it, in bytes; `None` when the member is missing
+    /// or out.
     pub members: &'a [Option<(Rc<dyn Channel>, u64)>],
-    /// What to expect of a stripe.
+    /// Returns the state that a stripe should have.
     pub expect: &'a dyn Fn(u64) -> Expectation,
 }
 
@@ -49,25 +55,25 @@ pub struct Difference {
     pub len: u64,
     /// The slot of the member that holds the wrong strip, if it can be named.
     pub slot: Option<usize>,
-    /// What became of it.
+    /// The result of its repair.
     pub outcome: Outcome,
 }
 
-/// What became of a difference.
+/// The result of the repair of a difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     /// It was only reported.
     Found,
-    /// The wrong strip, or parity, has been written anew.
+    /// The wrong strip, or parity, has been rewritten.
     Repaired,
-    /// Nobody can tell what is right.
+    /// The right content cannot be known.
     Unrepairable,
     /// The member refused the write.
     Refused,
 }
 
-/// What a check has found. Rows are of 4096 bytes.
+/// The findings of a check. Rows are of 4096 bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Findings {
     /// Stripes that were compared.
@@ -82,9 +88,9 @@ pub struct Findings {
     pub rows_out_of_sync: u64,
     /// Strips that a member could not read.
     pub strips_unreadable: u64,
-    /// Rows written anew.
+    /// Rows rewritten.
     pub rows_repaired: u64,
-    /// Rows that nobody can repair, or whose member refuses the repair.
+    /// Rows that cannot be repaired, or whose member refuses the repair.
     pub rows_unrepairable: u64,
     /// Rows that are still different or unreadable.
     pub rows_wrong: u64,
@@ -97,7 +103,7 @@ impl Findings {
     }
 }
 
-/// Who hears of a check's progress.
+/// Receives the progress of a check.
 pub trait Observer {
     /// So many of all stripes have been looked at.
     fn progress(&mut self, done: u64, all: u64);
@@ -143,13 +149,20 @@ struct Check<'a> {
     scratch: Vec<Vec<u8>>,
 }
 
-/// What a member of the group holds of a window: its bytes, and which strips of it could not be read.
+/// A member's part of a window: its bytes, and for each strip the blocks that could not be read, as
+/// offsets in the strip.
 struct Column {
     buffer: Buffer,
-    unreadable: Vec<bool>,
+    unreadable: Vec<Vec<usize>>,
 }
 
-/// What is wrong with some rows of a stripe.
+/// Bytes of a stripe's strips, and the strips that cannot be read there.
+struct Part {
+    range: Range<usize>,
+    unreadable: Vec<usize>,
+}
+
+/// The verdict on some rows of a stripe.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Right,
@@ -182,8 +195,8 @@ impl Check<'_> {
         }
     }
 
-    /// What a slot holds of `count` stripes of its group from `first` on; strip by strip where the whole cannot be
-    /// read.
+    /// Reads a slot's strips of `count` stripes of its group from `first` on: strip by strip where
+    /// the whole cannot be read, and block by block where a strip cannot.
     async fn read(&self, slot: usize, first: u64, count: u64) -> Option<Column> {
         let (channel, data) = self.subject.members[slot].as_ref()?;
         let strip = u64::from(self.subject.config.geometry.strip_bytes);
@@ -191,18 +204,50 @@ impl Check<'_> {
         let at = data + first * strip;
         let buffer = self.pool.take(len).await;
         let (mut buffer, result) = buffer.transfer(&**channel, Op::Read, Flags::NONE, at).await;
-        let mut unreadable = vec![false; count as usize];
+        let mut unreadable = vec![Vec::new(); count as usize];
         if result.is_err() {
-            for (i, bad) in unreadable.iter_mut().enumerate() {
-                let part = self.pool.take(strip as usize).await;
-                let (part, result) =
-                    part.transfer(&**channel, Op::Read, Flags::NONE, at + i as u64 * strip).await;
-                *bad = result.is_err();
-                let target = i * strip as usize;
-                buffer.as_mut_slice()[target..target + strip as usize].copy_from_slice(part.as_slice());
+            let strips = buffer.as_mut_slice().chunks_mut(strip as usize);
+            for (i, (bytes, bad)) in strips.zip(&mut unreadable).enumerate() {
+                let at = at + i as u64 * strip;
+                if self.read_part(&**channel, at, bytes).await.is_ok() {
+                    continue;
+                }
+                let block = self.subject.config.block_size as usize;
+                for (start, bytes) in (0..).step_by(block).zip(bytes.chunks_mut(block)) {
+                    if self.read_part(&**channel, at + start as u64, bytes).await.is_err() {
+                        bad.push(start);
+                    }
+                }
             }
         }
         Some(Column { buffer, unreadable })
+    }
+
+    async fn read_part(&self, channel: &dyn Channel, at: u64, bytes: &mut [u8]) -> Result<(), IoError> {
+        let part = self.pool.take(bytes.len()).await;
+        let (part, result) = part.transfer(channel, Op::Read, Flags::NONE, at).await;
+        bytes.copy_from_slice(part.as_slice());
+        result
+    }
+
+    /// The bytes of a stripe's strips, cut where other strips are unreadable. `bad` says for each
+    /// strip which of its blocks are.
+    fn parts(&self, bad: &[&[usize]]) -> Vec<Part> {
+        let config = self.subject.config;
+        let (strip, block) = (config.geometry.strip_bytes as usize, config.block_size as usize);
+        if bad.iter().all(|blocks| blocks.is_empty()) {
+            return vec![Part { range: 0..strip, unreadable: Vec::new() }];
+        }
+        let mut parts: Vec<Part> = Vec::new();
+        for start in (0..strip).step_by(block) {
+            let is_bad = |s: &usize| bad[*s].binary_search(&start).is_ok();
+            let unreadable: Vec<usize> = (0..bad.len()).filter(is_bad).collect();
+            match parts.last_mut() {
+                Some(last) if last.unreadable == unreadable => last.range.end = start + block,
+                _ => parts.push(Part { range: start..start + block, unreadable }),
+            }
+        }
+        parts
     }
 
     async fn stripe(
@@ -216,48 +261,62 @@ impl Check<'_> {
         let geometry = self.subject.config.geometry;
         let bytes = geometry.strip_bytes as usize;
         let mut strips: Vec<Option<&[u8]>> = vec![None; geometry.group_members()];
-        let mut unreadable = Vec::new();
+        let mut bad: Vec<&[usize]> = vec![&[]; geometry.group_members()];
         for (s, strip) in strips.iter_mut().enumerate() {
-            let column = &columns[geometry.member(stripe, s) % geometry.group_members()];
-            match column {
-                Some(column) if column.unreadable[row_of_window] => unreadable.push(s),
-                Some(column) => *strip = Some(&column.buffer.as_slice()[row_of_window * bytes..][..bytes]),
-                None => {}
+            if let Some(column) = &columns[geometry.member(stripe, s) % geometry.group_members()] {
+                *strip = Some(&column.buffer.as_slice()[row_of_window * bytes..][..bytes]);
+                bad[s] = &column.unreadable[row_of_window];
             }
         }
-        self.findings.strips_unreadable += unreadable.len() as u64;
+        self.findings.strips_unreadable += bad.iter().filter(|blocks| !blocks.is_empty()).count() as u64;
+        match strips.iter().flatten().count() {
+            present if present > geometry.data => self.findings.stripes_checked += 1,
+            present if present == geometry.data => self.findings.stripes_without_redundancy += 1,
+            _ => {}
+        }
+        for part in self.parts(&bad) {
+            let mut strips = strips.clone();
+            part.unreadable.iter().for_each(|s| strips[*s] = None);
+            self.part(stripe, &strips, part, expectation, observer).await;
+        }
+    }
+
+    /// Some bytes of a stripe whose strips can be read all along, or not at all.
+    async fn part(
+        &mut self,
+        stripe: u64,
+        strips: &[Option<&[u8]>],
+        part: Part,
+        expectation: Expectation,
+        observer: &mut dyn Observer,
+    ) {
+        let geometry = self.subject.config.geometry;
+        let Part { range, unreadable } = part;
         let present = strips.iter().flatten().count();
         if present < geometry.data {
-            let rows = (unreadable.len() * bytes / ROW_BYTES as usize) as u64;
+            let rows = rows(&range) * unreadable.len() as u64;
             self.findings.rows_unrepairable += rows;
             self.findings.rows_wrong += rows;
             return;
         }
-        let mut verdicts = vec![(0..bytes, Verdict::Right)];
-        if present == geometry.data {
-            self.findings.stripes_without_redundancy += 1;
-        } else {
-            self.findings.stripes_checked += 1;
-            if !self.code.agree(&strips) {
-                verdicts = self.judge(&strips, expectation);
-            }
-        }
-        for (range, verdict) in verdicts {
+        let is_open = expectation == Expectation::Open && strips[..geometry.data].contains(&None);
+        for (range, verdict) in self.judge(strips, range, expectation) {
             match verdict {
                 Verdict::Right => {
                     for s in &unreadable {
-                        let verdict = Verdict::Strip(*s);
-                        self.settle(stripe, &strips, range.clone(), verdict, expectation, observer).await;
+                        let verdict = if is_open { Verdict::Unknown } else { Verdict::Strip(*s) };
+                        self.settle(stripe, strips, range.clone(), verdict, expectation, observer).await;
                     }
                 }
                 verdict => {
                     let rows = rows(&range);
                     match expectation {
-                        Expectation::OutOfSync => self.findings.rows_out_of_sync += rows,
+                        Expectation::OutOfSync | Expectation::Open => self.findings.rows_out_of_sync += rows,
                         _ => self.findings.rows_different += rows,
                     }
-                    self.settle(stripe, &strips, range.clone(), verdict, expectation, observer).await;
-                    // A strip that cannot be read is computed from the others: they have to be right first.
+                    self.settle(stripe, strips, range.clone(), verdict, expectation, observer).await;
+                    // A strip that cannot be read is computed from the others: they have to be
+                    // right first.
                     self.findings.rows_wrong += rows * unreadable.len() as u64;
                     self.findings.rows_unrepairable += rows * unreadable.len() as u64;
                 }
@@ -265,18 +324,32 @@ impl Check<'_> {
         }
     }
 
-    /// What is wrong with each row, neighbours with the same verdict together.
-    fn judge(&self, strips: &[Option<&[u8]>], expectation: Expectation) -> Vec<(Range<usize>, Verdict)> {
+    /// Judges each row; neighbours with the same verdict are one range.
+    fn judge(
+        &self,
+        strips: &[Option<&[u8]>],
+        range: Range<usize>,
+        expectation: Expectation,
+    ) -> Vec<(Range<usize>, Verdict)> {
         let geometry = self.subject.config.geometry;
+        let bytes: Vec<Option<&[u8]>> =
+            strips.iter().map(|strip| strip.map(|strip| &strip[range.clone()])).collect();
+        if self.code.agree(&bytes) {
+            return vec![(range, Verdict::Right)];
+        }
         let has_all_data = strips[..geometry.data].iter().all(Option::is_some);
+        let is_synced = expectation == Expectation::InSync;
         let mut verdicts: Vec<(Range<usize>, Verdict)> = Vec::new();
-        for start in (0..geometry.strip_bytes as usize).step_by(ROW_BYTES as usize) {
-            let row = start..start + ROW_BYTES as usize;
+        let mut start = range.start;
+        while start < range.end {
+            let row = start..range.end.min((start + 1).next_multiple_of(ROW_BYTES as usize));
+            start = row.end;
             let present: Vec<Option<&[u8]>> =
                 strips.iter().map(|strip| strip.map(|strip| &strip[row.clone()])).collect();
             let verdict = match self.code.locate(&present) {
                 Located::Agreed => Verdict::Right,
-                _ if expectation == Expectation::OutOfSync && has_all_data => Verdict::Parity,
+                _ if !is_synced && has_all_data => Verdict::Parity,
+                Located::Wrong(strip) if !is_synced && strip < geometry.data => Verdict::Unknown,
                 Located::Wrong(strip) => Verdict::Strip(strip),
                 Located::Ambiguous if has_all_data => Verdict::Parity,
                 Located::Ambiguous => Verdict::Unknown,
@@ -352,7 +425,7 @@ impl Check<'_> {
             Outcome::Found => {}
             Outcome::Unrepairable | Outcome::Refused => self.findings.rows_unrepairable += count,
         }
-        // What is out of sync is no fault, as long as somebody knows what is right.
+        // A difference where parity is not in sync is an error only if it cannot be repaired.
         let is_fault = expectation == Expectation::InSync || outcome != Outcome::Found;
         if is_fault && outcome != Outcome::Repaired {
             self.findings.rows_wrong += count;
@@ -376,8 +449,9 @@ impl Check<'_> {
     }
 }
 
+/// The rows that have some of these bytes.
 fn rows(range: &Range<usize>) -> u64 {
-    (range.len() / ROW_BYTES as usize) as u64
+    (range.end.div_ceil(ROW_BYTES as usize) - range.start / ROW_BYTES as usize) as u64
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! Requests to members, made together and awaited together, in the engine's own buffers.
+//! Batches of requests to members, submitted and awaited together, in the engine's own buffers.
 //!
-//! Memory, requests and futures of a batch live in one list that is kept for reuse, so that a write of a stripe
-//! allocates nothing once its owner is warm.
+//! Memory, requests and futures of a batch are in one list that is reused. So a write of a stripe
+//! allocates nothing after its owner has warmed up.
 
 use block::{Channel, Data, Flags, IoError, IoFuture, IoResult, Op, Request, Segment};
 use std::future::Future;
@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-/// Requests to members.
+/// A batch of requests to members.
 #[derive(Default)]
 pub struct Batch {
     entries: Vec<Entry>,
@@ -18,7 +18,7 @@ pub struct Batch {
 }
 
 struct Entry {
-    /// Before the channel and the request, which it borrows: fields are dropped in order.
+    /// Declared before the channel and the request, which it borrows: fields are dropped in order.
     future: Option<IoFuture<'static>>,
     request: Request<'static>,
     segment: Segment,
@@ -32,8 +32,8 @@ impl Batch {
     /// Adds a request whose memory is `memory`.
     ///
     /// # Safety
-    /// The memory stays valid until the batch has run, and nobody else touches it meanwhile (for a write: nobody
-    /// writes to it).
+    /// The memory stays valid until the batch has run, and no other code accesses it meanwhile (for
+    /// a write: no other code writes to it).
     pub unsafe fn add(
         &mut self,
         tag: u32,
@@ -63,12 +63,12 @@ impl Batch {
         self.entries.push(Entry { future: None, request, segment, offset, channel, tag, result: Ok(()) });
     }
 
-    /// Submits everything and waits for the end of all.
+    /// Submits all requests and waits for all of them.
     pub fn run(&mut self) -> impl Future<Output = ()> + '_ {
         Running(self)
     }
 
-    /// How each request ended, by its tag.
+    /// The result of each request, with its tag.
     pub fn results(&self) -> impl Iterator<Item = (u32, IoResult)> + '_ {
         self.entries.iter().map(|entry| (entry.tag, entry.result))
     }
@@ -78,7 +78,7 @@ impl Batch {
         self.results().filter_map(|(tag, result)| result.err().map(|error| (tag, error)))
     }
 
-    /// Forgets everything, for reuse.
+    /// Clears the batch for reuse.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.is_running = false;
@@ -89,9 +89,9 @@ impl Batch {
         let count = self.entries.len();
         let entries = self.entries.as_mut_ptr();
         for i in 0..count {
-            // SAFETY: `i` is in bounds. Nothing is pushed or removed until `clear`, which drops futures first (an
-            // unfinished one ends the process), so the segment, request and channel stay where they are as long
-            // as the future lives. The request is not changed after this.
+            // SAFETY: `i` is in bounds. Nothing is pushed or removed until `clear`, which drops
+            // futures first (an unfinished one ends the process). So the segment, request and
+            // channel do not move while the future lives. The request is not changed after this.
             unsafe {
                 let entry = entries.add(i);
                 if (*entry).request.op.has_data() {

@@ -1,45 +1,45 @@
-//! Where the shapes of an array that changes its shape meet, as all cores see it: how far bytes are moved, and where the
-//! window ends that is being moved.
+//! The boundary between the geometries of a reshape, shared by all cores: the number of moved
+//! bytes, and the end of the window that is being moved.
 //!
-//! Claim, with a model (`cfg(loom)`, at the end of the file): a request that uses the place that it was given before its
-//! core next answers messages never meets the move of its bytes, and finds what was moved.
+//! Claim, with a model (`cfg(loom)`, at the end of the file): a request may use the geometry of its
+//! bytes until its core next answers messages. It never meets the move of these bytes, and finds
+//! the moved content.
 
 use crate::mutant::{self, Mutant};
 use reactor::sync::{AtomicU64, is_broken};
 use std::future::Future;
 use std::sync::atomic::Ordering;
 
-/// Which shape holds some bytes.
+/// The geometry of some bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
     Old,
     New,
 }
 
-/// See the module.
 pub(super) struct Boundary {
     moved: AtomicU64,
     window_end: AtomicU64,
 }
 
 impl Boundary {
-    /// All before `moved` is moved, and nothing is being moved.
+    /// A boundary with `moved` moved bytes and no open window.
     pub fn new(moved: u64) -> Boundary {
         Boundary { moved: AtomicU64::new(moved), window_end: AtomicU64::new(moved) }
     }
 
-    /// How much is moved, in bytes.
+    /// Number of moved bytes.
     pub fn moved(&self) -> u64 {
         self.moved.load(Ordering::SeqCst)
     }
 
-    /// Whether something is being moved.
+    /// Whether a window is open.
     pub fn is_moving(&self) -> bool {
         self.window_end.load(Ordering::SeqCst) != self.moved()
     }
 
-    /// Gives out no place before `end` that is not moved, and then runs `drain`, which waits for the requests that have
-    /// been given one.
+    /// Opens a window from the moved bytes to `end`, whose geometry is then undefined. Then runs
+    /// `drain`, which waits for requests that were routed before.
     pub async fn open<F: Future<Output = ()>>(&self, end: u64, drain: impl FnOnce() -> F) {
         let is_late = is_broken("the window opens before requests are drained");
         if !is_late {
@@ -51,7 +51,7 @@ impl Boundary {
         }
     }
 
-    /// All before `end` is moved: where the window began or where it ended. Nothing is being moved any more.
+    /// Closes the window and sets the moved bytes to `end`: the begin or the end of the window.
     pub fn close(&self, end: u64) {
         let order = match is_broken("the end of a move is stored with release") {
             false => Ordering::SeqCst,
@@ -61,9 +61,11 @@ impl Boundary {
         self.window_end.store(end, order);
     }
 
-    /// Which shape holds the first of some bytes, and how many of them; `None` while they are being moved.
+    /// The geometry of the first of some bytes, and the number of bytes that have it; `None` while
+    /// they are being moved.
     pub fn shape_of(&self, offset: u64, len: u64) -> Option<(Shape, u64)> {
-        // In this order: a window that is closed and a next one opened in between look like one that is longer.
+        // In this order: a window that closes and another that opens in between look like one
+        // longer window.
         let moved = self.moved.load(Ordering::SeqCst);
         let window_end = self.window_end.load(Ordering::SeqCst);
         if offset < moved {
@@ -85,24 +87,26 @@ mod models {
     use reactor::sync::{model, must_fail};
     use std::sync::Arc;
 
-    /// A byte in each shape.
+    /// A byte in each geometry.
     #[derive(Default)]
     struct Byte {
         old: UnsafeCell<u8>,
         new: UnsafeCell<u8>,
     }
 
-    /// A request that writes the byte at 0, if it is not being moved; loom fails when it meets the move.
+    /// A request that writes the byte at 0 unless it is being moved; loom fails if it meets the
+    /// move.
     fn write(boundary: &Boundary, byte: &Byte, value: u8) -> bool {
         let Some((shape, _)) = boundary.shape_of(0, 1) else { return false };
         let place = if shape == Shape::Old { &byte.old } else { &byte.new };
-        // SAFETY: loom checks that no other access is under way.
+        // SAFETY: loom checks that no other access runs at the same time.
         place.with_mut(|place| unsafe { *place = value });
         true
     }
 
-    /// A core takes requests, before and after it answers that it has none under way, while another moves the byte.
-    fn requests_beside_a_move() {
+    /// One core takes requests, before and after it answers that it has none in flight, while
+    /// another core moves the byte.
+    fn requests_during_a_move() {
         let (boundary, byte) = (Arc::new(Boundary::new(0)), Arc::new(Byte::default()));
         let ((ask, asked), (answer, answered)) = (mpsc::channel(), mpsc::channel());
         let core = {
@@ -132,8 +136,8 @@ mod models {
 
     #[test]
     fn no_request_meets_the_move_of_its_bytes() {
-        model(requests_beside_a_move);
-        must_fail("the window opens before requests are drained", requests_beside_a_move);
-        must_fail("the end of a move is stored with release", requests_beside_a_move);
+        model(requests_during_a_move);
+        must_fail("the window opens before requests are drained", requests_during_a_move);
+        must_fail("the end of a move is stored with release", requests_during_a_move);
     }
 }

@@ -1,12 +1,13 @@
-//! An array as one core sees it: healthy reads go straight to a member, everything else to the stripe's owner.
+//! The channel of one core to an array. Healthy reads go directly to a member, all other requests
+//! to the stripe's owner.
 
 use super::boundary::Shape;
-use super::members::{MemberChannel, Which};
-use super::owner::{Caller, Owner, Source};
-use super::patience::{self, Place};
+use super::hedge::{self, Place};
+use super::members::{MemberChannel, MemberRole};
 use super::shared::Shared;
+use super::stripe_owner::{Caller, Source, StripeOwner};
 use crate::config::Consistency;
-use crate::metadata::region_map::NEED_SYNC;
+use crate::metadata::intent_bitmap::NEED_SYNC;
 use crate::stripe::rect::{Rect, Run, runs};
 use arrayvec::ArrayVec;
 use block::{Channel, Flags, IoError, IoFuture, IoResult, MAX_JOINED, Op, Request, join_all};
@@ -19,31 +20,32 @@ use std::task::Poll;
 
 /// Stripes of one request that are written at a time.
 const STRIPES_AT_ONCE: usize = 8;
-/// Plain reads of which one's time is taken.
+/// Number of plain reads for each one whose latency is measured.
 const READS_PER_SAMPLE: u32 = 64;
 
-/// An array as one core sees it.
+/// The channel of one core to an array.
 pub(crate) struct ArrayChannel {
-    pub(super) owner: Rc<Owner>,
+    pub(super) owner: Rc<StripeOwner>,
     pub(super) shared: Arc<Shared>,
-    /// The shape that the array changes from.
+    /// The channel of the old geometry during a reshape.
     old: Option<Box<ArrayChannel>>,
-    /// Reads while somebody wanted to know what they take.
+    /// Plain reads while latencies are measured.
     reads: Cell<u32>,
 }
 
 impl ArrayChannel {
-    pub fn new(owner: Rc<Owner>) -> ArrayChannel {
+    pub fn new(owner: Rc<StripeOwner>) -> ArrayChannel {
         let old = owner.old.clone().map(|old| Box::new(ArrayChannel::new(old)));
         ArrayChannel { shared: owner.shared.clone(), owner, old, reads: Cell::new(0) }
     }
 
-    /// The shape that the array changes from.
+    /// The channel of the old geometry during a reshape.
     pub(super) fn old(&self) -> Option<&ArrayChannel> {
         self.old.as_deref()
     }
 
-    /// Where a plain request to one data strip goes, and through which channel; `None` when it is not that simple.
+    /// The place and channel of a plain request to one data strip; `None` if the request cannot be
+    /// plain.
     #[inline]
     fn plain_place(&self, offset: u64, len: u64) -> Option<(Place, MemberChannel)> {
         let shared = &self.shared;
@@ -52,31 +54,32 @@ impl ArrayChannel {
         let (stripe, mut strip) = (located.stripe, located.strip);
         if geometry.data == 1 && geometry.parity > 0 {
             if shared.region(stripe) & NEED_SYNC != 0 {
-                return None; // copies may differ: the owner makes them the same before anybody sees one
+                return None; // copies may differ: the owner makes them equal before it returns one
             }
-            // Copies take turns every 64 KiB, so that neighbours stay together.
+            // Copies alternate every 64 KiB, so that neighbouring blocks are read from one copy.
             strip = ((offset >> 16) % geometry.group_members() as u64) as usize;
         }
         let slot = geometry.member(stripe, strip);
-        let which = match shared.members.is_live(slot) {
-            true => Which::Own,
-            false if shared.members.is_done(slot, stripe) => Which::Incoming,
+        let role = match shared.members.is_live(slot) {
+            true => MemberRole::Current,
+            false if shared.members.is_done(slot, stripe) => MemberRole::Replacement,
             false => return None,
         };
         if shared.is_frozen() || shared.has_bad(stripe) {
             return None;
         }
-        let place = Place { stripe, strip, offset: located.offset, len: len as u32, slot, which };
-        Some((place, self.owner.channels.get(slot, which)?))
+        let place = Place { stripe, strip, offset: located.offset, len: len as u32, slot, role };
+        Some((place, self.owner.channels.get(slot, role)?))
     }
 
-    /// A request inside one strip that needs no parity: a read, or anything on an array without redundancy.
+    /// A request inside one strip that needs no parity: a read, or any request of an array without
+    /// redundancy.
     #[inline]
     fn plain<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
         let Some((place, member)) = self.plain_place(offset, req.len) else {
             return IoFuture::new(self.slow(req, offset, None));
         };
-        if self.shared.patience.is_limited()
+        if self.shared.deadlines.is_limited()
             && self.shared.config.geometry.parity > 0
             && self.owner.waiting.has_room(req.len)
         {
@@ -97,35 +100,35 @@ impl ArrayChannel {
         })
     }
 
-    /// The end of a plain request: good, or it goes the slow way.
+    /// Ends a plain request: returns success, or repeats it on the slow path.
     #[inline]
     async fn end_plain(&self, result: IoResult, req: &Request<'_>, offset: u64, stripe: u64) -> IoResult {
-        // Some of the stripe may have been given up meanwhile, and zeroes put there.
+        // Blocks of the stripe may have been lost meanwhile, and zeroed.
         if result.is_ok() && !self.shared.has_bad(stripe) {
             return Ok(());
         }
         IoFuture::new(self.slow(req, offset, result.err())).await
     }
 
-    /// A read that a member may be late for.
+    /// A read with a timeout for a late member.
     async fn limited(&self, req: &Request<'_>, offset: u64, place: Place, member: MemberChannel) -> IoResult {
         let is_sampled = self.shared.samples.is_watched() && self.is_sampled();
         let started_ns = if is_sampled { self.owner.core.now_ns() } else { 0 };
-        let result = patience::read(self.owner.clone(), member, place, req).await;
+        let result = hedge::read(self.owner.clone(), member, place, req).await;
         if is_sampled {
             self.shared.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
         }
         self.end_plain(result, req, offset, place.stripe).await
     }
 
-    /// Whether the time of this read is taken: one in [`READS_PER_SAMPLE`].
+    /// Whether to measure the latency of this read: one in [`READS_PER_SAMPLE`].
     fn is_sampled(&self) -> bool {
         let reads = self.reads.get().wrapping_add(1);
         self.reads.set(reads);
         reads.is_multiple_of(READS_PER_SAMPLE)
     }
 
-    /// A write whose time is taken.
+    /// A write with a measured latency.
     async fn timed_write(&self, req: &Request<'_>, offset: u64) -> IoResult {
         let started_ns = self.owner.core.now_ns();
         let result = self.write(req, offset).await;
@@ -133,14 +136,14 @@ impl ArrayChannel {
         result
     }
 
-    /// What could not be done in the plain way.
+    /// Handles requests that cannot be plain.
     async fn slow(&self, req: &Request<'_>, offset: u64, error: Option<IoError>) -> IoResult {
         let place = self.shared.config.geometry.locate(offset);
         if self.shared.config.geometry.parity == 0 || req.op != Op::Read {
             return Err(error.unwrap_or(IoError::Medium));
         }
         if let Some(IoError::Invalid | IoError::Misaligned | IoError::OutOfRange) = error {
-            return Err(error.expect("just matched")); // the request's fault, not the member's
+            return Err(error.expect("just matched")); // an error of the request, not of the member
         }
         // SAFETY: the request completes after this future does.
         let data = unsafe { Caller::new(req.data) };
@@ -156,7 +159,7 @@ impl ArrayChannel {
     /// Runs work on the owner of a stripe.
     async fn on_owner<W>(&self, stripe: u64, work: W) -> IoResult
     where
-        W: FnOnce(Rc<Owner>) -> IoFuture<'static> + Clone + Send + 'static,
+        W: FnOnce(Rc<StripeOwner>) -> IoFuture<'static> + Clone + Send + 'static,
     {
         if self.owner.owns(stripe) {
             return work(self.owner.clone()).await;
@@ -164,7 +167,7 @@ impl ArrayChannel {
         Box::pin(self.owner.forward(stripe, move |owner| Box::pin(work(owner)))).await
     }
 
-    /// A request that spans strips, each by itself.
+    /// A request that spans strips, executed strip by strip.
     async fn by_strips(&self, req: &Request<'_>, offset: u64) -> IoResult {
         let strip_bytes = u64::from(self.shared.config.geometry.strip_bytes);
         let mut at = 0;
@@ -221,7 +224,7 @@ impl ArrayChannel {
         .await
     }
 
-    /// Whole stripes are zeroed, so that parity stays what it should be; a discard promises nothing for the rest.
+    /// Zeroes whole stripes, so that parity stays valid; a discard guarantees nothing for the rest.
     async fn discard(&self, req: &Request<'_>, offset: u64) -> IoResult {
         let stripe_bytes = self.shared.config.geometry.stripe_bytes();
         let from = offset.next_multiple_of(stripe_bytes);
@@ -235,11 +238,11 @@ impl ArrayChannel {
 
     async fn flush(&self) -> IoResult {
         if self.shared.config.consistency != Consistency::None {
-            return Ok(()); // every write was durable when it was acknowledged
+            return Ok(()); // every acknowledged write is durable
         }
         let mut batch = super::batch::Batch::default();
         for slot in 0..self.shared.config.geometry.members() {
-            let member = self.owner.channels.get(slot, Which::Own).ok_or(IoError::DeviceGone)?;
+            let member = self.owner.channels.get(slot, MemberRole::Current).ok_or(IoError::DeviceGone)?;
             batch.add_plain(slot as u32, member.channel, Request::flush(), 0);
         }
         batch.run().await;
@@ -267,16 +270,17 @@ impl Channel for ArrayChannel {
 }
 
 impl ArrayChannel {
-    /// A request of an array that changes its shape: each part as its bytes lie, once they are not being moved.
+    /// A request during a reshape. Each part waits until its bytes are not being moved, and uses
+    /// their geometry.
     async fn across(&self, old: &ArrayChannel, req: &Request<'_>, offset: u64) -> IoResult {
-        let Some(crossing) = self.shared.crossing.as_ref().filter(|crossing| crossing.is_on()) else {
+        let Some(router) = self.shared.router.as_ref().filter(|router| router.is_on()) else {
             return self.in_shape(req, offset).await;
         };
         let mut at = 0;
         while at < req.len {
-            let front = &self.owner.front;
+            let tracker = &self.owner.tracker;
             let rest = (offset + at, req.len - at);
-            let entered = front.enter(crossing, rest, || self.shared.is_frozen()).await;
+            let entered = tracker.enter(router, rest, || self.shared.is_frozen()).await;
             let (shape, len, _inside) = entered.ok_or(IoError::Medium)?;
             let part = req.part(at, len);
             match shape {
@@ -288,7 +292,7 @@ impl ArrayChannel {
         Ok(())
     }
 
-    /// A request to bytes that have this shape.
+    /// A request to bytes in this geometry.
     #[inline]
     pub(super) fn in_shape<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
         let geometry = &self.shared.config.geometry;
@@ -305,7 +309,8 @@ impl ArrayChannel {
     }
 }
 
-/// Runs the writes of a request, some at a time, to their ends, however the others end; one that failed is the result.
+/// Runs the writes of a request, several at a time. All run to their end, even if some fail;
+/// returns one of the errors.
 pub(super) async fn all<F: Future<Output = IoResult>>(mut writes: impl Iterator<Item = F>) -> IoResult {
     let mut running: Vec<Pin<Box<F>>> = Vec::new();
     let mut result = Ok(());

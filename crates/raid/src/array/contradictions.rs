@@ -1,4 +1,4 @@
-//! Contradictions between strips: each is counted, and the log gets at most one line a second about them.
+//! Contradictions between strips: counts each, and logs at most one line a second about them.
 
 use super::shared::Shared;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,22 +6,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Least nanoseconds between two log lines.
 const LOG_NS: u64 = 1_000_000_000;
 
-/// Rows whose strips contradicted each other, and the limit of log lines about them.
+/// Rows whose strips contradicted each other, with the limit of log lines about them.
 #[derive(Debug, Default)]
 pub struct Contradictions {
     rows: AtomicU64,
-    /// Clock of the last log line; 0 before the first.
+    /// Time of the last log line; 0 before the first.
     logged_ns: AtomicU64,
     logged_rows: AtomicU64,
 }
 
 impl Contradictions {
-    /// Rows that were found since the array started.
+    /// Rows found since the array started.
     pub fn rows(&self) -> u64 {
         self.rows.load(Ordering::Relaxed)
     }
 
-    /// Counts rows. Returns the rows since the last log line if another one is due; these included.
+    /// Counts rows. If a log line is due, returns the rows since the last one, including these.
     fn note(&self, rows: u64, now_ns: u64) -> Option<u64> {
         let all = self.rows.fetch_add(rows, Ordering::Relaxed) + rows;
         let logged_ns = self.logged_ns.load(Ordering::Relaxed);
@@ -30,19 +30,19 @@ impl Contradictions {
         }
         let exchange =
             self.logged_ns.compare_exchange(logged_ns, now_ns.max(1), Ordering::Relaxed, Ordering::Relaxed);
-        // Another core that logs at the same time speaks for both.
+        // Another core that logs at the same time covers both.
         exchange.ok().map(|_| all.saturating_sub(self.logged_rows.swap(all, Ordering::Relaxed)))
     }
 }
 
-/// Rows of a part of a stripe that contradicted each other.
+/// Contradicting rows of a part of a stripe.
 pub(super) struct Found {
     pub stripe: u64,
     /// First byte of the first such row in each strip.
     pub offset: u32,
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
-    /// Strips that were named and computed from the others, as a mask.
+    /// Wrong strips that were identified and computed from the others, as a mask.
     pub mended: u64,
     /// Rows whose wrong strip is unknown.
     pub unknown: u64,

@@ -1,17 +1,18 @@
-//! Filling a member: a strip of it is computed from the others', or copied from the member that it replaces. Members of
-//! one group that are filled together share what is read of the others.
+//! Filling a member: a strip of it is computed from the others', or copied from the member that it
+//! replaces. Members of one group that are filled together share what is read of the others.
 //!
-//! What a stripe needs is decided while its rows are locked: a write either came before and is seen in the region map,
-//! or comes after and finds the stripe done. A row that nothing can bring back is noted as bad first, durably, and then
-//! made whole with zeroes, so that it reads as an error until it is written and its parity is right all the same.
+//! A fill decides what a stripe needs while the stripe's rows are locked: an earlier write shows in
+//! the write-intent bitmap, and a later one finds the stripe done. A row that cannot be
+//! reconstructed is first noted as bad, durably, and then gets zeroes. It reads as an error until
+//! it is written, and its parity is right all the same.
 
-use super::members::Which;
-use super::owner::{Owner, Scratch, Source};
+use super::members::MemberRole;
 use super::remote::LocalFuture;
 use super::spare::{Checks, Compared, Place};
+use super::stripe_owner::{Scratch, Source, StripeOwner};
 use super::write::{Stop, decode, ones, strips_of};
 use crate::config::{MAX_GROUP_MEMBERS, ROW_BYTES};
-use crate::metadata::region_map::{NEED_SYNC, STALE, WRITTEN};
+use crate::metadata::intent_bitmap::{NEED_SYNC, STALE, WRITTEN};
 use crate::metadata::{BadBlocksError, BadRange, MemberFailures};
 use crate::mutant::{self, Mutant};
 use crate::stripe::plan::Strips;
@@ -21,7 +22,7 @@ use block::{Flags, IoError, IoResult, Op, Request};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// What is known about a device that is to be filled.
+/// The known content of an incoming device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Before {
     /// Nothing: every stripe is written, with zeroes where nothing was ever written.
@@ -30,16 +31,16 @@ pub enum Before {
     /// It reads as zeroes: stripes of regions where nothing was ever written are left alone.
     Zeroes,
     /// It was this slot's member and lacks only what was written meanwhile: regions marked
-    /// [`STALE`](crate::metadata::region_map::STALE).
+    /// [`STALE`](crate::metadata::intent_bitmap::STALE).
     Member,
 }
 
-/// What filling a stripe came to.
+/// The result of filling a stripe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filled {
     /// The strip was computed or copied.
     Written,
-    /// Zeroes were written: nobody ever wrote there.
+    /// Zeroes were written, as the strip was never written.
     Zeroed,
     /// The device holds what it should.
     Skipped,
@@ -52,7 +53,7 @@ pub enum Filled {
 pub struct Wanted {
     /// The slot.
     pub slot: usize,
-    /// What is known about its device.
+    /// The known content of its device.
     pub before: Before,
 }
 
@@ -66,20 +67,20 @@ struct Newcomer {
     strip: usize,
 }
 
-impl Owner {
-    /// Fills the strips of a stripe on the incoming devices of some slots of its group, and counts them as done. The
-    /// other members are read once for all of them. An incoming device that cannot be written is detached: its slot is
-    /// not filled any more, and the others are.
+impl StripeOwner {
+    /// Fills the strips of a stripe on the incoming devices of some slots of its group, and counts
+    /// them as done. The other members are read once for all of them. An incoming device that
+    /// cannot be written is detached: its slot is not filled any more, and the others are.
     ///
     /// The error of a slot: its stripe cannot be read for now, or its device cannot be written.
     ///
     /// # Errors
     /// When the stripe's owner cannot be reached.
     pub async fn fill(&self, stripe: u64, wanted: Vec<Wanted>) -> Result<FilledSlots, IoError> {
-        let inside = self.gate.enter().await;
+        let inside = self.enter().await;
         if !self.owns(stripe) {
             drop(inside);
-            let work = move |owner: Rc<Owner>| -> LocalFuture<Result<FilledSlots, IoError>> {
+            let work = move |owner: Rc<StripeOwner>| -> LocalFuture<Result<FilledSlots, IoError>> {
                 Box::pin(async move { owner.fill(stripe, wanted).await })
             };
             return self.forward(stripe, work).await;
@@ -160,7 +161,8 @@ impl Owner {
         }
     }
 
-    /// Row by row, and block by block where a row cannot be had: no block is given up for its neighbour.
+    /// Row by row, and block by block where a row cannot be had: no block is given up for its
+    /// neighbour.
     async fn fill_by_rows(&self, stripe: u64, newcomer: Newcomer) -> Result<Filled, IoError> {
         let geometry = &self.shared.config.geometry;
         let (slot, strip, only) = (newcomer.slot, newcomer.strip, [newcomer]);
@@ -176,8 +178,9 @@ impl Owner {
                     continue;
                 }
             }
-            // Where nothing is known, nothing is known of any of its blocks.
-            let is_unknown = self.is_unknown(stripe, strip);
+            // Where nothing is known, nothing is known of any of its blocks. Unreadable blocks of
+            // other strips are given up one by one.
+            let is_unknown = self.is_unknown(stripe, strip) && self.can_be_read(stripe, &row).await?;
             let step = if is_unknown { row.end - row.start } else { self.shared.config.block_size };
             for block in pieces(&row, step) {
                 match self.fill_rows(stripe, &only, block.clone()).await {
@@ -221,6 +224,8 @@ impl Owner {
             return Err(Stop::Error(IoError::Medium));
         }
         if let Some(first) = ones(lost).next() {
+            // As a degraded read computes it: with every block that can be read.
+            self.halve_around(&strips, len)?;
             let place = Place { stripe, offset, len };
             self.compute(scratch, place, first, &strips, unreadable, Checks::All).await?;
             self.compute_beside(scratch, place, first, lost, &strips, unreadable).await?;
@@ -249,7 +254,8 @@ impl Owner {
             let decoder = self.decoder(lost, strips.readable)?;
             Ok(decoder.sources().iter().fold(0, |mask, source| mask | 1 << source))
         };
-        // Both choose among the same strips: a source of its own is one that the first has no use for.
+        // Both choose among the same strips: a source of its own is one that the first has no use
+        // for.
         let missing = sources(rest)? & !sources(1 << first)?;
         if missing != 0 {
             self.read_strips(scratch, stripe, offset, len, missing, unreadable).await?;
@@ -263,8 +269,8 @@ impl Owner {
         Ok(())
     }
 
-    /// Writes strips in the scratch to the incoming devices of their slots, at the same time. One that cannot be written
-    /// is detached, and the others are filled all the same.
+    /// Writes strips in the scratch to the incoming devices of their slots, at the same time. One
+    /// that cannot be written is detached, and the others are filled all the same.
     async fn write_incoming(
         &self,
         scratch: &mut Scratch,
@@ -277,13 +283,13 @@ impl Owner {
             |newcomer: &&Newcomer| newcomers.len() == 1 || self.shared.members.is_filling(newcomer.slot);
         scratch.batch.clear();
         for Newcomer { slot, strip } in newcomers.iter().filter(is_left) {
-            let Some(member) = self.channels.get(*slot, Which::Incoming) else {
+            let Some(member) = self.channels.get(*slot, MemberRole::Replacement) else {
                 failed.push((*slot, IoError::DeviceGone));
                 continue;
             };
             let segment = scratch.strip(*strip).as_ref().expect("read or computed").segment();
             let position = self.position(&member, stripe, offset);
-            // SAFETY: the buffer is in the scratch, which nobody touches until the batch has run.
+            // SAFETY: the buffer is in the scratch, which stays untouched until the batch has run.
             unsafe {
                 scratch.batch.add(*slot as u32, member.channel, Op::Write, Flags::FUA, segment, position)
             };
@@ -308,7 +314,7 @@ impl Owner {
     async fn fill_zeroes(&self, stripe: u64, slot: usize) -> IoResult {
         self.shared.check_frozen()?;
         let len = self.shared.config.geometry.strip_bytes;
-        let Some(member) = self.channels.get(slot, Which::Incoming) else {
+        let Some(member) = self.channels.get(slot, MemberRole::Replacement) else {
             return Err(self.incoming_failed(slot, IoError::DeviceGone).await);
         };
         let position = self.position(&member, stripe, 0);
@@ -328,17 +334,17 @@ impl Owner {
         }
     }
 
-    /// A device that is being filled cannot be written: it is let go. The error that filling ends with: never a
-    /// [`IoError::Medium`], which would speak of what is read.
+    /// Fails an incoming device that cannot be written. Returns the error that filling ends with:
+    /// never [`IoError::Medium`], which would blame a read.
     async fn incoming_failed(&self, slot: usize, error: IoError) -> IoError {
-        match self.shared.member_failed(slot, Which::Incoming, error).await {
+        match self.shared.member_failed(slot, MemberRole::Replacement, error).await {
             Ok(()) => IoError::DeviceGone,
             Err(error) => error,
         }
     }
 
-    /// Notes rows of a stripe that cannot be brought back as bad, puts zeroes there so that parity fits, and fills
-    /// the slot with what that comes to. The caller holds the rows.
+    /// Notes rows of a stripe that cannot be brought back as bad, puts zeroes there so that parity
+    /// fits, and fills the slot with what that comes to. The caller holds the rows.
     async fn give_up(&self, stripe: u64, newcomer: Newcomer, rows: Range<u32>) -> IoResult {
         let strip = newcomer.strip;
         let work = async |scratch: &mut Scratch, unreadable: &mut u64| {
@@ -351,8 +357,9 @@ impl Owner {
         self.persist(work).await
     }
 
-    /// Where a crash has left parity open, nothing can bring back data that a live member cannot read: such blocks of a
-    /// stripe are noted as bad, and made whole with zeroes. The caller holds the rows.
+    /// Notes unreadable blocks of a stripe as bad, and writes zeroes there. For stripes whose
+    /// parity a crash has left open: it cannot reconstruct data that a live member cannot read. The
+    /// caller holds the rows.
     pub(super) async fn give_up_unreadable(&self, stripe: u64) -> IoResult {
         let strip_bytes = self.shared.config.geometry.strip_bytes;
         for row in pieces(&(0..strip_bytes), self.row_step()) {
@@ -369,8 +376,8 @@ impl Owner {
         Ok(())
     }
 
-    /// Notes blocks of some rows as bad that nothing can bring back, and makes them whole with zeroes: the blocks beside
-    /// them can be written then. The caller holds the rows.
+    /// Notes blocks of some rows as bad that cannot be reconstructed, and writes zeroes there: the
+    /// other blocks of the rows can be written then. The caller holds the rows.
     pub(super) async fn give_up_lost(&self, stripe: u64, rows: Range<u32>) -> IoResult {
         let step = self.shared.config.block_size;
         let _memory = self.grant(2 * self.shared.config.geometry.group_members() + 2, step as usize).await;
@@ -398,7 +405,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Whether all data of some rows of a stripe can be read from the members that are there.
+    /// Whether all data of some rows of a stripe can be read from the live members.
     async fn can_be_read(&self, stripe: u64, rows: &Range<u32>) -> Result<bool, IoError> {
         let work = async |scratch: &mut Scratch, unreadable: &mut u64| {
             self.shared.check_frozen()?;
@@ -424,7 +431,9 @@ impl Owner {
             match work(&mut scratch, &mut unreadable).await {
                 Ok(result) => break Ok(result),
                 Err(Stop::Again) => {}
-                Err(Stop::TooLarge | Stop::Halve | Stop::Moved) => break Err(IoError::Invalid),
+                // The caller goes block by block.
+                Err(Stop::Halve) => break Err(IoError::Medium),
+                Err(Stop::TooLarge | Stop::Moved) => break Err(IoError::Invalid),
                 Err(Stop::Error(error)) => break Err(error),
             }
         };
@@ -432,13 +441,14 @@ impl Owner {
         result
     }
 
-    /// Bytes of each strip that are looked at by themselves when some of a strip cannot be brought back.
+    /// Bytes of each strip that are looked at by themselves when some of a strip cannot be brought
+    /// back.
     fn row_step(&self) -> u32 {
         let geometry = &self.shared.config.geometry;
         ROW_BYTES.min(self.shared.entry_limit(geometry.data)).min(geometry.strip_bytes)
     }
 
-    /// As [`Owner::give_up`]; what the slot is to hold is in the scratch when it ends.
+    /// As [`StripeOwner::give_up`]; what the slot is to hold is in the scratch when it ends.
     async fn try_give_up(
         &self,
         scratch: &mut Scratch,
@@ -501,7 +511,7 @@ impl Owner {
     }
 }
 
-/// A range in pieces of `step` bytes, of which the last may be shorter.
+/// Divides a range into parts of `step` bytes, of which the last may be shorter.
 fn pieces(range: &Range<u32>, step: u32) -> impl Iterator<Item = Range<u32>> {
     let end = range.end;
     (range.start..end).step_by(step as usize).map(move |start| start..end.min(start + step))

@@ -1,16 +1,19 @@
-//! A gate that every stripe operation passes: closed while something about the array changes that operations under way
-//! must not see.
+//! A gate that every stripe operation passes: closed while something about the array changes that
+//! operations under way must not see.
 
+use reactor::CoreRef;
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 
 /// See the module.
 #[derive(Default)]
 pub struct Gate {
     inside: Cell<usize>,
-    /// How many want it closed.
+    /// How often it was closed and not opened.
     closed: Cell<usize>,
+    /// The core that closed it last.
+    closer: RefCell<Option<CoreRef>>,
     waiting: RefCell<Vec<Waker>>,
 }
 
@@ -18,20 +21,35 @@ pub struct Gate {
 pub struct Inside<'a>(&'a Gate);
 
 impl Gate {
-    /// Waits until the gate is open.
+    /// Enters the gate if it is open.
     #[inline]
-    pub async fn enter(&self) -> Inside<'_> {
+    pub fn try_enter(&self) -> Option<Inside<'_>> {
         if self.closed.get() > 0 {
-            self.wait(|gate| gate.closed.get() == 0).await;
+            return None;
         }
         self.inside.set(self.inside.get() + 1);
-        Inside(self)
+        Some(Inside(self))
     }
 
-    /// Lets nobody in any more, and waits until everybody has left.
-    pub async fn close(&self) {
+    /// Ready when the gate is open.
+    pub fn poll_open(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.poll(cx, self.closed.get() == 0)
+    }
+
+    /// Whether a core keeps the gate closed that has ended.
+    pub fn is_abandoned(&self) -> bool {
+        self.closed.get() > 0 && self.closer.borrow().as_ref().is_some_and(CoreRef::is_stopped)
+    }
+
+    /// Lets no operation in any more, on behalf of `closer`, and waits until all have left. If the
+    /// core that closed it before has ended, `closer` takes its place.
+    pub async fn close(&self, closer: CoreRef) {
+        if self.is_abandoned() {
+            self.closed.set(0);
+        }
         self.closed.set(self.closed.get() + 1);
-        self.wait(|gate| gate.inside.get() == 0).await;
+        self.closer.replace(Some(closer));
+        poll_fn(|cx| self.poll(cx, self.inside.get() == 0)).await;
     }
 
     /// Undoes one [`Gate::close`].
@@ -40,15 +58,12 @@ impl Gate {
         self.wake();
     }
 
-    async fn wait(&self, is_ready: impl Fn(&Gate) -> bool) {
-        poll_fn(|cx| {
-            if is_ready(self) {
-                return Poll::Ready(());
-            }
-            self.waiting.borrow_mut().push(cx.waker().clone());
-            Poll::Pending
-        })
-        .await;
+    fn poll(&self, cx: &mut Context<'_>, is_ready: bool) -> Poll<()> {
+        if is_ready {
+            return Poll::Ready(());
+        }
+        self.waiting.borrow_mut().push(cx.waker().clone());
+        Poll::Pending
     }
 
     fn wake(&self) {

@@ -1,125 +1,128 @@
-//! Growth by size: members have become larger, or were larger than what is used of them.
+//! Growth by size: members have become larger, or parts of them are unused.
 //!
-//! Stripes are added at the end of every member's data, so no address changes and requests go on meanwhile.
+//! The array adds stripes at the end of every member's data, so no address changes, and requests
+//! continue meanwhile.
 //!
 //! ```text
-//!   1  superblocks, twice: same array, larger members      both sets of copies stand at the new ends
-//!   2  what is added reads as zeroes, or up to the next region's beginning
-//!   3  region map: new regions unwritten, or written and without parity
-//!   4  superblock: more stripes                            ◄─ the growth has happened
-//!   5  requests beyond the old end are let in
+//!   1  superblocks, twice: same array, larger members      both sets of copies are at the new ends
+//!   2  the added range reads as zeroes, or up to the start of the next region
+//!   3  write-intent bitmap: new regions unwritten, or written and without parity
+//!   4  superblock: more stripes                            ◄─ the growth is done
+//!   5  requests beyond the old end are accepted
 //! ```
 //!
-//! Each step is durable on every member before the next one begins, so power may go anywhere. Before 4 the array is as
-//! large as it was: nothing that 1 to 3 write is looked at. From 4 on, a member that lacks 4 holds at least 1 and 3 (an
-//! older one is below `settled`), and its room is as large as the table needs. The last superblock copies move in 1, the
-//! two sets one after the other, and [`Layout::grown`] sees to it that new copies lie behind the old ones: at each moment
-//! a set is whole at the front and at one of the ends. Their old places become data in 2, when nothing points there.
+//! Each step is durable on every member before the next one begins, so the power may fail at any
+//! point. Before step 4 the array has its old size: the results of steps 1 to 3 have no effect.
+//! From step 4 on, a member that lacks step 4 has at least steps 1 and 3 (an older one is below
+//! `settled`), and enough room for the table. The last superblock copies move in step 1, one set
+//! after the other. [`Layout::grown`] ensures that new copies lie behind the old ones. So at each
+//! moment one set is complete at the front and at one of the ends. Step 2 turns the old places into
+//! data, when no superblock refers to them any more.
 
 use super::Array;
-use super::home::{Home, Turn};
+use super::committer::{MetadataCommitter, Turn};
 use super::members::SlotState;
-use super::owner::Owner;
 use super::shared::Shared;
+use super::stripe_owner::StripeOwner;
 use crate::ArrayConfig;
+use crate::metadata::intent_bitmap::{NEED_SYNC, WRITTEN};
 use crate::metadata::layout::{COPY_BYTES, Layout};
-use crate::metadata::region_map::{NEED_SYNC, WRITTEN};
 use crate::metadata::{MemberFailures, Targets, all, zero, zero_cheaply};
 use crate::mutant::{self, Mutant};
 use block::{DeviceError, IoError, IoResult, Limits};
 use std::rc::Rc;
 
-/// Why an array does not grow. It is as it was.
+/// Why an array does not grow. The array is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum GrowError {
-    /// Members are missing or being filled.
-    #[error("array {array}: slots {slots:?} are not live: it grows only when all members are")]
+    /// Members are missing or being rebuilt.
+    #[error("array {array}: slots {slots:?} are not live: all members must be live")]
     NotWhole {
         /// The array.
         array: String,
         /// The slots.
         slots: Vec<usize>,
     },
-    /// Some member has no room.
+    /// A member has no room.
     #[error(
-        "array {array}: {member} has {usable} bytes that may be used, the array uses {used} of each member: \
-         {needed} would be needed for one stripe more"
+        "array {array}: {member} has {usable} usable bytes, the array uses {used} of each member: {needed} are needed \
+         for another stripe"
     )]
     NoRoom {
         /// The array.
         array: String,
         /// The smallest member.
         member: String,
-        /// Bytes of it that may be used.
+        /// Its usable bytes.
         usable: u64,
         /// Bytes in use.
         used: u64,
         /// Bytes that are needed to grow at all.
         needed: u64,
     },
-    /// The region map has no room.
+    /// The write-intent bitmap has no room.
     #[error(
-        "array {array}: its region map has room for {most} bytes of each member, {wanted} are there: grow it with a \
-         size of {most} at most"
+        "array {array}: its write-intent bitmap covers at most {most} bytes of each member, not {wanted}: grow it with \
+         a size of at most {most}"
     )]
     MapFull {
         /// The array.
         array: String,
-        /// Bytes of each member that can be used.
+        /// Most usable bytes of each member.
         most: u64,
         /// Bytes of the smallest member.
         wanted: u64,
     },
-    /// It is changing its shape.
-    #[error("array {array}: it is changing its shape: it can grow when that is over")]
+    /// A reshape is in progress.
+    #[error("array {array}: a reshape is in progress: grow the array after it")]
     Reshaping {
         /// The array.
         array: String,
     },
-    /// The array was started to be read only.
-    #[error("array {array}: it is read-only")]
+    /// The array was started for reading only.
+    #[error("array {array}: the array is read-only")]
     ReadOnly {
         /// The array.
         array: String,
     },
-    /// A member cannot tell its size.
+    /// The size of a member cannot be read.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// Somebody else has changed the array meanwhile.
-    #[error("array {array}: it was changed meanwhile: look at it and try again")]
+    /// Another command has changed the array meanwhile.
+    #[error("array {array}: another command changed it meanwhile: try again")]
     Changed {
         /// The array.
         array: String,
     },
-    /// Members failed meanwhile.
-    #[error("array {array}: it could not grow: {error}")]
+    /// Members failed during the growth.
+    #[error("array {array}: growth failed: {error}")]
     Io {
         /// The array.
         array: String,
-        /// What went wrong.
+        /// The error.
         error: IoError,
     },
 }
 
-/// What growing came to, in bytes of the array.
+/// The result of a growth, in bytes of the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Growth {
-    /// Before.
+    /// Capacity before.
     pub before: u64,
-    /// Now.
+    /// Capacity after.
     pub after: u64,
 }
 
-/// What is to be done.
+/// The planned growth.
 struct Plan {
     config: ArrayConfig,
-    /// Where things lie from now on, by slot.
+    /// The new layouts, by slot.
     layouts: Vec<Layout>,
     /// The members' limits, by slot.
     limits: Vec<Limits>,
 }
 
-/// A member as it is, with what may be used of it now.
+/// A member with its present usable size.
 struct Room {
     name: String,
     usable: u64,
@@ -128,9 +131,9 @@ struct Room {
 }
 
 impl Array {
-    /// Makes the array as large as its members are now, or as members of `size` bytes would be. Requests go on
-    /// meanwhile. Where members do not zero themselves cheaply, parity of what is added is made later, as for a new
-    /// array. On a core.
+    /// Grows the array to the present size of its members, or to members of `size` bytes. Requests
+    /// continue meanwhile. If members cannot zero themselves, a later sync computes the parity of
+    /// the added range, as for a new array. Must run on a core.
     ///
     /// # Errors
     /// See [`GrowError`].
@@ -143,19 +146,20 @@ impl Array {
         let plan = plan(shared, size)?;
         let after = plan.config.geometry.capacity();
         self.owner();
-        let grown = shared.at_home(move |home| Box::pin(async move { home.grow(&plan).await })).await;
+        let grown =
+            shared.on_committer(move |committer| Box::pin(async move { committer.grow(&plan).await })).await;
         let array = shared.config.name.clone();
         match grown {
             Ok(()) => {}
             Err(IoError::Invalid) => return Err(GrowError::Changed { array }),
             Err(error) => return Err(GrowError::Io { array, error }),
         }
-        tracing::info!(array = shared.config.name, before, after, "the array has grown");
+        tracing::info!(array = shared.config.name, before, after, "array has grown");
         Ok(Growth { before, after })
     }
 }
 
-/// Slots that keep an array from growing.
+/// Slots that prevent growth.
 fn not_whole(shared: &Shared) -> Vec<usize> {
     let members = &shared.members;
     let is_whole = |slot: &usize| members.state(*slot) == SlotState::Live && !members.is_filling(*slot);
@@ -182,7 +186,7 @@ fn plan(shared: &Shared, size: Option<u64>) -> Result<Plan, GrowError> {
     if stripes <= config.geometry.group_stripes {
         let tail = smallest.layout.data_offset + 2 * COPY_BYTES;
         let (member, usable) = (smallest.name.clone(), smallest.usable);
-        // The last copies do not move by less than their own length.
+        // The last superblock copies move by at least their own length.
         let needed = (used + strip + tail).max(smallest.layout.member_bytes + 2 * COPY_BYTES);
         return Err(GrowError::NoRoom { array, member, usable, used: used + tail, needed });
     }
@@ -203,7 +207,7 @@ fn plan(shared: &Shared, size: Option<u64>) -> Result<Plan, GrowError> {
     Ok(Plan { config, layouts, limits: rooms.into_iter().map(|room| room.limits).collect() })
 }
 
-/// The members with the sizes that they have now.
+/// The members with their present sizes.
 fn rooms(shared: &Shared, size: Option<u64>) -> Result<Vec<Room>, GrowError> {
     let room = |slot: usize| {
         let [own, _] = shared.members.attached(slot);
@@ -213,7 +217,8 @@ fn rooms(shared: &Shared, size: Option<u64>) -> Result<Vec<Room>, GrowError> {
         let limits = own.device.refresh()?;
         let usable = size.map_or(limits.capacity, |size| size.min(limits.capacity));
         let mut layout = own.layout.grown(usable);
-        // A smaller size than what is in use already: the end stays, what is behind `size` is not used.
+        // If the size is smaller than the used part, the end stays, and the rest behind `size` is
+        // not used.
         let most = usable.saturating_sub(layout.data_offset + 2 * COPY_BYTES);
         layout.data_bytes = layout.data_bytes.min(most);
         Ok(Room { name: own.device.name().to_owned(), usable, layout, limits })
@@ -221,12 +226,12 @@ fn rooms(shared: &Shared, size: Option<u64>) -> Result<Vec<Room>, GrowError> {
     (0..shared.config.geometry.members()).map(room).collect()
 }
 
-impl Home {
-    /// See the module.
+impl MetadataCommitter {
+    /// Executes the plan; see the module.
     async fn grow(&self, plan: &Plan) -> IoResult {
         let shared = self.shared().clone();
         let owner = self.owner().ok_or(IoError::DeviceGone)?;
-        // Nobody joins meanwhile; who goes makes the growth end where it is.
+        // No core or member joins meanwhile; a member that fails ends the growth early.
         let _quiet = Turn::take(self.quiet()).await;
         let old = ArrayConfig::clone(shared.configs.newest());
         let was_planned = |(slot, layout): (usize, &Layout)| {
@@ -273,10 +278,11 @@ fn check_whole(shared: &Shared) -> IoResult {
     if not_whole(shared).is_empty() { Ok(()) } else { Err(IoError::DeviceGone) }
 }
 
-/// Zeroes what is added to each member; whether all of it. Where members do not do that cheaply, only what shares a
-/// region with data that is there already, and the places of the old superblocks.
+/// Zeroes the added range of each member; returns whether all of it is zero. If a member cannot
+/// zero itself, it zeroes only the part in a region with old data, and the places of the old
+/// superblocks.
 async fn zero_added(
-    owner: &Rc<Owner>,
+    owner: &Rc<StripeOwner>,
     plan: &Plan,
     old: &ArrayConfig,
     ends: &[u64],

@@ -1,13 +1,13 @@
-//! What foreground requests take: a histogram that all cores add to. Every write and some of the reads, and only while
-//! somebody works in the background and wants to know.
+//! Latencies of foreground requests: a histogram that all cores add to. It has every write and some
+//! reads, and is only filled while a background job needs it.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Powers of two that a histogram covers, from 2^10 ns on, with four steps each.
+/// Powers of two covered by a histogram, from 2^10 ns on, with four steps each.
 const OCTAVES: usize = 24;
 const BUCKETS: usize = OCTAVES * 4;
 
-/// How many requests took how long.
+/// A histogram of latencies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counts([u32; BUCKETS]);
 
@@ -29,22 +29,22 @@ impl Counts {
         *count = count.saturating_add(u32::try_from(requests).unwrap_or(u32::MAX));
     }
 
-    /// Requests.
+    /// Number of requests.
     pub fn total(&self) -> u64 {
         self.0.iter().map(|count| u64::from(*count)).sum()
     }
 
-    /// The least time that 99 of 100 requests did not exceed, up to a quarter too high.
+    /// The latency that 99 of 100 requests did not exceed, at most a quarter too high.
     pub fn p99_ns(&self) -> u64 {
         self.exceeded_by(10)
     }
 
-    /// The least time that half of the requests did not exceed, up to a quarter too high.
+    /// The latency that half of the requests did not exceed, at most a quarter too high.
     pub fn median_ns(&self) -> u64 {
         self.exceeded_by(500)
     }
 
-    /// The time that `permille` of the requests exceeded at most.
+    /// The latency that at most `permille` of the requests exceeded.
     fn exceeded_by(&self, permille: u64) -> u64 {
         let above = self.total() * permille / 1000;
         let mut seen = 0;
@@ -75,7 +75,7 @@ fn upper_ns(bucket: usize) -> u64 {
     (5 + step) << (octave - 2)
 }
 
-/// What foreground requests of all cores took, since somebody looked last.
+/// Latencies of foreground requests of all cores, since the last [`Samples::take`].
 pub struct Samples {
     is_watched: AtomicBool,
     counts: [AtomicU32; BUCKETS],
@@ -88,13 +88,13 @@ impl Default for Samples {
 }
 
 impl Samples {
-    /// Whether anybody wants to know.
+    /// Whether latencies are needed.
     #[inline]
     pub fn is_watched(&self) -> bool {
         self.is_watched.load(Ordering::Relaxed)
     }
 
-    /// Somebody wants to know, or nobody any more.
+    /// Sets whether latencies are needed.
     pub fn watch(&self, is_watched: bool) {
         self.is_watched.store(is_watched, Ordering::Relaxed);
     }
@@ -104,7 +104,7 @@ impl Samples {
         self.counts[bucket(ns)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes what there is.
+    /// Takes all latencies and clears the histogram.
     pub fn take(&self) -> Counts {
         Counts(std::array::from_fn(|i| self.counts[i].swap(0, Ordering::Relaxed)))
     }

@@ -1,15 +1,17 @@
-//! The members of a running array: what each may be used for, as all cores see it, and one core's channels to them.
+//! The members of a running array: the states of their devices, shared by all cores, and each
+//! core's channels to them.
 //!
-//! A slot has a *device*, which is live or not, and perhaps an *incoming* one that is being filled: onto an empty slot
-//! (a rebuild) or beside a live device (a replacement). An incoming device counts for the stripes that are done
-//! (`progress.rs`). Steps are those of the walk over all stripes, row by row ([`Geometry::stripe_at_step`]).
+//! A slot has a *device*, which is live or not. It may also have an *incoming* device that is being
+//! filled: for an empty slot (a rebuild) or next to a live device (a replacement). An incoming
+//! device counts for the completed stripes (`progress.rs`). Steps are those of the walk over all
+//! stripes, row by row ([`Geometry::stripe_at_step`]).
 //!
-//! Only the owner of a stripe sets its bit, while it holds the stripe's rows; so for the owner the answer is exact, and
-//! for others it errs towards "not done".
+//! Only the owner of a stripe sets its bit, while it holds the stripe's rows. So the answer is
+//! exact for the owner; other cores may see a stripe as not done that already is.
 
 use super::progress::Progress;
 use crate::metadata::Layout;
-use crate::{ArrayConfig, Geometry};
+use crate::{ArrayConfig, Geometry, Uuid};
 use block::{Channel, Device, DeviceError};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,33 +20,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use super::progress::WINDOW;
 
-/// What a slot's device may be used for.
+/// The permitted uses of a slot's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SlotState {
     /// Reads and writes.
     Live = 0,
-    /// Nothing any more, but its superblocks and those of others may still say otherwise: what skipped it must not
-    /// be acknowledged.
+    /// No use, but superblocks may still call the device live: a write that skipped it must not be
+    /// acknowledged.
     Failing = 1,
-    /// Nothing, and every live member knows.
+    /// No use, and every live member has a table that calls it failed.
     Out = 2,
 }
 
-/// A member's device and where things lie on it.
+/// A member's device with its layout.
 #[derive(Clone)]
 pub struct Attached {
     /// The device.
     pub device: Arc<dyn Device>,
-    /// Where things lie on it.
+    /// The layout of the member.
     pub layout: Layout,
 }
 
-/// There is no incoming device.
+/// No incoming device.
 const NONE: u8 = 0;
-/// There is one.
+/// An incoming device takes writes.
 const FILLING: u8 = 1;
-/// It takes nothing any more, but superblocks may still say that it holds what is done.
+/// The incoming device takes no more writes, but superblocks may still record its progress.
 const LEAVING: u8 = 2;
 
 #[derive(Default)]
@@ -53,23 +55,26 @@ struct Slot {
     /// Whether there is an incoming device: `NONE`, `FILLING` or `LEAVING`.
     incoming: AtomicU8,
     progress: Progress,
-    /// While the array has two shapes: by how much the number of a stripe of the old one exceeds its step of the walk.
+    /// During a reshape: the difference between the number of a stripe of the old geometry and its
+    /// step of the walk.
     skipped: AtomicU64,
+    /// The UUID of the incoming device, also once it is the slot's own.
+    uuid: Mutex<Option<Uuid>>,
     devices: Mutex<[Option<Attached>; 2]>,
 }
 
-/// The members of a running array as all cores share them.
+/// The members of a running array, shared by all cores.
 pub struct Members {
     config: Arc<ArrayConfig>,
     slots: Arc<[Slot]>,
-    /// Moves whenever a device comes or goes.
+    /// Changes whenever a device is added or removed.
     generation: Arc<AtomicU64>,
     shift: Shift,
-    /// Whether this is the shape that the array changes from.
+    /// Whether these are the members in the old geometry of a reshape.
     is_old: bool,
 }
 
-/// By how much things of an array's old shape lie behind those of its new one on every member, in bytes.
+/// Distance of the old geometry's areas behind those of the new one on every member, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shift {
     pub log: u64,
@@ -77,7 +82,7 @@ pub(crate) struct Shift {
 }
 
 impl Shift {
-    /// Where things of the old shape lie.
+    /// The layout of the old geometry.
     pub fn apply(self, layout: Layout) -> Layout {
         let (log_offset, data_offset) = (layout.log_offset + self.log, layout.data_offset + self.data);
         Layout { log_offset, data_offset, ..layout }
@@ -85,7 +90,7 @@ impl Shift {
 }
 
 impl Members {
-    /// A slot for each of `devices`; those without one are out.
+    /// One slot for each of `devices`; slots without a device count as failed.
     pub fn new(config: Arc<ArrayConfig>, devices: Vec<Option<Attached>>) -> Members {
         assert_eq!(devices.len(), config.geometry.members());
         let slot = |device: Option<Attached>| {
@@ -102,7 +107,7 @@ impl Members {
         }
     }
 
-    /// The same members as those of another shape, `config`, which uses the first of them.
+    /// The same members for another geometry, `config`, which uses the first of them.
     pub(crate) fn of_shape(&self, config: Arc<ArrayConfig>, shift: Shift) -> Members {
         assert!(config.geometry.members() <= self.slots.len(), "an old shape has no members of its own");
         Members {
@@ -114,23 +119,23 @@ impl Members {
         }
     }
 
-    /// Where things of this shape lie.
+    /// The shift of this geometry's areas.
     pub(crate) fn shift(&self) -> Shift {
         self.shift
     }
 
-    /// How many slots there are: all that metadata is written to, whatever the shape uses of them.
+    /// Number of slots: metadata is written to all of them, even if the geometry uses fewer.
     pub fn count(&self) -> usize {
         self.slots.len()
     }
 
-    /// The array's shape.
+    /// The array's geometry.
     #[inline]
     pub fn geometry(&self) -> &Geometry {
         &self.config.geometry
     }
 
-    /// What a slot's device may be used for.
+    /// The permitted uses of a slot's device.
     #[inline]
     pub fn state(&self, slot: usize) -> SlotState {
         match self.slots[slot].state.load(Ordering::Acquire) {
@@ -146,11 +151,17 @@ impl Members {
         self.state(slot) == SlotState::Live
     }
 
+    /// The device that counts in a slot: its member while that is live, else the one that fills it.
+    #[inline]
+    pub fn role(&self, slot: usize) -> MemberRole {
+        if self.is_live(slot) { MemberRole::Current } else { MemberRole::Replacement }
+    }
+
     /// The devices of a slot that take writes to a stripe.
     #[inline]
-    pub fn takers(&self, slot: usize, stripe: u64) -> impl Iterator<Item = Which> + use<> {
-        let own = self.is_live(slot).then_some(Which::Own);
-        let incoming = self.is_done(slot, stripe).then_some(Which::Incoming);
+    pub fn takers(&self, slot: usize, stripe: u64) -> impl Iterator<Item = MemberRole> + use<> {
+        let own = self.is_live(slot).then_some(MemberRole::Current);
+        let incoming = self.is_done(slot, stripe).then_some(MemberRole::Replacement);
         own.into_iter().chain(incoming)
     }
 
@@ -159,13 +170,13 @@ impl Members {
         (0..self.slots.len()).all(|slot| self.state(slot) == SlotState::Live)
     }
 
-    /// A live device is failing from now on.
+    /// Marks a live device as failing.
     pub(crate) fn announce_failure(&self, slot: usize) {
         let (live, failing) = (SlotState::Live as u8, SlotState::Failing as u8);
         let _ = self.slots[slot].state.compare_exchange(live, failing, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Changes what a slot's device may be used for. A device that is out is let go.
+    /// Changes the permitted uses of a slot's device. A failed device is detached.
     pub(crate) fn set_state(&self, slot: usize, state: SlotState) {
         self.slots[slot].state.store(state as u8, Ordering::Release);
         if state == SlotState::Out {
@@ -174,10 +185,18 @@ impl Members {
         }
     }
 
-    /// Puts an incoming device beside a slot's own, filled up to step `cursor` of the walk. `skipped`: see
-    /// [`Walk::skipped`](super::crossing::Walk::skipped); 0 for an array of one shape.
-    pub(crate) fn start_filling(&self, slot: usize, incoming: Attached, cursor: u64, skipped: u64) {
+    /// Adds an incoming device to a slot, filled up to step `cursor` of the walk. `skipped`: see
+    /// [`Walk::skipped`](super::reshape_router::Walk::skipped); 0 without a reshape.
+    pub(crate) fn start_filling(
+        &self,
+        slot: usize,
+        uuid: Uuid,
+        incoming: Attached,
+        cursor: u64,
+        skipped: u64,
+    ) {
         let place = &self.slots[slot];
+        *self.uuid(slot) = Some(uuid);
         place.skipped.store(skipped, Ordering::Relaxed);
         self.devices(slot)[1] = Some(incoming);
         place.progress.reset(cursor);
@@ -185,7 +204,7 @@ impl Members {
         place.incoming.store(FILLING, Ordering::Release);
     }
 
-    /// The incoming device becomes the slot's own and live. Nothing runs on the array meanwhile.
+    /// Makes the incoming device the slot's own, live device. No request may run meanwhile.
     pub(crate) fn finish_filling(&self, slot: usize) {
         let place = &self.slots[slot];
         let mut devices = self.devices(slot);
@@ -195,7 +214,7 @@ impl Members {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Things lie elsewhere on a slot's device from now on; its data does not.
+    /// Changes the layout of a slot's device, except for the offset of its data.
     pub(crate) fn set_layout(&self, slot: usize, layout: Layout) {
         if let Some(own) = &mut self.devices(slot)[0] {
             assert_eq!(own.layout.data_offset, layout.data_offset, "data stays where it is");
@@ -204,13 +223,13 @@ impl Members {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// The incoming device is let go; no superblock says that it holds anything.
+    /// Detaches the incoming device. No superblock may record any progress of it.
     pub(crate) fn stop_filling(&self, slot: usize) {
         self.let_go(slot, NONE);
     }
 
-    /// The incoming device of an empty slot takes nothing any more. Until a commit says that it is out, what skipped it
-    /// must not be acknowledged.
+    /// Stops writes to the incoming device of an empty slot. Until a commit marks it as failed, a
+    /// write that skipped it must not be acknowledged.
     pub(crate) fn announce_leaving(&self, slot: usize) {
         self.let_go(slot, LEAVING);
     }
@@ -218,10 +237,17 @@ impl Members {
     fn let_go(&self, slot: usize, incoming: u8) {
         self.slots[slot].incoming.store(incoming, Ordering::Release);
         self.devices(slot)[1] = None;
+        *self.uuid(slot) = None;
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether a slot's incoming device takes nothing any more, and superblocks may say otherwise.
+    /// The UUID of a slot's incoming device, also once it is the slot's own.
+    pub fn incoming_uuid(&self, slot: usize) -> Option<Uuid> {
+        *self.uuid(slot)
+    }
+
+    /// Whether a slot's incoming device takes no more writes, while superblocks may record its
+    /// progress.
     #[inline]
     pub fn is_leaving(&self, slot: usize) -> bool {
         self.slots[slot].incoming.load(Ordering::Acquire) == LEAVING
@@ -238,7 +264,7 @@ impl Members {
         self.slots[slot].progress.cursor()
     }
 
-    /// Whether the incoming device holds a stripe.
+    /// Whether the incoming device has a stripe.
     #[inline]
     pub fn is_done(&self, slot: usize, stripe: u64) -> bool {
         self.is_filling(slot) && self.slots[slot].progress.is_done(self.step(slot, stripe))
@@ -259,7 +285,7 @@ impl Members {
         (0..self.slots.len()).any(|slot| self.is_filling(slot))
     }
 
-    /// A stripe is done on the incoming device. Called by its owner, who holds its rows.
+    /// Marks a stripe as done on the incoming device. Called by its owner, which holds its rows.
     pub(crate) fn set_done(&self, slot: usize, stripe: u64) {
         self.slots[slot].progress.set_done(self.step(slot, stripe));
     }
@@ -299,7 +325,7 @@ impl Members {
         live
     }
 
-    /// A slot's device, and the incoming one, with the places where things of this shape lie.
+    /// A slot's device and the incoming one, with the layouts of this geometry.
     pub fn attached(&self, slot: usize) -> [Option<Attached>; 2] {
         let place = |attached: Attached| Attached { layout: self.shift.apply(attached.layout), ..attached };
         self.devices(slot).clone().map(|attached| attached.map(place))
@@ -308,7 +334,7 @@ impl Members {
     /// Calls `work` with every device that takes requests.
     ///
     /// # Errors
-    /// The first one's.
+    /// The first error of a call.
     pub fn each_device(
         &self,
         work: impl Fn(&dyn Device) -> Result<(), DeviceError>,
@@ -320,14 +346,18 @@ impl Members {
     fn devices(&self, slot: usize) -> MutexGuard<'_, [Option<Attached>; 2]> {
         self.slots[slot].devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn uuid(&self, slot: usize) -> MutexGuard<'_, Option<Uuid>> {
+        self.slots[slot].uuid.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-/// A channel to a member, and where its data and log begin.
+/// A channel to a member, with the member's layout.
 #[derive(Clone)]
 pub struct MemberChannel {
     /// The channel.
     pub channel: Rc<dyn Channel>,
-    /// Where things lie on the member.
+    /// The layout of the member.
     pub layout: Layout,
 }
 
@@ -341,13 +371,13 @@ pub struct MemberChannels {
     slots: RefCell<Vec<[Option<Opened>; 2]>>,
 }
 
-/// Which device of a slot.
+/// One of the devices of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum MemberRole {
     /// The slot's own.
-    Own = 0,
+    Current = 0,
     /// The incoming one.
-    Incoming = 1,
+    Replacement = 1,
 }
 
 impl MemberChannels {
@@ -357,14 +387,27 @@ impl MemberChannels {
         MemberChannels { members, generation: Cell::new(0), slots }
     }
 
-    /// A channel; `None` when the slot has no such device, or its channel cannot be opened.
+    /// A channel; `None` if the slot has no such device, or its channel cannot be opened.
     #[inline]
-    pub fn get(&self, slot: usize, which: Which) -> Option<MemberChannel> {
+    pub fn get(&self, slot: usize, role: MemberRole) -> Option<MemberChannel> {
         let generation = self.members.generation.load(Ordering::Acquire);
         if generation != self.generation.get() {
             self.update(generation);
         }
-        self.slots.borrow()[slot][which as usize].as_ref().map(|(_, channel)| channel.clone())
+        self.slots.borrow()[slot][role as usize].as_ref().map(|(_, channel)| channel.clone())
+    }
+
+    /// The device of a channel; `None` if the slot has another device by now.
+    pub(crate) fn device(
+        &self,
+        slot: usize,
+        role: MemberRole,
+        channel: &Rc<dyn Channel>,
+    ) -> Option<Arc<dyn Device>> {
+        let member = self.get(slot, role)?;
+        let slots = self.slots.borrow();
+        let (device, _) = slots[slot][role as usize].as_ref()?;
+        Rc::ptr_eq(&member.channel, channel).then(|| device.clone())
     }
 
     #[cold]
@@ -390,7 +433,7 @@ fn open(attached: Attached) -> Option<Opened> {
     match device.open_channel() {
         Ok(channel) => Some((device, MemberChannel { channel, layout })),
         Err(error) => {
-            tracing::error!(device = device.name(), %error, "a member's channel cannot be opened");
+            tracing::error!(device = device.name(), %error, "channel of the member cannot be opened");
             None
         }
     }

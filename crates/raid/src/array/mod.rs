@@ -1,42 +1,43 @@
 //! A running array.
 //!
 //! ```text
-//!   start: superblocks ─► members that are absent go out ─► region map ─► log replayed ─► new nonce ─► serving
+//!   start: superblocks ─► absent members failed ─► write-intent bitmap ─► log replayed ─► new nonce ─► serving
 //!
-//!   core A                        core B (home)                    core C
+//!   core A                        core B (committer)               core C
 //!   channel ─ healthy read ─► member
 //!           └ write ─────────────────────────────────────────────► owner of the stripe ─► members
-//!                                 superblocks ◄─ "member 3 is out" ┘
+//!                                 superblocks ◄─ "member 3 failed" ┘
 //! ```
 //!
-//! Stripes belong to cores by the lane of the log that they use, so neither rows nor lanes need a lock. The first core
-//! that opens a channel owns all; each further one joins while the gates are closed.
+//! Stripes belong to cores by the lane of the log that they use, so neither rows nor lanes need a
+//! lock. The first core that opens a channel owns all stripes; each further one joins while the
+//! gates are closed.
 
 mod batch;
 mod boundary;
 mod channel;
+mod coalesce;
+mod committer;
 mod contradictions;
-mod crossing;
 mod fill;
 mod gate;
-mod gather;
 mod grow;
-mod home;
+mod hedge;
 mod latency;
 mod log_check;
 pub mod members;
-mod owner;
-mod patience;
 mod progress;
 mod read_errors;
 mod registry;
 mod remote;
 mod reshape;
+mod reshape_router;
 mod scrub;
 mod shared;
 mod snapshot;
 mod spare;
 mod start;
+mod stripe_owner;
 #[cfg(test)]
 mod tests;
 mod upkeep;
@@ -44,9 +45,9 @@ mod write;
 
 pub use fill::{Before, Filled, FilledSlots, Wanted};
 pub use grow::{GrowError, Growth};
+pub use hedge::{Deadlines, Soft};
 pub use latency::{Counts, Samples};
 pub use log_check::LOG_PART_BYTES;
-pub use patience::{Patience, Soft};
 pub use read_errors::{ReadErrors, WINDOW_NS};
 pub use reshape::Moved;
 pub use scrub::ScrubResult;
@@ -54,22 +55,22 @@ pub use shared::Counters;
 pub use start::{Start, StartError, StartMember};
 
 use crate::metadata::{Reason, Table};
-use crate::{ArrayConfig, Uuid};
-use block::{Channel, Device, DeviceError, IoError, IoResult, Limits, MemoryRegion};
+use crate::{ArrayConfig, Consistency, Uuid};
+use block::{Channel, Device, DeviceError, IoError, IoResult, KernelBacking, Limits, MemoryRegion};
 use channel::ArrayChannel;
-use home::Home;
-use members::{Attached, SlotState, Which};
-use owner::Owner;
+use committer::MetadataCommitter;
+use members::{Attached, MemberRole, SlotState};
 use reactor::CoreRef;
 use shared::Shared;
 use std::rc::Rc;
 use std::sync::Arc;
+use stripe_owner::StripeOwner;
 
 /// A running array: a device over its members.
 pub struct Array {
     name: String,
     shared: Arc<Shared>,
-    /// The shape that it changes from.
+    /// The layout before a reshape in progress.
     old: Option<Arc<Shared>>,
 }
 
@@ -80,22 +81,22 @@ pub struct SlotStatus {
     pub slot: usize,
     /// The name of its device, if it has one.
     pub device: Option<String>,
-    /// What its device may be used for.
+    /// The state of its device.
     pub state: SlotState,
-    /// Steps of the walk over all stripes ([`crate::Geometry::stripe_at_step`]) that a device that is being filled has
-    /// behind it.
+    /// Completed steps of the walk over all stripes ([`crate::Geometry::stripe_at_step`]), if it
+    /// has an incoming device.
     pub filled: Option<u64>,
     /// Corrected read errors of its member since the array started, or since it became a member.
     pub read_errors: u64,
 }
 
 impl Array {
-    /// The array's shape, as large as it is now.
+    /// The array's configuration at its present size.
     pub fn config(&self) -> &Arc<ArrayConfig> {
         self.shared.configs.newest()
     }
 
-    /// What has happened since it was assembled.
+    /// Counters of events since the array was assembled.
     pub fn counters(&self) -> &Counters {
         &self.shared.counters
     }
@@ -105,22 +106,23 @@ impl Array {
         &self.shared.read_errors
     }
 
-    /// How long members are waited for from now on. Without redundancy nothing can be raced, and nobody is taken out.
-    pub fn set_patience(&self, patience: Patience) {
-        self.shared.patience.set(patience);
+    /// Sets how long the array waits for members. Without redundancy a read cannot be hedged, and a
+    /// late member is not failed.
+    pub fn set_deadlines(&self, deadlines: Deadlines) {
+        self.shared.deadlines.set(deadlines);
     }
 
-    /// Whether it was started for reading only.
+    /// Whether the array was started for reading only.
     pub fn is_read_only(&self) -> bool {
         self.shared.is_read_only
     }
 
-    /// Whether nothing can be served any more.
+    /// Whether the array is frozen and serves no request.
     pub fn is_frozen(&self) -> bool {
         self.shared.is_frozen()
     }
 
-    /// The slots as they are now.
+    /// The present state of the slots.
     pub fn slots(&self) -> Vec<SlotStatus> {
         let members = &self.shared.members;
         let status = |slot: usize| {
@@ -136,7 +138,7 @@ impl Array {
         (0..self.shared.config.geometry.members()).map(status).collect()
     }
 
-    /// The table as it was committed last.
+    /// The last committed table.
     pub fn table(&self) -> Table {
         self.shared.table()
     }
@@ -146,69 +148,77 @@ impl Array {
         self.shared.can_lose_all(slots)
     }
 
-    /// Takes a member out, as if it had failed. Returns when every live member knows. On a core.
+    /// Marks a member as failed. Returns when every live member has the new table. Must run on a
+    /// core.
     ///
     /// # Errors
-    /// [`IoError::Invalid`] when the array would not survive it; what the commit says.
+    /// [`IoError::Invalid`] if the array would not survive it; an error of the commit.
     pub async fn fail(&self, slot: usize) -> IoResult {
         if slot >= self.shared.config.geometry.members() || !self.shared.can_lose(slot) {
             return Err(IoError::Invalid);
         }
         self.owner();
-        self.shared.take_out(slot, Which::Own, Reason::Failed).await
+        self.shared.take_out(slot, MemberRole::Current, Reason::Failed).await
     }
 
-    /// Starts to fill a slot with a device: an empty slot's strips are computed from the others', a live one's are
-    /// copied. The device's superblock is written; it counts as a member once it is full. On a core.
+    /// Starts to fill a slot with a device: an empty slot is rebuilt from the others, a live member
+    /// is copied. The device's superblock is written; the device becomes a member once it is
+    /// complete. Must run on a core.
     ///
     /// # Errors
-    /// When the device cannot take part; [`IoError::Invalid`] when the slot is being filled already, or its member is live and
-    /// the array has no redundancy. While the array changes
-    /// its shape only an empty slot can be filled, and only between two windows.
+    /// If the device is not suitable. [`IoError::Invalid`] if the slot already has an incoming
+    /// device, or its member is live and the array has no redundancy. During a reshape only an
+    /// empty slot can be filled, and only between two windows.
     pub async fn start_filling(&self, slot: usize, uuid: Uuid, incoming: Attached) -> IoResult {
         let members = &self.shared.members;
         let is_copy = slot < members.count() && members.is_live(slot);
-        // Writes of an array without redundancy go to the live member alone, and no map tells what was written.
+        // Without redundancy, writes go to the live member alone, and no map records which regions
+        // were written.
         let can_copy = !self.is_reshaping() && self.shared.config.geometry.parity > 0;
         if slot >= members.count() || members.is_filling(slot) || is_copy && !can_copy {
             return Err(IoError::Invalid);
         }
         self.owner();
         self.shared
-            .at_home(move |home| Box::pin(async move { home.start_filling(slot, uuid, incoming, 0).await }))
+            .on_committer(move |committer| {
+                Box::pin(async move { committer.start_filling(slot, uuid, incoming, 0).await })
+            })
             .await
     }
 
-    /// Ends the array's service cleanly: waits for what is under way, and commits that nothing was. Requests that
-    /// come later wait for ever, so whoever uses it is gone by then. On a core.
+    /// Ends the array's service cleanly: waits for requests in flight, and commits a clean state.
+    /// Later requests wait without end, so no client may use the array any more. Must run on a
+    /// core.
     ///
     /// # Errors
-    /// When the commit fails; the array is recovered at its next start then.
+    /// If the commit fails; then the next start of the array runs recovery.
     pub async fn stop(&self) -> IoResult {
-        let Some(home) = self.shared.home() else { return Ok(()) };
-        let result = self.shared.at_home(|home| Box::pin(async move { home.stop().await })).await;
-        let _ = home;
-        result
+        if self.shared.committer().is_none() {
+            return Ok(());
+        }
+        self.shared.on_committer(|committer| Box::pin(async move { committer.stop().await })).await
     }
 
-    /// This core's part of the array, made when it is first asked for.
-    fn owner(&self) -> Rc<Owner> {
+    /// This core's part of the array, created at the first use.
+    fn owner(&self) -> Rc<StripeOwner> {
         if let Some(owner) = registry::find(self.shared.id) {
             return owner;
         }
-        let old = self.old.as_ref().map(|old| Rc::new(Owner::new(old.clone(), None)));
-        if let (Some(old), Some(crossing)) = (&old, &self.shared.crossing) {
+        let old = self.old.as_ref().map(|old| Rc::new(StripeOwner::new(old.clone(), None)));
+        if let (Some(old), Some(router)) = (&old, &self.shared.router) {
             registry::add(old.shared.id, old.clone());
-            crossing.add_front(old.core.remote());
+            router.add_tracker(old.core.remote());
         }
-        let owner = Rc::new(Owner::new(self.shared.clone(), old));
+        let owner = Rc::new(StripeOwner::new(self.shared.clone(), old));
         registry::add(self.shared.id, owner.clone());
         let core = owner.core.remote();
-        if self.shared.claim_home(&core) {
-            Home::settle(&owner);
+        self.shared.ensure_committer();
+        if self.shared.config.consistency == Consistency::Bitmap && !self.shared.is_read_only {
+            owner.core.spawn(stripe_owner::keep_regions(Rc::downgrade(&owner)));
         }
         let owners = self.shared.owner_cores();
-        // A core that joins brings a new log, which is written; and without writes there is little to own.
+        // A core that joins starts a new log, which costs writes; without writes ownership has
+        // little use.
         let has_work = self.shared.config.geometry.parity > 0 && !self.shared.is_read_only;
         if has_work && !owners.iter().any(|other| other.is_same(&core)) {
             self.join(&owner, core);
@@ -216,19 +226,20 @@ impl Array {
         owner
     }
 
-    /// Has a core own stripes, some time soon; until then it sends its writes to others.
-    fn join(&self, owner: &Rc<Owner>, core: CoreRef) {
+    /// Makes a core an owner of stripes in the background; until then it sends its writes to
+    /// others.
+    fn join(&self, owner: &Rc<StripeOwner>, core: CoreRef) {
         let shared = self.shared.clone();
         owner.core.spawn(async move {
-            let join = move |home: Rc<Home>| -> remote::LocalFuture<IoResult> {
+            let join = move |committer: Rc<MetadataCommitter>| -> remote::LocalFuture<IoResult> {
                 Box::pin(async move {
-                    home.drop_dead_owners().await?;
-                    home.join(core).await
+                    committer.take_over().await?;
+                    committer.join(core).await
                 })
             };
-            let joined = shared.at_home(join).await;
+            let joined = shared.on_committer(join).await;
             if let Err(error) = joined {
-                tracing::warn!(array = shared.config.name, %error, "a core cannot own stripes");
+                tracing::warn!(array = shared.config.name, %error, "core cannot become an owner of stripes");
             }
         });
     }
@@ -261,6 +272,10 @@ impl Device for Array {
             Ok(())
         });
     }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }
 
 impl Drop for Array {
@@ -268,7 +283,7 @@ impl Drop for Array {
         for id in std::iter::once(&self.shared).chain(&self.old).map(|shared| shared.id) {
             registry::remove(id);
             for core in self.shared.owner_cores().iter() {
-                // A core that has ended has forgotten it already.
+                // A core that has ended has no registry any more.
                 let _ = core.try_run(Box::new(move |_| registry::remove(id)));
             }
         }

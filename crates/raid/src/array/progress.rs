@@ -1,4 +1,4 @@
-//! How far an incoming device is filled, as all cores see it.
+//! The progress of an incoming device, shared by all cores.
 //!
 //! ```text
 //!   step:     0 ───────────── cursor ──── cursor + WINDOW ─────────────
@@ -7,10 +7,11 @@
 //!
 //! Claims, each with a model (`cfg(loom)`, at the end of the file):
 //!
-//! * A step that is not done never looks done. There are bits for twice the window. So the bits of steps that the
-//!   cursor passes, which are cleared after it has moved, are none of those that come into the window.
-//! * A step that is done looks done to each thread that knows, however the cursor moves.
-//! * A thread that sees that a step is done sees what was written before.
+//! * A step that is not done never looks done. The bits cover twice the window. So the bits of
+//!   steps that the cursor passes, which are cleared after it has moved, are different from those
+//!   of steps that enter the window.
+//! * A step that is done looks done to each thread that knows it, however the cursor moves.
+//! * A thread that sees a step as done sees the data that was written before.
 
 use reactor::sync::{AtomicU64, is_broken};
 use std::sync::atomic::Ordering;
@@ -20,7 +21,6 @@ pub const WINDOW: u64 = if cfg!(loom) { 32 } else { 1024 };
 
 const BITS: u64 = 2 * WINDOW;
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Progress {
     cursor: AtomicU64,
@@ -28,7 +28,8 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Every step below `cursor` is done, and no other. Before other threads are shown that there is a device.
+    /// Resets the progress: exactly the steps below `cursor` are done. Called before other threads
+    /// can see the device.
     pub fn reset(&self, cursor: u64) {
         self.bits.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         self.cursor.store(cursor, Ordering::Relaxed);
@@ -52,7 +53,7 @@ impl Progress {
             || (!is_broken("the cursor is looked at again") && step < self.cursor())
     }
 
-    /// A step inside the window is done. Called by the stripe's owner, who holds its rows.
+    /// Marks a step inside the window as done. Called by the stripe's owner, which holds its rows.
     pub fn set_done(&self, step: u64) {
         let cursor = self.cursor();
         assert!((cursor..cursor + WINDOW).contains(&step), "step {step} with the cursor at {cursor}");
@@ -140,7 +141,7 @@ mod models {
         reader.join().unwrap();
     }
 
-    fn what_is_done_looks_done() {
+    fn a_done_step_looks_done() {
         let progress = filled_to(0, &[0, 1]);
         let reader = {
             let progress = progress.clone();
@@ -152,14 +153,14 @@ mod models {
         reader.join().unwrap();
     }
 
-    fn who_sees_it_done_sees_the_data() {
+    fn a_thread_that_sees_a_done_step_sees_its_data() {
         let progress = filled_to(0, &[]);
         let data = Arc::new(UnsafeCell::new(0));
         let reader = {
             let (progress, data) = (progress.clone(), data.clone());
             thread::spawn(move || {
                 if progress.is_done(0) {
-                    // SAFETY: loom checks that no write is under way.
+                    // SAFETY: loom checks that no write runs at the same time.
                     assert_eq!(data.with(|data| unsafe { *data }), 7);
                 }
             })
@@ -179,14 +180,14 @@ mod models {
 
     #[test]
     fn a_step_that_is_done_always_looks_done() {
-        model(what_is_done_looks_done);
-        must_fail("the cursor is looked at again", what_is_done_looks_done);
-        must_fail("the cursor moves first", what_is_done_looks_done);
+        model(a_done_step_looks_done);
+        must_fail("the cursor is looked at again", a_done_step_looks_done);
+        must_fail("the cursor moves first", a_done_step_looks_done);
     }
 
     #[test]
     fn a_step_that_looks_done_has_its_data() {
-        model(who_sees_it_done_sees_the_data);
-        must_fail("a bit is set with release", who_sees_it_done_sees_the_data);
+        model(a_thread_that_sees_a_done_step_sees_its_data);
+        must_fail("a bit is set with release", a_thread_that_sees_a_done_step_sees_its_data);
     }
 }

@@ -1,23 +1,23 @@
 //! Corrected read errors of each slot, counted the way md does.
 
-use super::members::Which;
-use super::owner::{Owner, Scratch};
+use super::members::MemberRole;
+use super::stripe_owner::{Scratch, StripeOwner};
 use super::write::{Stop, ones};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Nanoseconds after which half of the recent errors of a slot are forgotten.
+/// Time in nanoseconds that halves the recent errors of a slot.
 pub const WINDOW_NS: u64 = 3_600_000_000_000;
 
-/// Read errors of live members that were answered from the other members, by slot. Errors are rare: a lock is cheap
-/// enough here.
+/// Read errors of live members that were corrected from the other members, by slot. Errors are
+/// rare, so a lock is cheap enough.
 #[derive(Debug, Default)]
 pub struct ReadErrors(Mutex<BTreeMap<usize, Count>>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     total: u64,
-    /// Errors of late; halved for every whole [`WINDOW_NS`] since the last one.
+    /// Recent errors; halved for every whole [`WINDOW_NS`] since the last one.
     recent: u32,
     last_ns: u64,
 }
@@ -38,17 +38,18 @@ impl ReadErrors {
         (count.total, count.last_ns) = (count.total + 1, now_ns);
     }
 
-    /// Corrected read errors of a slot's member since the array started, or since it became a member.
+    /// Corrected read errors of a slot's member since the array started, or since it became a
+    /// member.
     pub fn total(&self, slot: usize) -> u64 {
         self.lock().get(&slot).map_or(0, |count| count.total)
     }
 
-    /// Corrected read errors of a slot's member of late, halved for every hour without one.
+    /// Recent corrected read errors of a slot's member, halved for every hour without one.
     pub fn recent(&self, slot: usize, now_ns: u64) -> u32 {
         self.lock().get(&slot).map_or(0, |count| count.recent(now_ns))
     }
 
-    /// Starts the count of a slot anew: it has another member, or an operator keeps the one that it has.
+    /// Resets the count of a slot: it has another member, or an operator keeps its member.
     pub fn reset(&self, slot: usize) {
         self.lock().remove(&slot);
     }
@@ -58,8 +59,9 @@ impl ReadErrors {
     }
 }
 
-impl Owner {
-    /// Writes what was computed to the member that could not read it, and counts the error if the member takes it.
+impl StripeOwner {
+    /// Writes a computed strip to the member that could not read it, and counts the error if that
+    /// succeeds.
     pub(super) async fn correct(
         &self,
         scratch: &mut Scratch,
@@ -75,7 +77,8 @@ impl Owner {
         Ok(())
     }
 
-    /// Counts the read errors of strips that a write or a fill got past: it has used the other members instead.
+    /// Counts read errors that did not stop a write or a fill, which used the other members
+    /// instead.
     pub(super) fn count_answered(&self, stripe: u64, unreadable: u64) {
         for strip in ones(unreadable) {
             let slot = self.shared.config.geometry.member(stripe, strip);
@@ -86,7 +89,7 @@ impl Owner {
     }
 
     fn is_read_from_own(&self, stripe: u64, strip: usize) -> bool {
-        self.reader(stripe, strip).is_some_and(|(_, which, _)| which == Which::Own)
+        self.reader(stripe, strip).is_some_and(|(_, role, _)| role == MemberRole::Current)
     }
 }
 

@@ -1,30 +1,31 @@
-//! Which part of which array lives on which core: messages carry an array's number, and find its owner here.
+//! Registry of the parts of arrays on each core: messages carry an array's number, and find the
+//! owner here.
 
-use super::owner::Owner;
+use super::stripe_owner::StripeOwner;
 use std::cell::RefCell;
 use std::rc::Rc;
 
 thread_local! {
-    /// Array, core, part. A thread has one core, but for the simulator's.
-    static OWNERS: RefCell<Vec<(u64, usize, Rc<Owner>)>> = const { RefCell::new(Vec::new()) };
+    /// Array, core, part. A thread has one core, except in the simulator.
+    static OWNERS: RefCell<Vec<(u64, usize, Rc<StripeOwner>)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The running core's part of an array.
-pub(crate) fn find(array: u64) -> Option<Rc<Owner>> {
+/// The current core's part of an array.
+pub(crate) fn find(array: u64) -> Option<Rc<StripeOwner>> {
     let core = reactor::current().index();
     OWNERS.with_borrow(|owners| {
         owners.iter().find(|(id, index, _)| (*id, *index) == (array, core)).map(|(.., owner)| owner.clone())
     })
 }
 
-/// Makes the running core's part of an array known.
-pub(crate) fn add(array: u64, owner: Rc<Owner>) {
+/// Adds the current core's part of an array.
+pub(crate) fn add(array: u64, owner: Rc<StripeOwner>) {
     OWNERS.with_borrow_mut(|owners| owners.push((array, owner.core.index(), owner)));
 }
 
-/// Forgets an array on this thread.
+/// Removes an array from this thread.
 pub(crate) fn remove(array: u64) {
     let gone: Vec<_> =
         OWNERS.with_borrow_mut(|owners| owners.extract_if(.., |(id, ..)| *id == array).collect());
-    drop(gone); // may end channels, which may look here
+    drop(gone); // may drop channels, which may use this registry
 }

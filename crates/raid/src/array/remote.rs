@@ -1,4 +1,4 @@
-//! Work on another core, with its result: how cores of an array ask each other.
+//! Runs work on another core and returns its result, for messages between the cores of an array.
 
 use reactor::{CoreRef, CoreStopped, NotSent};
 use std::future::Future;
@@ -9,11 +9,11 @@ use std::task::{Poll, Waker};
 /// A future that stays on its core.
 pub type LocalFuture<R> = Pin<Box<dyn Future<Output = R>>>;
 
-/// Runs the future that `start` makes on `core`, and waits for its end. On the core itself it runs at once, without a
-/// message.
+/// Runs the future that `start` returns on `core`, and waits for its end. On the same core it runs
+/// at once, without a message.
 ///
 /// # Errors
-/// When the core ends before the future has.
+/// If the core ends before the future.
 pub async fn call<R: Send + 'static>(
     core: &CoreRef,
     start: impl FnOnce() -> LocalFuture<R> + Send + 'static,
@@ -52,11 +52,11 @@ pub async fn call<R: Send + 'static>(
 enum Answer<R> {
     Waiting(Option<Waker>),
     Sent(R),
-    /// Fetched, or never to come.
+    /// Already fetched, or never to arrive.
     Taken,
 }
 
-/// Sends the answer, or word that there is none.
+/// Sends the answer, or reports that there is none.
 struct Sender<R>(Arc<Mutex<Answer<R>>>);
 
 impl<R> Sender<R> {

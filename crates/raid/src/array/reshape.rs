@@ -1,24 +1,27 @@
-//! A change of shape, window by window, while the array is served.
+//! A reshape, window by window, while the array is served.
 //!
 //! ```text
-//!   1  requests to the window wait, those under way end      the other bytes are served meanwhile
-//!   2  its bytes are read as the old shape has them, and written as whole stripes of the new one
-//!   3  superblock: the cursor is behind the window           ◄─ the window has the new shape
-//!   4  requests go on
+//!   1  requests to the window wait, those in flight end      other bytes are served meanwhile
+//!   2  its bytes are read in the old geometry, and written as whole stripes of the new one
+//!   3  superblock: the cursor is behind the window           ◄─ the window has the new geometry
+//!   4  requests continue
 //! ```
 //!
-//! New stripes lie where no byte of the old shape is needed any more ([`Reshape::most_units`](crate::metadata::Reshape::most_units)), so power may go anywhere: before
-//! 3 the old stripes of the window are whole, after it the new ones are. A window is as large as that allows.
+//! New stripes are written only over bytes that the old geometry does not need any more
+//! ([`Reshape::most_units`](crate::metadata::Reshape::most_units)). So the power may fail at any
+//! point: before step 3 the old stripes of the window are complete, after it the new ones are. A
+//! window is as large as that allows.
 //!
-//! Both shapes have rows, locks, parity and a log of their own, and share members, region map, bad blocks and superblocks.
-//! What a crash has left in the old shape's log of stripes that were moved since is void.
+//! Each geometry has its own rows, locks, parity and log. They share members, write-intent bitmap,
+//! bad blocks and superblocks. Entries that a crash leaves in the old geometry's log are void for
+//! stripes that were moved.
 
 use super::Array;
 use super::channel::{ArrayChannel, all};
-use super::crossing::Crossing;
-use super::home::Home;
-use super::owner::Source;
+use super::committer::MetadataCommitter;
+use super::reshape_router::ReshapeRouter;
 use super::shared::OLD_STRIPES;
+use super::stripe_owner::Source;
 use crate::metadata::{BadBlocksError, BadRange, MemberFailures, MemberState, Table};
 use crate::mutant::{self, Mutant};
 use crate::stripe::rect::Run;
@@ -26,51 +29,52 @@ use block::{Data, Flags, IoError, IoResult, Request, Segment};
 use reactor::{Buffer, BufferPool};
 use std::ops::Range;
 
-/// How far a change of shape is, in bytes of the array.
+/// The progress of a reshape, in bytes of the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
-    /// Bytes that have the new shape.
+    /// Bytes in the new geometry.
     pub done: u64,
-    /// All bytes.
+    /// Total bytes.
     pub total: u64,
 }
 
 impl Array {
-    /// Whether the array changes its shape.
+    /// Whether a reshape is in progress.
     pub fn is_reshaping(&self) -> bool {
-        self.crossing().is_some()
+        self.router().is_some()
     }
 
-    /// How far the change of shape is; `None` when there is none.
+    /// The progress of the reshape; `None` without one.
     pub fn moved(&self) -> Option<Moved> {
-        self.crossing().map(|crossing| {
-            let total = crossing.new_bytes;
-            Moved { done: crossing.moved().min(total), total }
+        self.router().map(|router| {
+            let total = router.new_bytes;
+            Moved { done: router.moved().min(total), total }
         })
     }
 
-    pub(super) fn crossing(&self) -> Option<&Crossing> {
-        self.shared.crossing.as_ref().filter(|crossing| crossing.is_on())
+    pub(super) fn router(&self) -> Option<&ReshapeRouter> {
+        self.shared.router.as_ref().filter(|router| router.is_on())
     }
 
-    /// Gives the next `bytes` of the array their new shape, or as many as can be moved at a time; whether there were any.
-    /// Called by one task at a time. On a core.
+    /// Moves the next `bytes` of the array to the new geometry, or as many as can be moved at a
+    /// time. Returns false if none are left. Called by one task at a time. Must run on a core.
     ///
     /// # Errors
-    /// When they could not be moved: they have their old shape. [`IoError::Invalid`] while a slot is being filled.
+    /// If they could not be moved: they keep the old geometry. [`IoError::Invalid`] while a slot
+    /// has an incoming device.
     pub async fn move_window(&self, bytes: u64) -> Result<bool, IoError> {
-        let Some(crossing) = self.crossing() else { return Ok(false) };
-        let Some(end) = crossing.next_end(bytes) else { return Ok(false) };
-        let (lead, begin) = (self.shared.lead, crossing.moved());
+        let Some(router) = self.router() else { return Ok(false) };
+        let Some(end) = router.next_end(bytes) else { return Ok(false) };
+        let (lead, begin) = (self.shared.lead, router.moved());
         let channel = ArrayChannel::new(self.owner());
-        let moving = Moving::new(&channel, crossing).ok_or(IoError::Invalid)?;
-        crossing.open_window(lead, end).await;
+        let moving = Moving::new(&channel, router).ok_or(IoError::Invalid)?;
+        router.open_window(lead, end).await;
         let moved = match self.shared.members.is_any_filling() {
-            true => Err(IoError::Invalid), // how far that is counts stripes of both shapes
-            false => moving.all(begin..end.min(crossing.new_bytes)).await,
+            true => Err(IoError::Invalid), // its cursor counts stripes of both geometries
+            false => moving.all(begin..end.min(router.new_bytes)).await,
         };
         if let Err(error) = moved {
-            crossing.close_window(lead, begin).await;
+            router.close_window(lead, begin).await;
             return Err(error);
         }
         let set_cursor = move |table: &mut Table| {
@@ -81,29 +85,29 @@ impl Array {
         if !mutant::is(Mutant::CursorNotAwaited)
             && let Err(error) = self.note(set_cursor).await
         {
-            // Members may hold the new cursor, so the old shape must not change any more.
-            self.shared.freeze("it is not known how far its change of shape is");
-            crossing.wake(lead).await;
+            // Members may have the new cursor, so the old geometry must not be written any more.
+            self.shared.freeze("the position of the reshape is unknown");
+            router.wake(lead).await;
             return Err(error);
         }
-        crossing.close_window(lead, end).await;
+        router.close_window(lead, end).await;
         Ok(true)
     }
 
-    /// The change of shape is over: everything was moved. On a core.
+    /// Ends the reshape after all bytes were moved. Must run on a core.
     ///
     /// # Errors
-    /// What the commit says; [`IoError::Invalid`] while a slot is being filled.
+    /// An error of the commit; [`IoError::Invalid`] while a slot has an incoming device.
     pub async fn end_reshape(&self) -> IoResult {
-        let is_moved = self.crossing().is_some_and(|crossing| crossing.next_end(0).is_none());
+        let is_moved = self.router().is_some_and(|router| router.next_end(0).is_none());
         if !is_moved || self.shared.members.is_any_filling() {
             return Err(IoError::Invalid);
         }
         self.forget_old_bad().await?;
-        self.shared.at_home(|home| Box::pin(async move { home.end_reshape().await })).await
+        self.shared.on_committer(|committer| Box::pin(async move { committer.end_reshape().await })).await
     }
 
-    /// Bad blocks of the old shape are of no meaning any more.
+    /// Removes the bad blocks of the old geometry, which have no use any more.
     async fn forget_old_bad(&self) -> IoResult {
         let (owner, bad) = (self.owner(), &self.shared.bad);
         while let Some(range) = bad.ranges().into_iter().find(|range| range.stripe >= OLD_STRIPES) {
@@ -119,28 +123,28 @@ impl Array {
     }
 }
 
-/// A window that is being moved.
+/// A window during its move.
 struct Moving<'a> {
     new: &'a ArrayChannel,
     old: &'a ArrayChannel,
-    crossing: &'a Crossing,
+    router: &'a ReshapeRouter,
     pool: BufferPool,
 }
 
-/// Memory for the bytes of a stripe, in strips of the new shape.
+/// Memory for the bytes of a stripe, in strips of the new geometry.
 struct Stripe {
     segments: Vec<Segment>,
-    /// What the segments are.
+    /// The memory of the segments.
     _buffers: Vec<Buffer>,
 }
 
 impl<'a> Moving<'a> {
-    fn new(new: &'a ArrayChannel, crossing: &'a Crossing) -> Option<Moving<'a>> {
+    fn new(new: &'a ArrayChannel, router: &'a ReshapeRouter) -> Option<Moving<'a>> {
         let pool = BufferPool::new(MEMORY.max(new.shared.config.geometry.stripe_bytes() as usize * 2));
-        Some(Moving { new, old: new.old()?, crossing, pool })
+        Some(Moving { new, old: new.old()?, router, pool })
     }
 
-    /// Moves whole stripes of the new shape.
+    /// Moves whole stripes of the new geometry.
     async fn all(&self, bytes: Range<u64>) -> IoResult {
         let stripe_bytes = self.new.shared.config.geometry.stripe_bytes();
         let stripes = bytes.start / stripe_bytes..bytes.end / stripe_bytes;
@@ -151,12 +155,13 @@ impl<'a> Moving<'a> {
         let geometry = &self.new.shared.config.geometry;
         let (at, len) = (stripe * geometry.stripe_bytes(), geometry.stripe_bytes());
         let run = Run { stripe, offset: 0, len, at: 0 };
-        let old_len = self.crossing.old_bytes.saturating_sub(at).min(len);
+        let old_len = self.router.old_bytes.saturating_sub(at).min(len);
         if old_len == 0 {
-            return self.new.write_run(run, Source::Zeroes, Flags::NONE).await; // the array grows
+            return self.new.write_run(run, Source::Zeroes, Flags::NONE).await; // added capacity
         }
         let held = self.memory().await;
-        // SAFETY: `held` lives until the last request has ended, and nobody else knows its buffers.
+        // SAFETY: `held` lives until the last request has ended, and no other code uses its
+        // buffers.
         let data = unsafe { Data::new(&held.segments) };
         data.part(old_len as usize, (len - old_len) as usize).fill(0);
         let bad = self.read(data.part(0, old_len as usize), at).await?;
@@ -181,8 +186,8 @@ impl<'a> Moving<'a> {
         Stripe { segments, _buffers: buffers }
     }
 
-    /// Reads bytes as the old shape has them. What nothing can bring back becomes zeroes, and is bad in the new shape:
-    /// these ranges.
+    /// Reads bytes in the old geometry. Lost blocks become zeroes; returns their ranges, which are
+    /// bad in the new geometry.
     async fn read(&self, data: Data<'_>, at: u64) -> Result<Vec<BadRange>, IoError> {
         match self.old.in_shape(&Request::read(data), at).await {
             Err(IoError::Medium | IoError::Corrupt) => {}
@@ -205,28 +210,28 @@ impl<'a> Moving<'a> {
     }
 }
 
-/// Bytes that a window's stripes take while they are moved.
+/// Memory for the stripes of a window during their move.
 const MEMORY: usize = 16 << 20;
 
-impl Home {
-    /// Commits that the array has its new shape.
+impl MetadataCommitter {
+    /// Commits the end of the reshape.
     async fn end_reshape(&self) -> IoResult {
         let shared = self.shared().clone();
         let change = |table: &mut Table| {
             table.reshape = None;
             for member in &mut table.members {
-                // Who was away has everything in the old shape.
+                // The data of an absent member has the old geometry, so it is rebuilt completely.
                 if let MemberState::Missing { since } = &mut member.state {
                     *since = 0;
                 }
             }
         };
         let apply = async || {
-            let Some(crossing) = &shared.crossing else { return };
-            crossing.end();
-            shared.limits.set_capacity(crossing.new_bytes);
+            let Some(router) = &shared.router else { return };
+            router.end();
+            shared.limits.set_capacity(router.new_bytes);
         };
-        self.quietly(async || Ok(()), change, apply, None).await
+        self.while_quiesced(async || Ok(()), change, apply, None).await
     }
 }
 

@@ -1,19 +1,23 @@
 //! Comparing parity with data, and telling which strip is wrong where parity says enough.
 //!
-//! The locator (`crate::parity::Located`) names the one wrong strip of a row with two parities or more.
+//! The locator (`crate::parity::Located`) names the one wrong strip of a row with two parities or
+//! more.
 
-use super::owner::{Owner, Scratch};
 use super::remote::LocalFuture;
 use super::spare::{Checks, Place, lowest, rows_of};
+use super::stripe_owner::{Scratch, StripeOwner};
 use super::write::{Stop, ones};
 use crate::config::ROW_BYTES;
+use crate::metadata::intent_bitmap::STALE;
 use crate::mutant::{self, Mutant};
 use crate::parity::Located;
 use crate::stripe::plan::Strips;
-use block::IoError;
+use block::{IoError, IoResult};
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 
-/// What a scrub of a stripe found.
+/// The result of a scrub of a stripe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScrubResult {
     /// Parity strips that do not fit the data, as a mask of strips.
@@ -28,17 +32,34 @@ pub struct ScrubResult {
     pub is_incomplete: bool,
 }
 
-impl Owner {
-    /// Compares parity with data in a stripe, and makes it fit if told: the strip that is wrong is mended where parity
-    /// tells which one, otherwise parity is made to fit the data.
+/// Strips of a stripe that could not be read and were brought back.
+#[derive(Default)]
+struct Mended {
+    /// All of them, as a mask.
+    strips: u64,
+    /// Strips that were computed from the others, as masks, and their bytes.
+    computed: Vec<(u64, Range<u32>)>,
+}
+
+impl Mended {
+    /// Strips with bytes in a row that were computed.
+    fn computed_in(&self, row: &Range<usize>) -> u64 {
+        let is_in = |rows: &Range<u32>| (rows.start as usize) < row.end && row.start < rows.end as usize;
+        self.computed.iter().filter(|(_, rows)| is_in(rows)).fold(0, |mask, (strips, _)| mask | strips)
+    }
+}
+
+impl StripeOwner {
+    /// Compares parity with data in a stripe. With `is_repairing` it rewrites the wrong strip where
+    /// parity tells which one that is, and otherwise the parity.
     ///
     /// # Errors
     /// When the stripe cannot be read or written.
     pub async fn scrub(&self, stripe: u64, is_repairing: bool) -> Result<ScrubResult, IoError> {
-        let inside = self.gate.enter().await;
+        let inside = self.enter().await;
         if !self.owns(stripe) {
             drop(inside);
-            let work = move |owner: Rc<Owner>| -> LocalFuture<Result<ScrubResult, IoError>> {
+            let work = move |owner: Rc<StripeOwner>| -> LocalFuture<Result<ScrubResult, IoError>> {
                 Box::pin(async move { owner.scrub(stripe, is_repairing).await })
             };
             return self.forward(stripe, work).await;
@@ -47,12 +68,13 @@ impl Owner {
         let _rows = self.locks.lock(stripe, 0..geometry.strip_bytes).await;
         let _memory = self.grant(2 * geometry.group_members(), geometry.strip_bytes as usize).await;
         let mut scratch = self.scratch();
-        let (mut unreadable, mut mended) = (0, 0);
+        let (mut unreadable, mut mended) = (0, Mended::default());
         let mut result = ScrubResult::default();
         let end = loop {
             let tried =
                 self.try_scrub(&mut scratch, stripe, is_repairing, &mut unreadable, &mut mended, &mut result);
             match tried.await {
+                Ok(()) if is_repairing => break self.mark_absent(stripe).await.map(|()| result),
                 Ok(()) => break Ok(result),
                 Err(Stop::Again) => {}
                 Err(Stop::TooLarge | Stop::Halve | Stop::Moved) => break Err(IoError::Invalid),
@@ -63,37 +85,45 @@ impl Owner {
         end
     }
 
+    /// Marks the region of a stripe that was synced without some member: when that one is
+    /// re-added, it lacks the parity.
+    async fn mark_absent(&self, stripe: u64) -> IoResult {
+        let strips = self.strips(stripe, 0);
+        match !strips.is_synced && strips.is_degraded() {
+            true => self.set_region(stripe, STALE).await,
+            false => Ok(()),
+        }
+    }
+
     async fn try_scrub(
         &self,
         scratch: &mut Scratch,
         stripe: u64,
         is_repairing: bool,
         unreadable: &mut u64,
-        mended: &mut u64,
+        mended: &mut Mended,
         result: &mut ScrubResult,
     ) -> Result<(), Stop> {
         self.shared.check_frozen()?;
         let len = self.shared.config.geometry.strip_bytes;
-        let mut strips = self.strips(stripe, *unreadable);
-        let lost = strips.live & !strips.readable;
-        if lost & strips.data_mask() & !*mended != 0 && !self.shared.can_compute(stripe) {
-            self.give_up_unreadable(stripe).await?;
-            *mended |= lost & strips.data_mask();
-            *unreadable &= !*mended;
-            return Err(Stop::Again);
-        }
+        let strips = self.strips(stripe, *unreadable);
         // Strips that cannot be read are brought back first.
-        for strip in ones(strips.live & !strips.readable) {
-            if *mended >> strip & 1 == 1 {
-                return Err(Stop::Error(IoError::Medium)); // what was just written cannot be read
+        let lost = strips.live & !strips.readable;
+        if lost != 0 {
+            let data = lost & strips.data_mask();
+            if lost & !mended.strips == 0 {
+                return Err(Stop::Error(IoError::Medium)); // the strip just written cannot be read
             }
-            let place = Place { stripe, offset: 0, len };
-            self.compute(scratch, place, strip, &strips, unreadable, Checks::All).await?;
-            self.correct(scratch, stripe, strip, 0).await?;
-            *mended |= 1 << strip;
-            *unreadable &= !(1 << strip);
-            strips = self.strips(stripe, *unreadable);
-            result.unreadable += 1;
+            if data & !mended.strips != 0 && !self.shared.can_compute(stripe) {
+                self.give_up_unreadable(stripe).await?;
+                mended.strips |= data;
+            } else {
+                mended.computed.extend(self.mend(stripe, *unreadable).await?);
+                result.unreadable += (lost & !mended.strips).count_ones();
+                mended.strips |= lost;
+            }
+            *unreadable &= !mended.strips;
+            return Err(Stop::Again);
         }
         let live_parity = strips.live & !strips.data_mask();
         if strips.data == 1 && strips.live & 1 == 0 && live_parity != 0 {
@@ -104,13 +134,60 @@ impl Owner {
             return Ok(());
         }
         self.read_strips(scratch, stripe, 0, len, strips.live, unreadable).await?;
-        let wrong = self.judge(scratch, &strips, *mended, result)?;
+        let wrong = self.judge(scratch, &strips, mended, result)?;
         if is_repairing {
             for strip in ones(wrong) {
                 self.repair(scratch, stripe, strip, 0).await?;
             }
         }
         Ok(())
+    }
+
+    /// Computes unreadable parts of a stripe, and writes them again. Before a sync these are single
+    /// blocks: parity may contradict the others. Returns the computed strips, as masks, and their
+    /// bytes. The caller holds the rows.
+    ///
+    /// # Errors
+    /// [`IoError::Medium`] when some block cannot be computed. All others are mended then.
+    async fn mend(&self, stripe: u64, unreadable: u64) -> Result<Vec<(u64, Range<u32>)>, IoError> {
+        let geometry = &self.shared.config.geometry;
+        let (mended, is_lost) = (RefCell::new(Vec::new()), Cell::new(false));
+        let work = async |scratch: &mut Scratch, rows: &Range<u32>, unreadable: &mut u64| {
+            let strips = self.try_mend(scratch, stripe, rows, unreadable).await;
+            let is_block = rows.len() as u32 <= self.shared.config.block_size;
+            if is_block && matches!(strips, Err(Stop::Error(IoError::Medium))) {
+                is_lost.set(true);
+                return Ok(());
+            }
+            mended.borrow_mut().push((strips?, rows.clone()));
+            Ok(())
+        };
+        self.by_halves(0..geometry.strip_bytes, unreadable, work).await?;
+        if is_lost.get() { Err(IoError::Medium) } else { Ok(mended.into_inner()) }
+    }
+
+    /// Returns the strips that were unreadable in these rows.
+    async fn try_mend(
+        &self,
+        scratch: &mut Scratch,
+        stripe: u64,
+        rows: &Range<u32>,
+        unreadable: &mut u64,
+    ) -> Result<u64, Stop> {
+        self.shared.check_frozen()?;
+        let place = Place { stripe, offset: rows.start, len: rows.len() as u32 };
+        let strips = self.strips(stripe, *unreadable);
+        let lost = strips.live & !strips.readable;
+        if lost & strips.data_mask() != 0 && !self.shared.can_compute(stripe) {
+            return Err(Stop::Error(IoError::Medium));
+        }
+        self.halve_around(&strips, place.len)?;
+        self.read_strips(scratch, stripe, place.offset, place.len, strips.readable, unreadable).await?;
+        for strip in ones(lost) {
+            self.compute(scratch, place, strip, &strips, unreadable, Checks::All).await?;
+            self.correct(scratch, stripe, strip, place.offset).await?;
+        }
+        Ok(lost)
     }
 
     /// A mirror without its first copy: the first that is there stands for it.
@@ -149,22 +226,24 @@ impl Owner {
         Ok(())
     }
 
-    /// Finds rows that do not fit and puts their right content into the scratch. Returns the strips that changed there.
-    /// Strips in `computed` were made from the others just now, and are no evidence.
+    /// Finds rows that do not fit and puts their right content into the scratch. Returns the strips
+    /// that changed there. Parts that were made from the other strips just now are no evidence.
     fn judge(
         &self,
         scratch: &mut Scratch,
         strips: &Strips,
-        computed: u64,
+        mended: &Mended,
         result: &mut ScrubResult,
     ) -> Result<u64, IoError> {
         let data = strips.data_mask();
-        let evidence = strips.live & !computed;
-        let parity = evidence & !data;
         // After a crash data has been read as it is: parity follows it.
         let is_tellable = strips.is_synced && !mutant::is(Mutant::ScrubTrustsData);
         let (mut wrong, mut mismatches, mut rows, mut named) = (0u64, 0u64, 0, 0u64);
         for row in rows_of(self.shared.config.geometry.strip_bytes) {
+            // Before a sync other blocks of the row are compared, too.
+            let computed = if strips.is_synced { mended.computed_in(&row) } else { 0 };
+            let evidence = strips.live & !computed;
+            let parity = evidence & !data;
             if self.agree(scratch, data, parity, row.clone())? {
                 continue;
             }

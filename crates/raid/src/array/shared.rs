@@ -1,26 +1,29 @@
-//! What all cores of a running array share.
+//! State that all cores of a running array share.
 
+use super::committer::MetadataCommitter;
 use super::contradictions::Contradictions;
-use super::crossing::Crossing;
-use super::home::Home;
+use super::hedge::SharedDeadlines;
 use super::latency::Samples;
-use super::members::{Members, SlotState, Which};
-use super::patience::SharedPatience;
+use super::members::{MemberRole, Members, SlotState};
 use super::read_errors::ReadErrors;
 use super::registry;
 use super::remote;
+use super::reshape_router::ReshapeRouter;
+use super::stripe_owner::clear_marks;
 use crate::log::Nonce;
-use crate::metadata::region_map::OPEN;
-use crate::metadata::{BadBlocks, BadRange, MemberSet, Reason, RegionMap, Store, Table};
+use crate::metadata::intent_bitmap::OPEN;
+use crate::metadata::{BadBlocks, BadRange, Identities, IntentBitmap, MemberSet, Reason, Store, Table};
 use crate::{ArrayConfig, Code, Consistency};
-use block::{IoError, IoResult, SharedLimits};
+use block::{Device, IoError, IoResult, SharedLimits};
 use reactor::CoreRef;
 use std::future::Future;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// What all cores of a running array share of one of its shapes: it has two while it changes from one to the other.
+/// State of one shape of a running array, shared by all cores. An array has two shapes during a
+/// reshape.
 pub(crate) struct Shared {
     /// Its number in this process.
     pub id: u64,
@@ -32,32 +35,34 @@ pub(crate) struct Shared {
     common: Arc<Common>,
     /// Bytes of a strip that an entry of the log can cover, by modified strips that have redo data.
     entry_limits: Vec<u32>,
-    /// What a member's data is shifted by, for the region map.
+    /// Bytes by which a member's data is shifted, for the write-intent bitmap.
     shift: u64,
     /// Added to stripes in the list of bad blocks.
     bad_base: u64,
 }
 
-/// What all cores of a running array share, whatever shape a stripe has.
+/// State that all cores of a running array share, whatever shape a stripe has.
 pub(crate) struct Common {
     /// The number of its shape, of the new one while there are two.
     pub lead: u64,
     pub limits: Arc<SharedLimits>,
     /// Whether nothing may be written to any member.
     pub is_read_only: bool,
-    pub regions: RegionMap,
+    pub regions: IntentBitmap,
     pub bad: BadBlocks,
     pub store: Store,
-    /// The change of shape that is under way.
-    pub crossing: Option<Crossing>,
+    /// The reshape that is under way.
+    pub router: Option<ReshapeRouter>,
     /// The table as it was committed last.
     committed: Mutex<Table>,
     pub counters: Counters,
     pub read_errors: ReadErrors,
     pub samples: Samples,
-    pub patience: SharedPatience,
+    pub deadlines: SharedDeadlines,
     is_frozen: AtomicBool,
-    /// What the committed table says; see [`Table::is_logging`].
+    /// A commit has begun and not succeeded.
+    is_committing: AtomicBool,
+    /// The flag of the committed table; see [`Table::is_logging`].
     is_logging: AtomicBool,
     owners: Mutex<Owners>,
     /// Moves with every change of the owners.
@@ -74,8 +79,8 @@ impl std::ops::Deref for Shared {
     }
 }
 
-/// The configuration of an array that grows, newest last. None goes away before the array does, so that they can be
-/// borrowed.
+/// The configuration of an array that grows, newest last. None goes away before the array does, so
+/// that they can be borrowed.
 pub(crate) struct Configs {
     first: Arc<ArrayConfig>,
     next: OnceLock<Box<Configs>>,
@@ -86,7 +91,7 @@ impl Configs {
         Configs { first: config, next: OnceLock::new() }
     }
 
-    /// What holds now.
+    /// Returns the present configuration.
     pub fn newest(&self) -> &Arc<ArrayConfig> {
         let mut newest = self;
         while let Some(next) = newest.next.get() {
@@ -106,7 +111,7 @@ impl Configs {
     }
 }
 
-/// What time it was when the array started, and where its randomness comes from.
+/// The time when the array started, and the source of its randomness.
 pub(crate) struct Clock {
     /// Nanoseconds since 1970.
     pub wall_ns: u64,
@@ -117,18 +122,19 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// Random bits that nobody outside the array knows. On a core.
+    /// Random bits that are unknown outside the array. On a core.
     pub fn new_nonce(&self) -> [u8; 16] {
         if !self.is_simulated {
-            return crate::Uuid::random().0;
+            return Identities::System.bits();
         }
         let (low, high) = (reactor::current().random_u64(), reactor::current().random_u64());
         (u128::from(high) << 64 | u128::from(low)).to_le_bytes()
     }
 }
 
-/// A write, from before the region map is asked until it has ended. Dropped before it has changed anything, it never
-/// was; dropped later without [`RegionWrite::end`], its region keeps its mark: parity may not fit there.
+/// A write, from before the write-intent bitmap is asked until it has ended. Dropped before it has
+/// changed anything, it never was; dropped later without [`RegionWrite::end`], its region keeps its
+/// mark: parity may not fit there.
 pub(crate) struct RegionWrite<'a> {
     shared: &'a Shared,
     /// The region that must be marked as dirty meanwhile.
@@ -138,8 +144,8 @@ pub(crate) struct RegionWrite<'a> {
 }
 
 impl RegionWrite<'_> {
-    /// Whether the log stands for parity during this write. Decided once: a member that fails meanwhile does not
-    /// change it.
+    /// Whether the log stands for parity during this write. Decided once: a member that fails
+    /// meanwhile does not change it.
     pub fn is_logged(&self) -> bool {
         self.is_logged
     }
@@ -174,12 +180,12 @@ pub(crate) const OLD_STRIPES: u64 = 1 << 62;
 /// Which cores own stripes.
 #[derive(Default)]
 struct Owners {
-    /// The core that commits superblocks, region map and bad blocks.
-    home: Option<CoreRef>,
+    /// The core that commits superblocks, write-intent bitmap and bad blocks.
+    committer: Option<CoreRef>,
     cores: Arc<Vec<CoreRef>>,
 }
 
-/// What has happened to an array since it was assembled.
+/// Counts of events since an array was assembled.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Reads of members that failed.
@@ -201,10 +207,10 @@ pub struct Counters {
 impl Common {
     pub fn new(
         limits: Arc<SharedLimits>,
-        (regions, bad): (RegionMap, BadBlocks),
+        (regions, bad): (IntentBitmap, BadBlocks),
         (store, table): (Store, Table),
         clock: Clock,
-        crossing: Option<Crossing>,
+        router: Option<ReshapeRouter>,
     ) -> Common {
         Common {
             lead: next_id(),
@@ -213,15 +219,16 @@ impl Common {
             regions,
             bad,
             store,
-            crossing,
+            router,
             log_identity: Mutex::new((Nonce(table.nonce), table.epoch)),
             is_logging: AtomicBool::new(table.is_logging),
             committed: Mutex::new(table),
             counters: Counters::default(),
             read_errors: ReadErrors::default(),
             samples: Samples::default(),
-            patience: SharedPatience::default(),
+            deadlines: SharedDeadlines::default(),
             is_frozen: AtomicBool::new(false),
+            is_committing: AtomicBool::new(false),
             owners: Mutex::default(),
             owners_generation: AtomicU64::new(0),
             clock,
@@ -233,12 +240,12 @@ impl Common {
         self.clock.wall_ns.saturating_add(reactor::current().now_ns().saturating_sub(self.clock.core_ns))
     }
 
-    /// Random bits that nobody outside the array knows. On a core.
+    /// Random bits that are unknown outside the array. On a core.
     pub fn new_nonce(&self) -> [u8; 16] {
         self.clock.new_nonce()
     }
 
-    /// What makes entries of the log valid now, and the array's epoch.
+    /// The nonce that makes entries of the log valid now, and the array's epoch.
     pub fn log_identity(&self) -> (Nonce, u64) {
         *self.log_identity.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -253,8 +260,14 @@ impl Common {
         look(&self.committed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// A commit begins. Returns whether an earlier one was cut off, by the end of its core.
+    pub fn begin_commit(&self) -> bool {
+        self.is_committing.swap(true, Ordering::AcqRel)
+    }
+
     /// A table has been committed.
     pub fn set_table(&self, table: Table) {
+        self.is_committing.store(false, Ordering::Release);
         *self.log_identity.lock().unwrap_or_else(PoisonError::into_inner) = (Nonce(table.nonce), table.epoch);
         self.is_logging.store(table.is_logging, Ordering::SeqCst);
         *self.committed.lock().unwrap_or_else(PoisonError::into_inner) = table;
@@ -283,18 +296,19 @@ impl Common {
         if self.is_frozen() { Err(IoError::Medium) } else { Ok(()) }
     }
 
-    /// The home core.
-    pub fn home(&self) -> Option<CoreRef> {
-        self.lock_owners().home.clone()
+    /// The committing core.
+    pub fn committer(&self) -> Option<CoreRef> {
+        self.lock_owners().committer.clone()
     }
 
-    /// Makes `core` the home when there is none, or it has ended; whether it has become that now.
-    pub fn claim_home(&self, core: &CoreRef) -> bool {
+    /// Makes `core` the committing core when there is none, or it has ended. Returns whether it has
+    /// become that now.
+    fn claim_committer(&self, core: &CoreRef) -> bool {
         let mut owners = self.lock_owners();
-        if owners.home.as_ref().is_some_and(|home| !home.is_stopped()) {
+        if owners.committer.as_ref().is_some_and(|committer| !committer.is_stopped()) {
             return false;
         }
-        owners.home = Some(core.clone());
+        owners.committer = Some(core.clone());
         if owners.cores.is_empty() {
             owners.cores = Arc::new(vec![core.clone()]);
             self.owners_generation.fetch_add(1, Ordering::Release);
@@ -387,13 +401,14 @@ impl Shared {
         BadRange { stripe: stripe + self.bad_base, strips, offset, len }
     }
 
-    /// The region map's byte for a stripe.
+    /// The write-intent bitmap's byte for a stripe.
     #[inline]
     pub fn region(&self, stripe: u64) -> u8 {
         self.regions.get(self.region_of(stripe))
     }
 
-    /// A write into a stripe begins. Its region's mark, if it needs one, is not taken away before it has ended.
+    /// A write into a stripe begins. Its region's mark, if it needs one, is not taken away before
+    /// it has ended.
     #[inline]
     pub fn begin_write(&self, stripe: u64) -> RegionWrite<'_> {
         let write = |dirty, is_logged| RegionWrite { shared: self, dirty, is_logged, has_changed: false };
@@ -436,26 +451,27 @@ impl Shared {
         }
     }
 
-    /// A member does not do what it should: it is out from now on. Returns when every live member knows.
+    /// Fails a member that does not do what it should. Returns when every live member knows.
     ///
     /// # Errors
-    /// When the array cannot go on without it.
+    /// When the array cannot continue without it.
     pub fn member_failed(
         &self,
         slot: usize,
-        which: Which,
+        role: MemberRole,
         error: IoError,
     ) -> Pin<Box<dyn Future<Output = IoResult> + '_>> {
-        // Boxed: the futures of requests, which are moved and kept, need no room for what seldom happens.
-        Box::pin(self.take_out(slot, which, reason_of(error)))
+        // Boxed: the futures of requests, which are moved and kept, need no room for what seldom
+        // happens.
+        Box::pin(self.take_out(slot, role, reason_of(error)))
     }
 
     /// Takes a member out; see [`Shared::member_failed`].
-    pub async fn take_out(&self, slot: usize, which: Which, reason: Reason) -> IoResult {
+    pub async fn take_out(&self, slot: usize, role: MemberRole, reason: Reason) -> IoResult {
         if self.config.geometry.parity == 0 {
             return Err(IoError::DeviceGone);
         }
-        if which == Which::Own {
+        if role == MemberRole::Current {
             if self.members.state(slot) == SlotState::Out {
                 return Ok(());
             }
@@ -463,15 +479,22 @@ impl Shared {
             self.check_redundancy(slot);
         }
         self.check_frozen()?;
-        self.at_home(move |home| Box::pin(async move { home.take_out(slot, which, reason).await })).await
+        self.on_committer(move |committer| {
+            Box::pin(async move { committer.take_out(slot, role, reason).await })
+        })
+        .await
     }
 
-    /// A member does not answer: it is out from now on, unless its group needs it. Returns when every live member knows.
+    /// Fails a member that does not answer, unless its group needs it, or the slot has another
+    /// device than `device` by now. Returns when every live member knows.
     ///
     /// # Errors
-    /// [`IoError::Invalid`] when the group needs it; what the commit says.
-    pub async fn take_out_late(&self, slot: usize, which: Which) -> IoResult {
-        self.at_home(move |home| Box::pin(async move { home.take_out_late(slot, which).await })).await
+    /// [`IoError::Invalid`] when the group needs it; the error of the commit.
+    pub async fn take_out_late(&self, slot: usize, role: MemberRole, device: Arc<dyn Device>) -> IoResult {
+        self.on_committer(move |committer| {
+            Box::pin(async move { committer.take_out_late(slot, role, device).await })
+        })
+        .await
     }
 
     /// Whether a slot's group can do without its member, in each shape.
@@ -512,35 +535,42 @@ impl Shared {
         self.table().sets().filter(move |set| set.slots.contains(&slot))
     }
 
-    /// Runs work on the array's home core. On a core that has opened a channel.
-    pub async fn at_home<W>(&self, work: W) -> IoResult
+    /// Runs work on the array's committing core. On a core that has opened a channel.
+    pub async fn on_committer<W>(&self, work: W) -> IoResult
     where
-        W: FnOnce(std::rc::Rc<Home>) -> remote::LocalFuture<IoResult> + Send + 'static,
+        W: FnOnce(Rc<MetadataCommitter>) -> remote::LocalFuture<IoResult> + Send + 'static,
     {
-        self.ensure_home().await;
-        let Some(home) = self.home() else { return Err(IoError::DeviceGone) };
+        self.ensure_committer();
+        let Some(committer) = self.committer() else { return Err(IoError::DeviceGone) };
         let id = self.lead;
-        let answer = remote::call(&home, move || {
-            match registry::find(id).and_then(|owner| owner.home.borrow().clone()) {
-                Some(home) => work(home),
+        let answer = remote::call(&committer, move || {
+            match registry::find(id).and_then(|owner| owner.committer.borrow().clone()) {
+                Some(committer) => work(committer),
                 None => Box::pin(std::future::ready(Err(IoError::DeviceGone))),
             }
         });
         answer.await.unwrap_or(Err(IoError::DeviceGone))
     }
 
-    /// When the home core has ended, this one is the home.
-    async fn ensure_home(&self) {
-        if let Some(owner) = registry::find(self.lead)
-            && self.claim_home(&owner.core.remote())
-        {
-            Home::settle(&owner);
+    /// Makes this core, which has opened a channel, the committing one if there is none or it has
+    /// ended.
+    pub fn ensure_committer(&self) {
+        let Some(owner) = registry::find(self.lead) else { return };
+        let is_successor = self.committer().is_some();
+        if !self.claim_committer(&owner.core.remote()) {
+            return;
+        }
+        MetadataCommitter::settle(&owner);
+        // The core that has ended may have had marks to take away.
+        let has_marks = self.config.consistency == Consistency::Bitmap && self.config.geometry.data > 1;
+        if is_successor && has_marks && !self.is_read_only && self.is_logging() {
+            owner.core.spawn(clear_marks(Rc::downgrade(&owner)));
         }
     }
 
-    /// Cores that have ended own nothing any more; returns when others do.
-    pub async fn drop_dead_owners(&self) -> IoResult {
-        self.at_home(|home| Box::pin(async move { home.drop_dead_owners().await })).await
+    /// Returns when cores that have ended own nothing any more, and keep no gate closed.
+    pub async fn take_over(&self) -> IoResult {
+        self.on_committer(|committer| Box::pin(async move { committer.take_over().await })).await
     }
 }
 

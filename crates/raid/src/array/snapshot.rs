@@ -1,9 +1,9 @@
-//! The copy of a caller's data that is written: from then on nothing that the caller does changes what is written.
+//! Copies a caller's data before a write: later changes by the caller do not affect the write.
 //!
-//! A full stripe that is logged is read once: a block of every strip is copied and summed, and while the copies are in the
-//! nearest cache parity is computed from them.
+//! A full stripe that is logged is read only once. A block of every strip is copied and summed, and
+//! parity is computed from the copies while they are in the nearest cache.
 
-use super::owner::{Owner, Scratch, Source};
+use super::stripe_owner::{Scratch, Source, StripeOwner};
 use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
 use crate::log::checksum::Checksum;
 use crate::stripe::rect::Rect;
@@ -11,15 +11,15 @@ use crate::{Geometry, Matrix};
 use arrayvec::ArrayVec;
 use block::Data;
 
-/// Bytes of each strip that are worked on at a time: few enough for the nearest caches, and enough of each that a wide
-/// stripe is not read in crumbs, which is slow where the caller's data is in no cache.
+/// Bytes of each strip that are processed at a time. A block of all strips fits in the nearest
+/// caches. A block is also long enough for a fast read of a wide stripe that is in no cache.
 const BLOCK_BYTES: usize = 4096;
 
-/// Checksums of data strips, in their order.
+/// Checksums of data strips, in order.
 pub(crate) type Checksums = ArrayVec<u32, MAX_GROUP_MEMBERS>;
 
-impl Owner {
-    /// Copies the caller's data; of a full stripe, parity and checksums as well.
+impl StripeOwner {
+    /// Copies the caller's data; for a full stripe it also computes parity and checksums.
     pub async fn snapshot(&self, scratch: &mut Scratch, rect: &Rect, source: Source<'_>) {
         let config = &self.shared.config;
         for strip in rect.first..rect.first + rect.count {
@@ -41,7 +41,7 @@ impl Owner {
         }
     }
 
-    /// Makes the checksums of a full stripe's data, unless they were made with its parity.
+    /// Computes the checksums of a full stripe's data, unless they were computed with its parity.
     pub fn sum(&self, scratch: &mut Scratch) {
         let Scratch { new, encoded, checksums, .. } = scratch;
         if *encoded == 0 || checksums.is_empty() {
@@ -51,7 +51,7 @@ impl Owner {
         }
     }
 
-    /// Copies a full stripe, makes its parity, and the checksums if the log wants them.
+    /// Copies a full stripe, computes its parity, and the checksums if the log needs them.
     fn encode(&self, scratch: &mut Scratch, rect: &Rect, data: Data<'_>) {
         let config = &self.shared.config;
         let geometry = &config.geometry;
@@ -67,7 +67,7 @@ impl Owner {
         let mut parities: ArrayVec<&mut [u8], MAX_PARITY> =
             scratch.parity.iter_mut().flatten().map(|parity| parity.as_mut_slice()).collect();
         let len = rect.len as usize;
-        // Without checksums there is nothing to save by blocks, and long copies are the fastest.
+        // Without checksums, blocks save nothing, and long copies are the fastest.
         let block = match is_summed {
             true => BLOCK_BYTES,
             false => len,
@@ -87,9 +87,9 @@ impl Owner {
     }
 }
 
-/// A strip that is being copied.
+/// A strip during its copy.
 struct Strip<'a> {
-    /// What is left of the caller's data.
+    /// The rest of the caller's data.
     source: Data<'a>,
     target: &'a mut [u8],
     checksum: Option<Checksum<'a>>,
@@ -105,8 +105,9 @@ impl Strip<'_> {
             (None, _) => {
                 source.copy_to(target);
             }
-            // SAFETY: the window is valid until the request has completed, and no memory of this core; the caller may
-            // race with the copy, which then holds any mix of its bytes, as the device model allows.
+            // SAFETY: the window is valid until the request has completed, and is no memory of this
+            // core. The caller may race with the copy, which then contains any mix of its bytes, as
+            // the device model allows.
             (Some(checksum), Some(segment)) => unsafe { checksum.copy(segment.base, target) },
             (Some(checksum), None) => {
                 source.copy_to(target);
@@ -116,7 +117,7 @@ impl Strip<'_> {
     }
 }
 
-/// Copies what is written into buffers that are there.
+/// Copies the data of a write into existing buffers.
 pub(super) fn copy(scratch: &mut Scratch, rect: &Rect, source: Source<'_>, geometry: &Geometry) {
     for strip in rect.first..rect.first + rect.count {
         let target = scratch.new[strip].as_mut().expect("the caller has set it").as_mut_slice();

@@ -1,11 +1,12 @@
 //! Comparing strips with spare parity before anything is computed from them.
 //!
-//! A lost strip takes `k` others. Where more can be read, each further one is a check: one check shows that a strip is
-//! wrong, two name it. The strip without which all others agree is the wrong one, and is written anew. Where that is
-//! unknown, nothing is computed from a guess: the caller gets the rows and decides.
+//! A lost strip takes `k` others. Where more can be read, each further one is a check: one check
+//! shows that a strip is wrong, two name it. The strip without which all others agree is the wrong
+//! one, and is rewritten. Where that is unknown, nothing is computed from a guess: the caller gets
+//! the rows and decides.
 
 use super::contradictions::Found;
-use super::owner::{Owner, Scratch};
+use super::stripe_owner::{Scratch, StripeOwner};
 use super::write::{Stop, decode, ones};
 use crate::config::{MAX_GROUP_MEMBERS, ROW_BYTES};
 use crate::parity::Located;
@@ -46,13 +47,13 @@ pub(super) struct Compared {
     pub checks: Checks,
 }
 
-impl Owner {
-    /// Computes a part of a strip from others into the scratch, after comparing them with spare parity. The caller
-    /// holds the rows alone.
+impl StripeOwner {
+    /// Computes a part of a strip from others into the scratch, after comparing them with spare
+    /// parity. The caller holds the rows alone.
     ///
     /// # Errors
-    /// [`IoError::Medium`] when strips contradict each other and the wrong one is unknown. Parity follows data then,
-    /// where all data can be read.
+    /// [`IoError::Medium`] when strips contradict each other and the wrong one is unknown. Parity
+    /// follows data then, where all data can be read.
     pub(super) async fn compute(
         &self,
         scratch: &mut Scratch,
@@ -79,9 +80,9 @@ impl Owner {
         Ok(())
     }
 
-    /// Reads the first `k` readable strips and compares them with spare ones. A wrong strip that can be named is
-    /// mended in the scratch and on its member. Returns the rows whose wrong strip is unknown, as bytes of the place.
-    /// All readable strips have been read then.
+    /// Reads the first `k` readable strips and compares them with spare ones. A wrong strip that
+    /// can be named is mended in the scratch and on its member. Returns the rows whose wrong strip
+    /// is unknown, as bytes of the place. All readable strips have been read then.
     pub(super) async fn read_compared(
         &self,
         scratch: &mut Scratch,
@@ -144,7 +145,8 @@ impl Owner {
         Ok(unknown)
     }
 
-    /// Whether some bytes of the strips in `spares` are those that the strips in `base` make. All are in the scratch.
+    /// Whether some bytes of the strips in `spares` are those that the strips in `base` make. All
+    /// are in the scratch.
     pub(super) fn agree(
         &self,
         scratch: &Scratch,

@@ -1,12 +1,12 @@
-//! From superblocks to a running array.
+//! Starts an array from its superblocks.
 
 use super::Array;
-use super::crossing::{Crossing, Walk};
 use super::members::{Attached, Members, Shift};
+use super::reshape_router::{ReshapeRouter, Walk};
 use super::shared::{Clock, Common, OLD_STRIPES, Shared};
 use crate::config::ROW_BYTES;
 use crate::log::{self, Nonce, RecoverError, Recovery, RecoveryMember};
-use crate::metadata::region_map::{self, RegionMap};
+use crate::metadata::intent_bitmap::{self, IntentBitmap};
 use crate::metadata::{
     self, Assembly, BadBlocks, BadBlocksError, BadRange, Found, Label, Layout, LoadError, MemberFailures,
     MemberSet, MemberState, Reason, Store, Table, Target,
@@ -18,24 +18,25 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What an array is started from: the outcome of assembling.
+/// The input of a start: the result of assembly.
 pub struct Start {
-    /// The table to commit first ([`Assembly::opening_table`]). Members that are not given below are taken out.
+    /// The table to commit first ([`Assembly::opening_table`]). Members without an entry below are
+    /// marked failed.
     pub table: Table,
-    /// A member for each slot, those that the table calls live or rebuilding.
+    /// One member for each slot that the table calls live or rebuilding.
     pub members: Vec<Option<StartMember>>,
     /// Nanoseconds since 1970.
     pub wall_ns: u64,
-    /// Take randomness from the core, not from the system: the simulator's runs can be repeated.
+    /// Takes randomness from the core, not from the system, so that a simulation can be repeated.
     pub is_simulated: bool,
-    /// Parity must be made again everywhere: a forced start.
+    /// Parity must be resynced everywhere, after a forced start.
     pub needs_sync: bool,
-    /// What is missing is computed even where a crash has left parity open: a forced start.
+    /// Reconstructs missing strips even where a crash has left parity inconsistent: a forced start.
     pub trusts_parity: bool,
 }
 
 impl Start {
-    /// From what was assembled; `device` finds the device that was found. On a core.
+    /// From an assembly; `device` returns the device of a found member. Must run on a core.
     pub fn new(
         assembly: Assembly,
         wall_ns: u64,
@@ -55,44 +56,45 @@ impl Start {
     }
 }
 
-/// A member to start with.
+/// A member for the start.
 pub struct StartMember {
     /// The device.
     pub device: Arc<dyn Device>,
-    /// Its superblock as it was found.
+    /// Its superblock as found.
     pub found: Found,
-    /// Where things lie on it.
+    /// The layout of the member.
     pub layout: Layout,
 }
 
 /// Why an array cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The superblock describes no array that this program can serve.
+    /// The superblock describes an array that this version cannot serve.
     #[error("array {name}: {error}")]
     Config {
         /// The array.
         name: String,
-        /// What is wrong.
+        /// The rule that the configuration violates.
         error: ConfigError,
     },
-    /// More members are missing than parity stands for.
+    /// More members are missing than parity can reconstruct.
     #[error("array {name}: group {group} has {present} of its {members} members and needs {needed}")]
     TooFew {
         /// The array.
         name: String,
         /// The group.
         group: usize,
-        /// Members that are there.
+        /// Members that are present.
         present: usize,
-        /// Members it has.
+        /// Members of the group.
         members: usize,
-        /// Members it needs.
+        /// Members that the group needs.
         needed: usize,
     },
-    /// Members fail while regions that were being written have not been made consistent.
+    /// Members fail while dirty regions have not been made consistent.
     #[error(
-        "array {name}: members {slots:?} fail, and it was not stopped cleanly: blocks that were being written may be lost"
+        "array {name}: members {slots:?} failed, and the array was not stopped cleanly: blocks of writes in flight may \
+         be lost"
     )]
     DirtyDegraded {
         /// The array.
@@ -103,20 +105,21 @@ pub enum StartError {
     /// A member cannot be opened.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// A member does not take what the array needs.
+    /// A member does not meet the requirements of the array.
     #[error("array {name}: member {member}: {what}")]
     Unfit {
         /// The array.
         name: String,
         /// The device.
         member: String,
-        /// What it lacks.
+        /// The requirement.
         what: String,
     },
-    /// Writes may have been in flight whose log entries cannot be read, and which need the members that are missing.
+    /// Writes may have been in flight whose log entries are unreadable, and recovery would need the
+    /// missing members.
     #[error(
-        "array {name}: group {group}: members {slots:?} cannot read all of their logs, {missing} more are missing, and \
-         the array was not stopped cleanly: blocks that were being written may be lost (start with force to accept that)"
+        "array {name}: group {group}: members {slots:?} cannot read all of their logs, and {missing} more are missing: \
+         blocks of writes in flight may be lost (force accepts that)"
     )]
     LogUnreadable {
         /// The array.
@@ -128,7 +131,7 @@ pub enum StartError {
         /// Members of the group that are missing or being rebuilt.
         missing: usize,
     },
-    /// No copy of the list of bad blocks is valid.
+    /// No copy of the bad-block list is valid.
     #[error(
         "array {name}: no copy of the bad block list on members {slots:?} is valid: blocks without data would read as \
          zeroes (start with force to accept that)"
@@ -139,20 +142,20 @@ pub enum StartError {
         /// Slots of the members that were read.
         slots: Vec<usize>,
     },
-    /// There is no room to remember what a crash has left unreadable.
-    #[error("array {name}: too many bad blocks to remember those of stripe {stripe}")]
+    /// The bad-block list has no room for blocks that a crash has left unreadable.
+    #[error("array {name}: bad-block list: no room for the lost blocks of stripe {stripe}")]
     TooManyBad {
         /// The array.
         name: String,
         /// The stripe.
         stripe: u64,
     },
-    /// It is to be read only, and would have to be written first.
-    #[error("array {name}: it cannot be served read-only: {what}; readonly=on writes nothing")]
+    /// A read-only start was requested, but the array needs writes first.
+    #[error("array {name}: read-only start refused: {what}; readonly=on writes nothing")]
     ReadOnly {
         /// The array.
         name: String,
-        /// What would have to be written.
+        /// The reason.
         what: String,
     },
     /// The log cannot be replayed.
@@ -160,31 +163,31 @@ pub enum StartError {
     Recovery {
         /// The array.
         name: String,
-        /// Why.
+        /// The error of recovery.
         error: RecoverError,
     },
 }
 
-/// A shape of the array: what it has, or changes from.
+/// One geometry of the array: the present one, or the old one of a reshape.
 #[derive(Clone)]
 struct Shape {
     config: Arc<ArrayConfig>,
     shift: Shift,
-    /// Stripes below this one have another shape by now.
+    /// Stripes below this one have been moved by a reshape.
     first_stripe: u64,
-    /// By how much the number of a stripe exceeds its step of the walk that fills a slot.
+    /// Difference between the number of a stripe and its step of the walk that fills a slot.
     skipped: u64,
-    /// Added to stripes in the list of bad blocks.
+    /// Offset of stripes in the bad-block list.
     bad_base: u64,
 }
 
 impl Shape {
-    /// The one that an array has, or changes to.
+    /// The present geometry of an array, or the target of a reshape.
     fn of(config: &Arc<ArrayConfig>) -> Shape {
         Shape { config: config.clone(), shift: Shift::default(), first_stripe: 0, skipped: 0, bad_base: 0 }
     }
 
-    /// The one that an array changes from.
+    /// The old geometry of a reshape.
     fn old(table: &Table) -> Option<Shape> {
         let reshape = table.reshape?;
         let config = reshape.old_config(&table.config);
@@ -199,12 +202,12 @@ impl Shape {
     }
 }
 
-/// An array on its way up.
+/// An array during its start.
 struct Starting {
     config: Arc<ArrayConfig>,
-    /// The shape that it changes from.
+    /// The old geometry of a reshape.
     old: Option<Shape>,
-    crossing: Option<Crossing>,
+    router: Option<ReshapeRouter>,
     table: Table,
     members: Vec<Option<StartMember>>,
     channels: Vec<Option<Rc<dyn Channel>>>,
@@ -214,19 +217,20 @@ struct Starting {
     trusts_parity: bool,
     /// Whether the table is durable on every member that it trusts.
     is_durable: bool,
-    /// Whether the log is replayed and regions that were being written are marked.
+    /// Whether the log is replayed and dirty regions are marked for resync.
     is_recovered: bool,
     /// Whether nothing may be written.
     is_read_only: bool,
-    /// Blocks of members' logs that cannot be read: slot, and offset on the member in bytes.
+    /// Unreadable blocks of members' logs: slot, and offset on the member in bytes.
     unreadable_log: Vec<(usize, u64)>,
 }
 
 impl Array {
-    /// Starts an array: takes absent members out, replays the log. On a core; any core may use the array afterwards.
+    /// Starts an array: marks absent members as failed, replays the log. Must run on a core; then
+    /// any core may use the array.
     ///
     /// # Errors
-    /// See [`StartError`]. The members are as they were, but for superblocks and what was replayed.
+    /// See [`StartError`]. The members are unchanged except for superblocks and replayed writes.
     pub async fn start(start: Start) -> Result<Arc<Array>, StartError> {
         let mut starting = Starting::open(start)?;
         let limits = starting.limits()?;
@@ -235,13 +239,13 @@ impl Array {
         starting.finish(limits, regions, bad).await
     }
 
-    /// Starts an array that is only read: nothing is written to any member, now or later. On a core.
+    /// Starts an array for reading only: no member is ever written. Must run on a core.
     ///
-    /// Nothing of this start is remembered, and nobody is kept from serving the array for writing: the caller sees to
-    /// that.
+    /// The start leaves no record, and does not exclude another server that writes: the caller must
+    /// prevent that.
     ///
     /// # Errors
-    /// See [`StartError`]; [`StartError::ReadOnly`] when something would have to be recovered first.
+    /// See [`StartError`]; [`StartError::ReadOnly`] if the array needs recovery first.
     pub async fn start_read_only(start: Start) -> Result<Arc<Array>, StartError> {
         let mut starting = Starting::open(start)?;
         starting.is_read_only = true;
@@ -258,7 +262,7 @@ impl Starting {
         let refuse = |error| StartError::Config { name: config.name.clone(), error };
         config.check().map_err(refuse)?;
         table.reshape.map_or(Ok(()), |reshape| reshape.check(&config)).map_err(refuse)?;
-        let crossing = table.reshape.map(|reshape| Crossing::new(&table, reshape));
+        let router = table.reshape.map(|reshape| ReshapeRouter::new(&table, reshape));
         let store = Store::new(config.geometry.members());
         let mut channels = Vec::new();
         for (slot, member) in members.iter().enumerate() {
@@ -274,7 +278,7 @@ impl Starting {
         Ok(Starting {
             config,
             old: Shape::old(&table),
-            crossing,
+            router,
             table,
             members,
             channels,
@@ -297,7 +301,7 @@ impl Starting {
             optimal_io_size: u32::try_from(geometry.stripe_bytes()).unwrap_or(0),
             discard_alignment: u32::try_from(geometry.stripe_bytes()).unwrap_or(self.config.block_size),
             read_only: self.is_read_only,
-            // Until everything is moved it is as large as it was.
+            // Until the end of a reshape the capacity is the old one.
             ..Limits::new(self.old.as_ref().map_or(geometry, |old| &old.config.geometry).capacity())
         };
         let logs = if self.old.is_some() { 2 } else { 1 };
@@ -312,22 +316,22 @@ impl Starting {
             };
             if theirs.capacity < member.layout.member_bytes {
                 let needed = member.layout.member_bytes;
-                return Err(unfit(format!("{} bytes, {needed} were in use", theirs.capacity)));
+                return Err(unfit(format!("capacity {} bytes: {needed} are in use", theirs.capacity)));
             }
             if let Err(error) = member.layout.check(&laid_out) {
                 return Err(unfit(error.to_string()));
             }
             if theirs.read_only && !self.is_read_only {
-                return Err(unfit("it is read-only".into()));
+                return Err(unfit("read-only device".into()));
             }
             if theirs.block_size > self.config.block_size {
                 let needed = self.config.block_size;
-                return Err(unfit(format!("blocks of {} bytes, the array has {needed}", theirs.block_size)));
+                return Err(unfit(format!("block size {} bytes: the array has {needed}", theirs.block_size)));
             }
             if theirs.max_transfer < geometry.strip_bytes {
                 let strip = geometry.strip_bytes;
                 return Err(unfit(format!(
-                    "transfers of {} bytes at most, a strip has {strip}",
+                    "largest transfer {} bytes: a strip has {strip}",
                     theirs.max_transfer
                 )));
             }
@@ -345,7 +349,7 @@ impl Starting {
         Ok(limits)
     }
 
-    /// Members that take metadata.
+    /// Members that metadata is written to.
     fn targets(&self) -> Vec<Target> {
         let target = |(slot, member): (usize, &Option<StartMember>)| {
             let (member, channel) = (member.as_ref()?, self.channels[slot].clone()?);
@@ -358,7 +362,7 @@ impl Starting {
         self.targets().into_iter().filter(|target| self.table.members[target.slot].is_live()).collect()
     }
 
-    /// Commits that absent members are out; also those that fail meanwhile.
+    /// Commits that absent members have failed, and also members that fail meanwhile.
     async fn take_out_absent(&mut self) -> Result<(), StartError> {
         let is_absent = |slot: &usize| self.members[*slot].is_none() && self.table.members[*slot].is_in();
         let absent: Vec<usize> = (0..self.members.len()).filter(is_absent).collect();
@@ -389,10 +393,10 @@ impl Starting {
         Ok(())
     }
 
-    /// Takes members out that have failed, and says so to the others.
+    /// Marks members as failed and commits that to the others.
     async fn fail(&mut self, failures: Vec<(usize, IoError)>) -> Result<(), StartError> {
         for (slot, error) in &failures {
-            tracing::error!(array = self.config.name, slot, %error, "a member fails while the array starts");
+            tracing::error!(array = self.config.name, slot, %error, "member failed while the array starts");
         }
         self.begin_change();
         let slots: Vec<usize> = failures.into_iter().map(|(slot, _)| slot).collect();
@@ -417,7 +421,7 @@ impl Starting {
         self.begin_change();
         loop {
             change(&mut self.table);
-            // Until regions that were being written are marked, what the table said about them stands.
+            // Until dirty regions are marked for resync, the table keeps its old value.
             if self.is_recovered {
                 self.table.is_logging =
                     self.config.consistency == Consistency::Ppl || self.table.is_degraded();
@@ -436,11 +440,11 @@ impl Starting {
         }
     }
 
-    /// Reads region map and bad blocks, and replays the log.
-    async fn recover(&mut self) -> Result<(RegionMap, BadBlocks), StartError> {
+    /// Reads write-intent bitmap and bad blocks, and replays the log.
+    async fn recover(&mut self) -> Result<(IntentBitmap, BadBlocks), StartError> {
         let was_logging = self.table.is_logging;
         let regions = loop {
-            match RegionMap::load(&self.config, self.table.initial_region, &self.live_targets()).await {
+            match IntentBitmap::load(&self.config, self.table.initial_region, &self.live_targets()).await {
                 Ok(regions) => break regions,
                 Err(MemberFailures(failures)) => self.fail(failures).await?,
             }
@@ -463,13 +467,13 @@ impl Starting {
         Ok((regions, bad))
     }
 
-    /// What a region's bits are when the array starts: writes that were in flight have ended.
+    /// The bits of a region at the start: writes in flight have ended.
     fn after_crash(&self, bits: u8) -> u8 {
-        use region_map::{DIRTY, NEED_SYNC, OPEN, STALE};
+        use intent_bitmap::{DIRTY, NEED_SYNC, OPEN, STALE};
         let mut now = bits & !DIRTY;
         if bits & DIRTY != 0 || self.needs_sync {
             now |= NEED_SYNC;
-            // A mirror's copies are each as good as the other.
+            // The copies of a mirror are equally valid.
             if self.config.consistency == Consistency::Bitmap && self.config.geometry.data > 1 {
                 now |= OPEN;
             }
@@ -477,7 +481,7 @@ impl Starting {
         if self.trusts_parity {
             now &= !OPEN;
         }
-        // Which copy of what was in flight counts is decided without those that are missing.
+        // Without the missing members, another copy of a write in flight may become the valid one.
         if now & NEED_SYNC != 0 && self.table.is_degraded() {
             now |= STALE;
         }
@@ -487,7 +491,7 @@ impl Starting {
     /// Sets bits of all regions for which `is_chosen` holds, durably.
     async fn mark(
         &mut self,
-        regions: &RegionMap,
+        regions: &IntentBitmap,
         bits: u8,
         is_chosen: impl Fn(u64, u8) -> bool,
     ) -> Result<(), StartError> {
@@ -497,7 +501,7 @@ impl Starting {
         Ok(())
     }
 
-    async fn replay(&mut self, regions: &RegionMap, bad: &BadBlocks) -> Result<(), StartError> {
+    async fn replay(&mut self, regions: &IntentBitmap, bad: &BadBlocks) -> Result<(), StartError> {
         for shape in std::iter::once(Shape::of(&self.config)).chain(self.old.clone()) {
             self.replay_log(&shape, regions, bad).await?;
         }
@@ -508,12 +512,13 @@ impl Starting {
         StartError::BadBlocksLost { name: self.config.name.clone(), slots }
     }
 
-    /// What unreadable blocks of the log mean for the array, by the rules of [`crate::log::recover()`]: parity is made again
-    /// everywhere, and until then replaces no data where a hidden write may have left it open.
+    /// Handles unreadable blocks of the log by the rules of [`crate::log::recover()`]. Parity is
+    /// resynced everywhere. Until then it reconstructs no data where a hidden write may have left
+    /// it inconsistent.
     async fn account_for_unreadable_log(
         &mut self,
         shape: &Shape,
-        regions: &RegionMap,
+        regions: &IntentBitmap,
         report: &log::Report,
     ) -> Result<(), StartError> {
         for unit in &report.unreadable {
@@ -524,7 +529,7 @@ impl Starting {
                 array = self.config.name,
                 slot = unit.slot,
                 offset = lane_at + u64::from(unit.position),
-                "a block of the member's log cannot be read: it is taken for empty and rewritten"
+                "a block of the member's log is unreadable: it counts as empty and is rewritten"
             );
             self.unreadable_log.push((unit.slot, lane_at + u64::from(unit.position)));
         }
@@ -546,28 +551,28 @@ impl Starting {
                 tracing::error!(
                     array = self.config.name,
                     group,
-                    "forced: log entries of members {suspects:?} cannot be read: blocks that were being written may be \
-                     wrong"
+                    "log entries of members {suspects:?} are unreadable: blocks of writes in flight may be wrong \
+                     (forced start)"
                 );
             }
             may_hide_all |= missing == 0 && suspects.len() >= geometry.parity;
         }
         tracing::warn!(
             array = self.config.name,
-            "members {:?} cannot read all of their logs: parity is computed again everywhere",
+            "members {:?} cannot read all of their logs: parity is resynced everywhere",
             report.suspects
         );
-        let open = if may_hide_all && !self.trusts_parity { region_map::OPEN } else { 0 };
-        let stale = if self.table.is_degraded() { region_map::STALE } else { 0 };
-        let bits = region_map::NEED_SYNC | open | stale;
-        self.mark(regions, bits, |_, bits| bits & region_map::WRITTEN != 0).await
+        let open = if may_hide_all && !self.trusts_parity { intent_bitmap::OPEN } else { 0 };
+        let stale = if self.table.is_degraded() { intent_bitmap::STALE } else { 0 };
+        let bits = intent_bitmap::NEED_SYNC | open | stale;
+        self.mark(regions, bits, |_, bits| bits & intent_bitmap::WRITTEN != 0).await
     }
 
-    /// Replays the log of a shape.
+    /// Replays the log of one geometry.
     async fn replay_log(
         &mut self,
         shape: &Shape,
-        regions: &RegionMap,
+        regions: &IntentBitmap,
         bad: &BadBlocks,
     ) -> Result<(), StartError> {
         let geometry = shape.config.geometry;
@@ -589,7 +594,7 @@ impl Starting {
             let table = &self.table;
             let is_live = |stripe: u64, slot: usize| match table.members[slot].state {
                 MemberState::Live => true,
-                // Stripes below `first_stripe` are not asked about.
+                // Recovery does not ask about stripes below `first_stripe`.
                 MemberState::Rebuilding { cursor } => {
                     geometry.member_offset(stripe.saturating_sub(shape.skipped)) < cursor
                 }
@@ -609,13 +614,13 @@ impl Starting {
                         array = self.config.name,
                         replayed = report.replayed,
                         bad = report.bad.len(),
-                        "the log was replayed"
+                        "log replayed"
                     );
                     self.account_for_unreadable_log(shape, regions, &report).await?;
                     self.mark_replayed(shape, regions, &report.stripes).await?;
                     return Ok(());
                 }
-                // Blocks are noted before replay writes their rows: power may go in between.
+                // Blocks are noted before replay writes their rows: the power may fail in between.
                 Err(RecoverError::NotNoted { ranges }) => {
                     tries = 0;
                     for range in ranges {
@@ -626,9 +631,13 @@ impl Starting {
                     }
                 }
                 // A block has become unreadable since the log was scanned: another scan finds it.
-                Err(RecoverError::Member { error: IoError::Medium | IoError::Corrupt, .. })
-                    if tries < MOST_SCANS => {}
-                Err(RecoverError::Member { slot, error }) => self.fail(vec![(slot, error)]).await?,
+                Err(
+                    RecoverError::Member { error: IoError::Medium | IoError::Corrupt, .. }
+                    | RecoverError::Log { .. },
+                ) if tries < MOST_SCANS => {}
+                Err(RecoverError::Member { slot, error } | RecoverError::Log { slot, error }) => {
+                    self.fail(vec![(slot, error)]).await?
+                }
                 Err(error) => {
                     return Err(StartError::Recovery { name: self.config.name.clone(), error });
                 }
@@ -636,11 +645,11 @@ impl Starting {
         }
     }
 
-    /// A member that is out has missed what was replayed, and what was written shortly before it was lost.
+    /// A failed member has missed the replayed writes, and the writes shortly before its failure.
     async fn mark_replayed(
         &mut self,
         shape: &Shape,
-        regions: &RegionMap,
+        regions: &IntentBitmap,
         stripes: &[u64],
     ) -> Result<(), StartError> {
         if !self.table.is_degraded() || mutant::is(Mutant::ReplayedNotStale) {
@@ -649,7 +658,7 @@ impl Starting {
         let position = |stripe: &u64| shape.config.geometry.member_offset(*stripe) + shape.shift.data;
         let region = |stripe: &u64| self.config.region_at(position(stripe));
         let written: BTreeSet<u64> = stripes.iter().map(region).collect();
-        self.mark(regions, region_map::STALE, |region, _| written.contains(&region)).await
+        self.mark(regions, intent_bitmap::STALE, |region, _| written.contains(&region)).await
     }
 
     async fn note_bad(&mut self, bad: &BadBlocks, range: BadRange) -> Result<(), StartError> {
@@ -665,29 +674,30 @@ impl Starting {
         }
     }
 
-    /// Reads region map and bad blocks of an array that is only read, if it can be served as it is.
-    async fn look(&mut self) -> Result<(RegionMap, BadBlocks), StartError> {
+    /// Reads write-intent bitmap and bad blocks for a read-only start, if the array needs no
+    /// recovery.
+    async fn look(&mut self) -> Result<(IntentBitmap, BadBlocks), StartError> {
         let refuse = |what: String| Err(StartError::ReadOnly { name: self.config.name.clone(), what });
         if !self.table.is_clean {
             return refuse(
-                "it was not stopped in good order, or is served now: it may have to be recovered".into(),
+                "the array was not stopped cleanly, or is served now: it may need recovery".into(),
             );
         }
         if self.needs_sync {
-            return refuse("it was forced, so its parity has to be made again".into());
+            return refuse("a forced start needs a resync of parity".into());
         }
         if self.table.reshape.is_some() {
-            return refuse("it is changing its shape".into());
+            return refuse("a reshape is in progress".into());
         }
-        // What is being filled does not hold everything: it is left alone, as are those that are not here.
+        // A member that is being rebuilt is incomplete: the start ignores it, like absent ones.
         let is_out = |slot: &usize| self.members[*slot].is_none() || !self.table.members[*slot].is_live();
         let out: Vec<usize> = (0..self.members.len()).filter(is_out).collect();
         self.leave_out(&out)?;
         let regions = loop {
             let (config, initial, live) = (&self.config, self.table.initial_region, self.live_targets());
             let found = match mutant::is(Mutant::ReadOnlyRepairs) {
-                false => RegionMap::look(config, initial, &live).await,
-                true => RegionMap::load(config, initial, &live).await,
+                false => IntentBitmap::look(config, initial, &live).await,
+                true => IntentBitmap::load(config, initial, &live).await,
             };
             match found {
                 Ok(regions) => break regions,
@@ -701,27 +711,27 @@ impl Starting {
                 Err(LoadError::Lost(slots)) => return Err(self.bad_blocks_lost(slots)),
             }
         };
-        let unsynced = regions.count(region_map::NEED_SYNC);
+        let unsynced = regions.count(intent_bitmap::NEED_SYNC);
         if self.config.geometry.data == 1 && self.config.geometry.parity > 0 && unsynced > 0 {
             let name = self.config.name.clone();
-            let what = format!("copies of {unsynced} regions may differ until they are synced");
+            let what = format!("copies of {unsynced} regions may differ until the resync");
             return Err(StartError::ReadOnly { name, what });
         }
         Ok((regions, bad))
     }
 
-    /// Goes on without members, and tells nobody.
+    /// Continues without members, and records that nowhere.
     fn leave_out(&mut self, slots: &[usize]) -> Result<(), StartError> {
         self.take_out(slots, Reason::Absent);
         slots.iter().for_each(|slot| self.members[*slot] = None);
         self.check_redundancy()
     }
 
-    /// From here on entries of the log are of this assembly.
+    /// Commits the nonce that makes the log's entries belong to this assembly.
     async fn finish(
         mut self,
         limits: Limits,
-        regions: RegionMap,
+        regions: IntentBitmap,
         bad: BadBlocks,
     ) -> Result<Arc<Array>, StartError> {
         self.is_recovered = true;
@@ -729,7 +739,8 @@ impl Starting {
             false => self.clock.new_nonce(),
             true => self.table.nonce,
         };
-        // Nothing is logged yet, so lanes may change: an array that has changed its shape has all of them again.
+        // Nothing is logged yet, so the number of lanes may change: after a reshape the array has
+        // all lanes again.
         let lanes = self.lanes();
         self.config = Arc::new(ArrayConfig { lanes, ..ArrayConfig::clone(&self.config) });
         let serve = |table: &mut Table| {
@@ -737,7 +748,8 @@ impl Starting {
             table.config.lanes = lanes;
         };
         self.commit(serve).await?;
-        // Entries of the log count no more: what could not be read of it may become readable, as zeroes.
+        // Entries of the log are void now, so unreadable blocks of it may become readable as
+        // zeroes.
         while let Some(failure) = self.rewrite_log().await {
             self.fail(vec![failure]).await?;
             self.commit(serve).await?;
@@ -745,7 +757,7 @@ impl Starting {
         Ok(self.into_array(limits, regions, bad))
     }
 
-    /// Writes zeroes to the blocks of logs that could not be read; the first member that fails.
+    /// Writes zeroes to unreadable blocks of logs; returns the first member that fails.
     async fn rewrite_log(&mut self) -> Option<(usize, IoError)> {
         while let Some((slot, offset)) = self.unreadable_log.pop() {
             let Some(channel) = self.channels[slot].clone() else { continue };
@@ -756,7 +768,7 @@ impl Starting {
         None
     }
 
-    /// Lanes that every member's log has room for; while there are two shapes each has half of them.
+    /// Lanes that fit in every member's log; during a reshape each geometry has half of them.
     fn lanes(&self) -> u16 {
         match self.old {
             Some(_) => self.config.lanes,
@@ -764,8 +776,8 @@ impl Starting {
         }
     }
 
-    fn into_array(self, limits: Limits, regions: RegionMap, bad: BadBlocks) -> Arc<Array> {
-        let Starting { config, old, crossing, table, members, channels, store, clock, .. } = self;
+    fn into_array(self, limits: Limits, regions: IntentBitmap, bad: BadBlocks) -> Arc<Array> {
+        let Starting { config, old, router, table, members, channels, store, clock, .. } = self;
         let mut own = Vec::new();
         let mut filling = Vec::new();
         for (slot, member) in members.into_iter().enumerate() {
@@ -774,19 +786,20 @@ impl Starting {
             own.push(attached.clone().filter(|_| state == MemberState::Live));
             if let (Some(attached), MemberState::Rebuilding { cursor }) = (attached, state) {
                 let rows = cursor / u64::from(config.geometry.strip_bytes);
-                // In steps of the walk: as many as there are groups in each row.
-                filling.push((slot, attached, rows * config.geometry.groups as u64));
+                // In steps of the walk: each row has one for each group.
+                let cursor = rows * config.geometry.groups as u64;
+                filling.push((slot, table.members[slot].uuid, attached, cursor));
             }
         }
         drop(channels);
         let members = Members::new(config.clone(), own);
         let skipped = old.as_ref().map_or(0, |old| old.skipped);
-        filling
-            .into_iter()
-            .for_each(|(slot, attached, cursor)| members.start_filling(slot, attached, cursor, skipped));
+        for (slot, uuid, attached, cursor) in filling {
+            members.start_filling(slot, uuid, attached, cursor, skipped);
+        }
         let limits = SharedLimits::new(limits);
         let name = format!("raid:{}", config.name);
-        let common = Arc::new(Common::new(limits, (regions, bad), (store, table), clock, crossing));
+        let common = Arc::new(Common::new(limits, (regions, bad), (store, table), clock, router));
         let old = old.map(|old| {
             let members = members.of_shape(old.config.clone(), old.shift);
             Arc::new(Shared::old(old.config, members, common.clone()))
@@ -796,7 +809,7 @@ impl Starting {
     }
 }
 
-/// Most times that a log is scanned before a member of which a block cannot be read has failed.
+/// Most scans of a log before a member with a newly unreadable block counts as failed.
 const MOST_SCANS: usize = 3;
 
 fn slots_of(failures: &[(usize, IoError)]) -> Vec<usize> {

@@ -1,8 +1,8 @@
-//! Arrays on memory: the conformance suite, whole and degraded, and what happens when members fail.
+//! Arrays on memory devices: the conformance suite, complete and degraded, and failures of members.
 
 use super::*;
 use crate::config::Consistency;
-use crate::metadata::region_map::{DIRTY, NEED_SYNC, OPEN};
+use crate::metadata::intent_bitmap::{DIRTY, NEED_SYNC, OPEN};
 use crate::metadata::testing;
 use crate::metadata::{Layout, Store, Target, read_superblock};
 use crate::{Geometry, Level, Matrix, Zones};
@@ -10,6 +10,10 @@ use block::{Flags, Op, Request};
 use conformance::Suite;
 use drivers::mem::{MemDevice, Options};
 use layers::fault::{Action, Fault, Rule};
+
+mod rows;
+mod scarred;
+mod unsynced;
 
 const MEMBER_BYTES: u64 = 48 << 20;
 
@@ -25,7 +29,7 @@ pub(super) fn config(level: Level, groups: usize, data: usize, parity: usize) ->
         _ => Consistency::Ppl,
     };
     let strip_bytes = 16 << 10;
-    // Small enough for the suite's requests to meet in stripes, with a last stripe that is like the others.
+    // Small enough that the suite's requests meet in stripes, with a full last stripe.
     let group_stripes = (40 << 20) / u64::from(strip_bytes) / groups as u64 / data as u64 + 3;
     ArrayConfig {
         level,
@@ -55,18 +59,21 @@ pub(super) async fn restart(
     absent: &[usize],
     is_new: bool,
 ) -> Arc<Array> {
-    let store = Store::new(faults.len());
-    let layout = Layout::new(MEMBER_BYTES, config).unwrap();
     if is_new {
-        let target = |(slot, fault): (usize, &Arc<Fault>)| {
-            let channel = fault.open_channel().unwrap();
-            Target { slot, channel, layout }
-        };
-        let targets: Vec<Target> = faults.iter().enumerate().map(target).collect();
-        let results = store.commit(&targets, &testing::table(config)).await;
-        assert!(results.iter().all(|(_, result)| result.is_ok()));
+        write_superblocks(faults, &testing::table(config)).await;
     }
     start_again(config, faults, absent, false).await
+}
+
+async fn write_superblocks(faults: &Faults, table: &crate::metadata::Table) {
+    let layout = Layout::new(MEMBER_BYTES, &table.config).unwrap();
+    let target = |(slot, fault): (usize, &Arc<Fault>)| {
+        let channel = fault.open_channel().unwrap();
+        Target { slot, channel, layout }
+    };
+    let targets: Vec<Target> = faults.iter().enumerate().map(target).collect();
+    let results = Store::new(faults.len()).commit(&targets, table).await;
+    assert!(results.iter().all(|(_, result)| result.is_ok()));
 }
 
 async fn start_again(
@@ -144,7 +151,7 @@ pub(super) async fn read(channel: &dyn Channel, offset: u64, len: usize) -> Resu
     result.map(|()| buffer.as_slice().to_vec())
 }
 
-/// Fills the first bytes of an array with a pattern by writes of many sizes.
+/// Fills the first bytes of an array with a pattern, by writes of many sizes.
 pub(super) async fn fill(channel: &dyn Channel, bytes: u64) {
     let mut at = 0;
     for (i, len) in [4096, 512, 65536, 3584, 131072, 20480].into_iter().cycle().enumerate() {
@@ -165,7 +172,7 @@ async fn scrub(array: &Array) -> u64 {
 }
 
 #[test]
-fn what_was_written_survives_the_loss_of_as_many_members_as_there_are_parities() {
+fn written_data_survives_the_loss_of_as_many_members_as_there_are_parities() {
     reactor::run(async {
         for (data, parity, lost) in [(3, 1, &[2][..]), (4, 2, &[0, 5]), (5, 3, &[1, 2, 6])] {
             let (array, faults) = start(&config(Level::NPlusM, 1, data, parity), &[]).await;
@@ -229,7 +236,7 @@ fn a_new_member_is_filled_while_writes_go_on() {
         write(&*channel, 0, 7, 128 << 10).await.unwrap();
         let device = Arc::new(MemDevice::new(&Options::new(MEMBER_BYTES)).unwrap());
         let layout = Layout::new(MEMBER_BYTES, &shape).unwrap();
-        let uuid = Uuid::random();
+        let uuid = Uuid::random().unwrap();
         array.start_filling(2, uuid, Attached { device, layout }).await.unwrap();
         for stripe in 0..shape.geometry.stripes() {
             array.fill_stripe(2, stripe).await.unwrap();
@@ -245,7 +252,7 @@ fn a_new_member_is_filled_while_writes_go_on() {
         assert_eq!(scrub(&array).await, 0);
         array.fail(0).await.unwrap();
         array.fail(1).await.unwrap();
-        assert_eq!(array.fail(3).await, Err(IoError::Invalid), "it would not survive");
+        assert_eq!(array.fail(3).await, Err(IoError::Invalid), "the array would not survive");
         assert!(read(&*channel, 0, 1 << 20).await.unwrap() == before);
     });
 }
@@ -259,11 +266,69 @@ fn an_epoch_begins_when_other_members_are_live_and_not_when_a_core_joins() {
         let _other = cores[1].with_current(|| array.open_channel()).unwrap();
         cores[0].sleep(1_000_000_000).await;
         let joined = array.table();
-        // Cut off, the commit is on some members only. Those have not gone on without the others.
+        // An interrupted commit is on some members only. These have not continued without the
+        // others.
         assert!(joined.nonce != before.nonce && joined.generation > before.generation);
         assert_eq!(joined.history, before.history);
         array.fail(3).await.unwrap();
         assert_eq!(array.table().epoch, before.epoch + 1);
+    });
+}
+
+/// An array of three cores; core 1 commits, and core 0 has the channel and owns the last lanes.
+async fn start_on_three(cores: &[reactor::Core]) -> (Arc<Array>, Faults, Rc<dyn Channel>) {
+    let (array, faults) = start(&config(Level::Raid6, 1, 4, 2), &[]).await;
+    for core in [&cores[1], &cores[2]] {
+        core.with_current(|| array.open_channel()).unwrap();
+        cores[0].sleep(1_000_000_000).await;
+    }
+    let channel = array.open_channel().unwrap();
+    cores[0].sleep(1_000_000_000).await;
+    assert_eq!(array.shared.owner_cores().len(), 3);
+    (array, faults, channel)
+}
+
+/// Writes to some stripes at the same time: to those that this core owns, or to the others.
+async fn write_at_once(array: &Array, channel: &dyn Channel, are_own: bool) {
+    let owner = registry::find(array.shared.id).unwrap();
+    let is_chosen = |offset: &u64| owner.owns(array.config().geometry.locate(*offset).stripe) == are_own;
+    let offsets = (0..1 << 20).step_by(64 << 10).filter(is_chosen);
+    let writes: Vec<_> = offsets.map(|offset| write(channel, offset, 7, 4096)).collect();
+    assert!(writes.len() > 1);
+    assert!(crate::metadata::all(writes).await.iter().all(Result::is_ok));
+}
+
+#[test]
+fn a_gate_that_the_committing_core_left_closed_is_opened_once_after_its_end() {
+    reactor::run_simulated_cores(1, 3, |_, cores: Vec<reactor::Core>| async move {
+        let (array, faults, channel) = start_on_three(&cores).await;
+        delay_superblocks(&faults, &[0]);
+        let closing = array.clone();
+        cores[0].spawn(async move {
+            assert_eq!(closing.rewrite_log(Vec::new()).await, Err(IoError::DeviceGone));
+        });
+        cores[0].sleep(5_000_000).await;
+        assert!(registry::find(array.shared.id).unwrap().gate.try_enter().is_none());
+        let before = array.table();
+        cores[1].end_simulated();
+        write_at_once(&array, &*channel, true).await;
+        let after = array.table();
+        assert_eq!(array.shared.owner_cores().len(), 2);
+        // Members may have a table of the next generation.
+        assert!(after.generation == before.generation + 2 && after.nonce != before.nonce);
+    });
+}
+
+#[test]
+fn many_requests_for_stripes_of_a_core_that_has_ended_share_a_commit() {
+    reactor::run_simulated_cores(1, 3, |_, cores: Vec<reactor::Core>| async move {
+        let (array, faults, channel) = start_on_three(&cores).await;
+        delay_superblocks(&faults, &[0]);
+        let before = array.table();
+        cores[1].end_simulated();
+        write_at_once(&array, &*channel, false).await;
+        assert_eq!(array.shared.owner_cores().len(), 2);
+        assert_eq!(array.table().generation, before.generation + 1);
     });
 }
 
@@ -275,7 +340,7 @@ fn a_scrub_finds_parity_that_does_not_fit_and_mends_it() {
         let channel = array.open_channel().unwrap();
         fill(&*channel, 1 << 20).await;
         let layout = Layout::new(MEMBER_BYTES, &shape).unwrap();
-        // Stripe 0 has its parity on the last member.
+        // The parity of stripe 0 is on the last member.
         let member = faults[3].open_channel().unwrap();
         write(&*member, layout.data_offset + 4096, 0x55, 4096).await.unwrap();
         assert_eq!(array.scrub_stripe(0, false).await.unwrap().mismatches, 0b1000);
@@ -327,7 +392,7 @@ fn a_full_stripe_from_scattered_memory_has_the_parity_of_what_was_written() {
             let (array, faults) = start(&config, &[]).await;
             let channel = array.open_channel().unwrap();
             let len = config.geometry.stripe_bytes() as usize;
-            // Borders of segments inside blocks, on them, and in the middle of a line.
+            // Borders of segments inside blocks, between blocks, and in the middle of a line.
             for lens in [&[len][..], &[512, 4096, len - 4608], &[1000, 3096, 24, 30000, len - 34120]] {
                 let mut buffer = reactor::current().buffers().take(len + 8).await;
                 let noise =
@@ -371,6 +436,49 @@ fn once_a_member_has_gone_nothing_is_dirty_and_a_crash_leaves_nothing_unreadable
 }
 
 #[test]
+fn marks_of_an_idle_array_go_although_the_committing_core_has_ended() {
+    for is_degraded in [false, true] {
+        reactor::run_simulated_cores(1, 2, move |_, cores: Vec<reactor::Core>| async move {
+            let (array, faults) = start(&bitmap(), &[]).await;
+            let _other = cores[1].with_current(|| array.open_channel()).unwrap();
+            let channel = array.open_channel().unwrap();
+            cores[0].sleep(100_000_000).await;
+            fill(&*channel, 1 << 20).await;
+            let before = read(&*channel, 0, 1 << 20).await.unwrap();
+            if is_degraded {
+                array.fail(2).await.unwrap(); // it leaves marks, and a task that takes them away
+            }
+            assert!(array.count_regions(DIRTY) > 0);
+            cores[1].end_simulated();
+            cores[0].sleep(3_000_000_000).await;
+            assert_eq!(array.count_regions(DIRTY), 0);
+            drop((channel, array));
+            let absent = if is_degraded { &[2][..] } else { &[] };
+            let array = restart(&bitmap(), &faults, absent, false).await;
+            assert_eq!(array.count_regions(NEED_SYNC), 0);
+            assert!(read(&*array.open_channel().unwrap(), 0, 1 << 20).await.unwrap() == before);
+        });
+    }
+}
+
+#[test]
+fn a_new_core_that_succeeds_the_committing_one_takes_marks_of_a_failure_away() {
+    reactor::run_simulated_cores(1, 3, |_, cores: Vec<reactor::Core>| async move {
+        let (array, _) = start(&bitmap(), &[]).await;
+        let writing = array.clone();
+        cores[1].spawn(async move { fill(&*writing.open_channel().unwrap(), 1 << 20).await });
+        cores[0].sleep(100_000_000).await;
+        array.fail(2).await.unwrap();
+        assert!(array.count_regions(DIRTY) > 0);
+        cores[1].end_simulated();
+        let _channel = cores[2].with_current(|| array.open_channel()).unwrap();
+        // Less than until the next sweep of core 0.
+        cores[0].sleep(100_000_000).await;
+        assert_eq!(array.count_regions(DIRTY), 0);
+    });
+}
+
+#[test]
 fn a_write_that_starts_over_leaves_no_mark_when_it_has_ended() {
     reactor::run(async {
         let (array, faults) = start(&bitmap(), &[]).await;
@@ -409,21 +517,26 @@ fn a_member_lost_after_a_crash_leaves_dirty_regions_without_it_until_a_start_is_
             }
         }
         assert!(lost.len() > 10 && lost.iter().all(|(_, error)| *error == IoError::Medium));
-        assert_eq!(write(&*channel, lost[0].0, 1, 4096).await, Err(IoError::Medium), "nobody could read it");
+        assert_eq!(
+            write(&*channel, lost[0].0, 1, 4096).await,
+            Err(IoError::Medium),
+            "no member could read it"
+        );
         drop((channel, array));
         let array = start_again(&bitmap(), &faults, &[1], true).await;
         assert!(read(&*array.open_channel().unwrap(), 0, 1 << 20).await.unwrap() == before);
     });
 }
 
-/// A mirror of three of which slot 1 is being filled, its first 64 stripes are done, and the device that fills it.
+/// A mirror of three in which slot 1 has an incoming device, with its first 64 stripes done; also
+/// returns the device that fills it.
 async fn start_filled_in_part() -> (Arc<Array>, Faults, Arc<Fault>) {
     let shape = config(Level::Raid1, 1, 1, 2);
     let (array, faults) = start(&shape, &[1]).await;
     let device = Arc::new(Fault::new(Arc::new(MemDevice::new(&Options::new(MEMBER_BYTES)).unwrap())));
     let layout = Layout::new(MEMBER_BYTES, &shape).unwrap();
     let incoming = Attached { device: device.clone(), layout };
-    array.start_filling(1, Uuid::random(), incoming).await.unwrap();
+    array.start_filling(1, Uuid::random().unwrap(), incoming).await.unwrap();
     for stripe in 0..64 {
         array.fill_stripe(1, stripe).await.unwrap();
     }
@@ -432,7 +545,7 @@ async fn start_filled_in_part() -> (Arc<Array>, Faults, Arc<Fault>) {
     (array, faults, device)
 }
 
-/// Whether the member says that slot 1 is to be used.
+/// Whether the member's superblock says that slot 1 is used.
 async fn says_that_slot_1_is_in(member: &Fault) -> bool {
     let found = read_superblock("m", &*member.open_channel().unwrap(), MEMBER_BYTES).await.unwrap();
     let crate::metadata::Label::Member(superblock) = &found.label else { panic!("a member") };
@@ -444,7 +557,7 @@ fn a_device_that_is_being_filled_and_misses_a_superblock_is_out_for_all_others()
     reactor::run(async {
         let (array, faults, device) = start_filled_in_part().await;
         assert!(says_that_slot_1_is_in(&faults[0]).await);
-        // Both copies, once: it could be taken for a good one afterwards.
+        // Both copies, once: afterwards the device looks like a good one.
         device.add(Rule { count: Some(2), ..Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write]) });
         array.checkpoint(1).await.unwrap();
         assert_eq!(array.slots()[1].filled, None);
@@ -452,7 +565,7 @@ fn a_device_that_is_being_filled_and_misses_a_superblock_is_out_for_all_others()
     });
 }
 
-/// Superblocks are late on some members.
+/// Delays superblock writes on some members.
 fn delay_superblocks(faults: &Faults, members: &[usize]) {
     for member in members {
         for superblocks in [4096..32768, MEMBER_BYTES - 32768..MEMBER_BYTES] {
@@ -463,7 +576,7 @@ fn delay_superblocks(faults: &Faults, members: &[usize]) {
 }
 
 #[test]
-fn what_skips_a_device_that_was_being_filled_waits_until_the_others_know() {
+fn a_write_that_skips_a_device_that_was_being_filled_waits_for_the_commit_on_the_others() {
     reactor::run_simulated(1, |_| async {
         let (array, faults, _device) = start_filled_in_part().await;
         let channel = array.open_channel().unwrap();
@@ -478,7 +591,7 @@ fn what_skips_a_device_that_was_being_filled_waits_until_the_others_know() {
 }
 
 #[test]
-fn what_is_read_of_copies_that_may_differ_waits_until_a_failing_member_is_out() {
+fn a_read_of_copies_that_may_differ_waits_until_the_failure_of_a_member_is_committed() {
     reactor::run_simulated(1, |_| async {
         let shape = config(Level::Raid1, 1, 1, 2);
         let (array, faults) = start(&shape, &[]).await;
@@ -506,7 +619,7 @@ fn a_replacement_gets_no_superblock_of_the_member_that_failed_beside_it() {
         let device = Arc::new(MemDevice::new(&Options::new(MEMBER_BYTES)).unwrap());
         let layout = Layout::new(MEMBER_BYTES, &shape).unwrap();
         let incoming = Attached { device: device.clone(), layout };
-        array.start_filling(1, Uuid::random(), incoming).await.unwrap();
+        array.start_filling(1, Uuid::random().unwrap(), incoming).await.unwrap();
         faults[1].add(Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write]));
         array.checkpoint(1).await.unwrap();
         assert!(!array.table().members[1].is_in() && array.slots()[1].filled.is_none());

@@ -1,30 +1,35 @@
 //! Writes of a rectangle: the one path by which data and parity change.
 //!
 //! ```text
-//!   rows ─► snapshot ─► region map ─► read old ─► partial parity ─► log ─► parity ─► write data and parity ─► retire
+//!   rows ─► snapshot ─► bitmap ─────► read old ─► partial parity ─► log ─► parity ─► write data and parity ─► retire
 //!             ▲                          │ failed         │ failed           │ failed
 //!             └────── again, without ◄───┴────────────────┘                  └─► member out, durably ─► acknowledge
 //! ```
 //!
-//! The order is the whole point. The log entry is durable on every live parity member before a byte of the stripe
-//! changes, so that a crash leaves either nothing or all that recovery needs. What a member missed is known to every
-//! live one before the write is acknowledged.
+//! The order is the whole point. The log entry is durable on every live parity member before a byte
+//! of the stripe changes, so that a crash leaves either nothing or all that recovery needs. Every
+//! live member knows which member missed a write before the write is acknowledged.
 
-use super::members::{MemberChannel, SlotState, Which};
-use super::owner::{Caller, LogCopy, Owner, ReadFailure, Scratch, Source, read_failure};
+use super::members::{MemberChannel, MemberRole, SlotState};
 use super::remote::LocalFuture;
 use super::snapshot::copy;
 use super::spare::{Checks, Compared, Place, rows_of};
+use super::stripe_owner::{Caller, LogCopy, ReadFailure, Scratch, Source, StripeOwner, read_failure};
 use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
 use crate::log::{AppendError, Entry, Target, Ticket};
-use crate::metadata::region_map::{DIRTY, NEED_SYNC, STALE, WRITTEN};
+use crate::metadata::intent_bitmap::{DIRTY, NEED_SYNC, STALE, WRITTEN};
 use crate::mutant::{self, Mutant};
 use crate::parity::Matrix;
 use crate::stripe::plan::{Method, Plan, Strips};
 use crate::stripe::rect::Rect;
 use arrayvec::ArrayVec;
 use block::{Flags, IoError, IoResult, Op};
+use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
+
+/// Parts of some rows that wait while one of them is halved: 32 bits are halved 32 times at most.
+const MAX_PARTS: usize = 33;
 
 /// Why a step ends here.
 pub(super) enum Stop {
@@ -40,7 +45,7 @@ pub(super) enum Stop {
     Error(IoError),
 }
 
-/// What has become of a rectangle's rows when its write fails.
+/// The state of a rectangle's rows when its write fails.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rows {
     /// Nothing was written, as strips could not be read.
@@ -55,7 +60,7 @@ impl From<IoError> for Stop {
     }
 }
 
-impl Owner {
+impl StripeOwner {
     /// Writes a rectangle of a stripe that this core owns, in as many parts as the log asks for.
     pub async fn write(&self, rect: &Rect, source: Source<'_>, flags: Flags) -> IoResult {
         let is_full = rect.count == self.shared.config.geometry.data && self.shared.is_whole(rect.stripe);
@@ -70,7 +75,7 @@ impl Owner {
                 Err(Stop::TooLarge) if limit > self.shared.entry_limit(rect.count) => {
                     limit = self.shared.entry_limit(rect.count);
                 }
-                Err(Stop::Halve) => limit = limit.div_ceil(2).next_multiple_of(self.shared.config.block_size),
+                Err(Stop::Halve) => limit = halved(limit, self.shared.config.block_size),
                 Err(Stop::Moved) => {
                     let (offset, at) = (rect.offset + done, rect.at + u64::from(done));
                     let rest = Rect { offset, len: rect.len - done, at, ..*rect };
@@ -89,7 +94,7 @@ impl Owner {
             Source::Data(data) => Some(unsafe { Caller::new(data) }),
             Source::Zeroes | Source::Lost => None,
         };
-        let work = move |owner: Rc<Owner>| -> LocalFuture<IoResult> {
+        let work = move |owner: Rc<StripeOwner>| -> LocalFuture<IoResult> {
             Box::pin(async move {
                 let source = data.map_or(Source::Zeroes, |data| Source::Data(data.data()));
                 owner.write(&rect, source, flags).await
@@ -99,7 +104,7 @@ impl Owner {
     }
 
     async fn write_part(&self, rect: &Rect, source: Source<'_>, flags: Flags) -> Result<(), Stop> {
-        let _inside = self.gate.enter().await;
+        let _inside = self.enter().await;
         if !self.owns(rect.stripe) {
             return Err(Stop::Moved);
         }
@@ -118,7 +123,8 @@ impl Owner {
         }
     }
 
-    /// Writes a rectangle whose rows the caller holds. An error says whether anything of it may have been written.
+    /// Writes a rectangle whose rows the caller holds. An error says whether anything of it may
+    /// have been written.
     async fn write_rows(&self, rect: &Rect, source: Source<'_>, flags: Flags) -> Result<(), (Stop, Rows)> {
         let geometry = &self.shared.config.geometry;
         let _memory = self.grant(rect.count + geometry.group_members(), rect.len as usize).await;
@@ -148,7 +154,8 @@ impl Owner {
         flags: Flags,
         unreadable: &mut u64,
     ) -> Result<(), Stop> {
-        // Without a live parity member nothing is logged: a member that is skipped then must be out before.
+        // Without a live parity member nothing is logged: a member that is skipped then must be out
+        // before.
         self.wait_until_out(rect.stripe).await?;
         self.shared.check_frozen()?;
         let strips = self.strips(rect.stripe, *unreadable);
@@ -164,7 +171,7 @@ impl Owner {
         let lost = strips.data_mask() & !strips.live;
         // Parity follows data where data is given up.
         plan.is_checked &= !is_lost;
-        // Only parity could hold it, and nobody could read it.
+        // Only parity could hold the data, and no read could compute it from that.
         let is_in_vain = rect.mask() & lost != 0 && !is_lost && !self.shared.can_compute(rect.stripe);
         if is_in_vain && !scratch.is_logged {
             return Err(Stop::Error(IoError::Medium));
@@ -197,7 +204,8 @@ impl Owner {
             self.clear_bad(rect).await?;
         }
         self.write_new(scratch, rect, &plan, flags).await?;
-        // Until then a member that was skipped may come back as a live one: recovery needs the entry.
+        // Until then a member that was skipped may be assembled as a live one: recovery needs the
+        // entry.
         self.wait_until_out(rect.stripe).await?;
         if let Some(ticket) = ticket {
             self.log.retire(ticket);
@@ -209,7 +217,7 @@ impl Owner {
         if is_in_vain { Err(Stop::Error(IoError::Medium)) } else { Ok(()) }
     }
 
-    /// What can be written and read of a stripe.
+    /// Returns the strips of a stripe that can be written and read.
     pub fn strips(&self, stripe: u64, unreadable: u64) -> Strips {
         let geometry = &self.shared.config.geometry;
         let live = self.shared.members.live_strips(stripe);
@@ -242,6 +250,9 @@ impl Owner {
         if plan.read == 0 {
             return Ok(());
         }
+        if plan.method == Method::Rows {
+            return Ok(Box::pin(self.read_by_halves(scratch, rect, plan.read)).await?);
+        }
         let decoder = match plan.method {
             Method::Decode => Some(self.decoder(plan.lost, plan.read)?),
             _ => None,
@@ -268,10 +279,40 @@ impl Owner {
         Ok(())
     }
 
-    /// Reads what parity is to be made of, compared with spare strips: a wrong strip is not hidden in new parity.
+    /// Reads or computes old data into `scratch.old` in parts: strips are unreadable in different
+    /// rows.
+    async fn read_by_halves(&self, scratch: &mut Scratch, rect: &Rect, wanted: u64) -> IoResult {
+        for strip in ones(wanted) {
+            scratch.old[strip] = Some(self.buffer(rect.len).await);
+        }
+        let old = RefCell::new(&mut scratch.old);
+        let work = async |part: &mut Scratch, rows: &Range<u32>, unreadable: &mut u64| {
+            self.shared.check_frozen()?;
+            let place = Place { stripe: rect.stripe, offset: rows.start, len: rows.len() as u32 };
+            let strips = self.strips(rect.stripe, *unreadable);
+            self.halve_around(&strips, place.len)?;
+            let known = wanted & strips.readable;
+            self.read_strips(part, place.stripe, place.offset, place.len, known, unreadable).await?;
+            for strip in ones(wanted & !known) {
+                self.compute(part, place, strip, &strips, unreadable, Checks::One).await?;
+            }
+            let at = (rows.start - rect.offset) as usize;
+            let old = &mut *old.borrow_mut();
+            for strip in ones(wanted) {
+                let whole = old[strip].as_mut().expect("just set").as_mut_slice();
+                whole[at..at + rows.len()].copy_from_slice(part.bytes(strip));
+            }
+            Ok(())
+        };
+        self.by_halves(rect.offset..rect.offset + rect.len, 0, work).await
+    }
+
+    /// Reads what parity is to be made of, compared with spare strips: a wrong strip is not hidden
+    /// in new parity.
     ///
     /// # Errors
-    /// [`IoError::Medium`] when strips contradict each other, so that lost data that is not replaced has two versions.
+    /// [`IoError::Medium`] when strips contradict each other, so that lost data that is not
+    /// replaced has two versions.
     async fn compare_old(
         &self,
         scratch: &mut Scratch,
@@ -296,13 +337,14 @@ impl Owner {
         Ok(())
     }
 
-    /// A member that should be there has no channel: its device went away before this core had opened it.
+    /// A member that should be there has no channel: its device went away before this core had
+    /// opened it.
     async fn gone(&self, stripe: u64, strip: usize) -> IoResult {
         let members = &self.shared.members;
         let slot = members.geometry().member(stripe, strip);
-        let which = if members.is_live(slot) { Which::Own } else { Which::Incoming };
-        if which == Which::Own || members.is_filling(slot) {
-            self.shared.member_failed(slot, which, IoError::DeviceGone).await?;
+        let role = members.role(slot);
+        if role == MemberRole::Current || members.is_filling(slot) {
+            self.shared.member_failed(slot, role, IoError::DeviceGone).await?;
         }
         Ok(())
     }
@@ -329,7 +371,7 @@ impl Owner {
                 return Err(Stop::Again);
             };
             let position = self.position(&member, stripe, offset);
-            // SAFETY: the buffer is in the scratch, which nobody touches until the batch has run.
+            // SAFETY: the buffer is in the scratch, which stays untouched until the batch has run.
             unsafe {
                 scratch.batch.add(strip as u32, member.channel, Op::Read, Flags::NONE, segment, position)
             };
@@ -345,8 +387,8 @@ impl Owner {
         }
         let is_complete = scratch.batch.failures().next().is_none();
         for (strip, error) in failed {
-            if let Some((slot, which, _)) = self.reader(stripe, strip) {
-                self.shared.member_failed(slot, which, error).await?;
+            if let Some((slot, role, _)) = self.reader(stripe, strip) {
+                self.shared.member_failed(slot, role, error).await?;
             }
         }
         if is_complete { Ok(()) } else { Err(Stop::Again) }
@@ -363,18 +405,19 @@ impl Owner {
                 let changes = strips_of(old, rect.mask());
                 code.update(&changes, &mut parities_of(parity, plan.parity >> data));
             }
-            Method::Reconstruct | Method::Decode if !scratch.kept.is_empty() => {
+            Method::Reconstruct | Method::Decode | Method::Rows if !scratch.kept.is_empty() => {
                 self.keep_contradictions(scratch, rect, plan.parity, strips);
             }
-            Method::Reconstruct | Method::Decode => {
+            Method::Reconstruct | Method::Decode | Method::Rows => {
                 let others = strips_of(old, !rect.mask());
                 code.encode_some(&others, &mut parities_of(parity, plan.parity >> data));
             }
         }
     }
 
-    /// Partial parity row by row. Where strips contradict each other for an unknown reason, the old parity takes the
-    /// change alone, as with read-modify-write: the contradiction stays for a scrub to see.
+    /// Partial parity row by row. Where strips contradict each other for an unknown reason, the old
+    /// parity takes the change alone, as with read-modify-write: the contradiction stays for a
+    /// scrub to see.
     fn keep_contradictions(&self, scratch: &mut Scratch, rect: &Rect, parities: u64, strips: &Strips) {
         let code = &self.shared.code;
         let Scratch { old, parity, kept, .. } = scratch;
@@ -412,7 +455,7 @@ impl Owner {
             Method::Full => {
                 code.encode_some(&strips_of(new, rect.mask()), &mut parities_of(parity, plan.parity >> data));
             }
-            Method::Modify | Method::Reconstruct | Method::Decode => {
+            Method::Modify | Method::Reconstruct | Method::Decode | Method::Rows => {
                 code.update(&strips_of(new, rect.mask()), &mut parities_of(parity, plan.parity >> data));
             }
         }
@@ -427,9 +470,10 @@ impl Owner {
         strips: &Strips,
     ) -> Result<Option<Ticket>, Stop> {
         let is_full = plan.method == Method::Full;
-        // Without new data in its entry replay computes a lost strip from parity as it is. After a creation without zeroes
-        // that is what a degraded read returned before, so nothing is lost. A start by force may trust parity that is wrong
-        // under written blocks: there only new data in the entry keeps a block that is being written.
+        // Without new data in its entry replay computes a lost strip from parity as it is. After a
+        // creation without zeroes that is what a degraded read returned before, so nothing is lost.
+        // A start by force may trust parity that is wrong under written blocks: there only new data
+        // in the entry keeps a block that is being written.
         let is_whole = self.shared.is_whole(rect.stripe) && strips.is_synced;
         if strips.data == 1 || plan.parity == 0 || mutant::is(Mutant::BitmapOnly) {
             return Ok(None);
@@ -440,18 +484,19 @@ impl Owner {
         let has_redo = (!is_whole || (rect.count > 1 && !is_full)) && !mutant::is(Mutant::NoRedo);
         scratch.copies.clear();
         for strip in ones(plan.parity) {
-            let Some((slot, which, member)) = self.reader(rect.stripe, strip) else {
+            let Some((slot, role, member)) = self.reader(rect.stripe, strip) else {
                 self.gone(rect.stripe, strip).await?;
                 return Err(Stop::Again);
             };
             let MemberChannel { channel, layout } = member;
             let (parity, log_offset) = (strip - strips.data, layout.log_offset);
-            scratch.copies.push(LogCopy { parity, slot, which, channel, log_offset });
+            scratch.copies.push(LogCopy { parity, slot, role, channel, log_offset });
         }
         if is_full && !has_redo {
             self.sum(scratch);
         }
-        // Recovery may find it where it can be written: what is read from then on must not be older.
+        // Recovery may find it where it can be written: what is read from then on must not be
+        // older.
         scratch.is_logged = true;
         let scratch = &*scratch;
         let target = |copy: &'s LogCopy| {
@@ -481,8 +526,8 @@ impl Owner {
             Err(AppendError::Members(failed)) => {
                 for (slot, error) in failed {
                     let copy = scratch.copies.iter().find(|copy| copy.slot == slot);
-                    let which = copy.map_or(Which::Own, |copy| copy.which);
-                    self.shared.member_failed(slot, which, error).await?;
+                    let role = copy.map_or(MemberRole::Current, |copy| copy.role);
+                    self.shared.member_failed(slot, role, error).await?;
                 }
                 Err(Stop::Again)
             }
@@ -522,15 +567,16 @@ impl Owner {
             let segment = buffer.as_ref().expect("computed or copied before").segment();
             let slot = config.geometry.member(rect.stripe, strip);
             is_skipped |= self.shared.members.takers(slot, rect.stripe).next().is_none();
-            for which in self.shared.members.takers(slot, rect.stripe) {
-                let tag = tag_of(slot, which);
-                let Some(member) = self.channels.get(slot, which) else {
+            for role in self.shared.members.takers(slot, rect.stripe) {
+                let tag = tag_of(slot, role);
+                let Some(member) = self.channels.get(slot, role) else {
                     is_skipped = true;
-                    self.shared.member_failed(slot, which, IoError::DeviceGone).await?;
+                    self.shared.member_failed(slot, role, IoError::DeviceGone).await?;
                     continue;
                 };
                 let position = self.position(&member, rect.stripe, rect.offset);
-                // SAFETY: the buffer is in the scratch, which nobody touches until the batch has run.
+                // SAFETY: the buffer is in the scratch, which stays untouched until the batch has
+                // run.
                 unsafe { batch.add(tag, member.channel, Op::Write, flags, segment, position) };
             }
         }
@@ -542,15 +588,16 @@ impl Owner {
         if let (Consistency::None, Some((_, error))) = (config.consistency, failed.first()) {
             return Err(Stop::Error(*error));
         }
-        // The stripe is consistent on the others. What is missing here must be known before anybody is told.
+        // The stripe is consistent on the others. The mark of missing data must be durable before
+        // a member's failure is committed and before the write is acknowledged.
         self.set_region(rect.stripe, WRITTEN | STALE).await?;
         for (tag, error) in failed {
-            let (slot, which) = of_tag(tag);
+            let (slot, role) = of_tag(tag);
             if mutant::is(Mutant::AckBeforeMemberOut) {
                 self.shared.members.announce_failure(slot);
                 continue;
             }
-            self.shared.member_failed(slot, which, error).await?;
+            self.shared.member_failed(slot, role, error).await?;
         }
         Ok(())
     }
@@ -562,24 +609,25 @@ impl Owner {
         }
         for slot in self.shared.members.group_slots(stripe) {
             if self.shared.members.state(slot) == SlotState::Failing {
-                self.shared.member_failed(slot, Which::Own, IoError::DeviceGone).await?;
+                self.shared.member_failed(slot, MemberRole::Current, IoError::DeviceGone).await?;
             }
             if self.shared.members.is_leaving(slot) {
-                self.shared.member_failed(slot, Which::Incoming, IoError::DeviceGone).await?;
+                self.shared.member_failed(slot, MemberRole::Replacement, IoError::DeviceGone).await?;
             }
         }
         Ok(())
     }
 
-    /// Reads a part of a strip that cannot simply be read where the request came in: from its member if that works
-    /// now, otherwise computed from the others. Blocks that a live member could not read are written again.
+    /// Reads a part of a strip that cannot simply be read where the request came in: from its
+    /// member if that works now, otherwise computed from the others. Blocks that a live member
+    /// could not read are written again.
     pub async fn read(&self, stripe: u64, strip: usize, offset: u32, data: block::Data<'_>) -> IoResult {
-        let inside = self.gate.enter().await;
+        let inside = self.enter().await;
         if !self.owns(stripe) {
             drop(inside);
             // SAFETY: the request completes after this future does.
             let data = unsafe { Caller::new(data) };
-            let work = move |owner: Rc<Owner>| -> LocalFuture<IoResult> {
+            let work = move |owner: Rc<StripeOwner>| -> LocalFuture<IoResult> {
                 Box::pin(async move { owner.read(stripe, strip, offset, data.data()).await })
             };
             return self.forward(stripe, work).await;
@@ -588,17 +636,47 @@ impl Owner {
         let geometry = &self.shared.config.geometry;
         let _rows = self.locks.lock(stripe, offset..offset + len).await;
         let _memory = self.grant(geometry.group_members() + 1, len as usize).await;
-        let mut scratch = self.scratch();
-        let mut unreadable = 0;
-        let result = loop {
-            match self.try_read(&mut scratch, stripe, strip, offset, data, &mut unreadable).await {
-                Ok(()) => break Ok(()),
-                Err(Stop::Again | Stop::TooLarge | Stop::Halve | Stop::Moved) => {}
-                Err(Stop::Error(error)) => break Err(error),
-            }
+        let work = async |scratch: &mut Scratch, rows: &Range<u32>, unreadable: &mut u64| {
+            let part = data.part((rows.start - offset) as usize, rows.len());
+            self.try_read(scratch, stripe, strip, rows.start, part, unreadable).await
         };
-        self.recycle(scratch);
-        result
+        self.by_halves(offset..offset + len, 0, work).await
+    }
+
+    /// Works on some rows of a stripe, which the caller holds. Where fewer rows at a time need less
+    /// of what cannot be read, `work` gets them in halves: strips may be unreadable in different
+    /// rows. `unreadable`: strips that are known to be unreadable somewhere.
+    pub(super) async fn by_halves(
+        &self,
+        rows: Range<u32>,
+        unreadable: u64,
+        work: impl AsyncFn(&mut Scratch, &Range<u32>, &mut u64) -> Result<(), Stop>,
+    ) -> IoResult {
+        let mut parts = ArrayVec::<(Range<u32>, u64), MAX_PARTS>::from_iter([(rows, unreadable)]);
+        while let Some((part, mut unreadable)) = parts.pop() {
+            let mut scratch = self.scratch();
+            let result = loop {
+                match work(&mut scratch, &part, &mut unreadable).await {
+                    Err(Stop::Again) => {}
+                    result => break result,
+                }
+            };
+            self.recycle(scratch);
+            let block_size = self.shared.config.block_size;
+            let may_halve = unreadable != 0 && part.len() as u32 > block_size;
+            match result {
+                Ok(()) => {}
+                Err(error) if may_halve && matches!(error, Stop::Halve | Stop::Error(IoError::Medium)) => {
+                    let middle = part.start + halved(part.len() as u32, block_size);
+                    parts.extend([(middle..part.end, 0), (part.start..middle, 0)]);
+                }
+                Err(Stop::Error(error)) => return Err(error),
+                Err(Stop::Again | Stop::Halve | Stop::TooLarge | Stop::Moved) => {
+                    return Err(IoError::Invalid);
+                }
+            }
+        }
+        Ok(())
     }
 
     async fn try_read(
@@ -624,6 +702,7 @@ impl Owner {
         if !self.shared.can_compute(stripe) {
             return Err(Stop::Error(IoError::Medium));
         }
+        self.halve_around(&strips, len)?;
         let place = Place { stripe, offset, len };
         self.compute(scratch, place, strip, &strips, unreadable, Checks::One).await?;
         self.settle_copies(scratch, &strips, stripe, strip, offset).await?;
@@ -634,8 +713,22 @@ impl Owner {
         Ok(())
     }
 
-    /// In a mirror whose copies may differ after a crash, what was just read goes to the other copies before anybody
-    /// sees it: whichever copy is left later, nobody reads an older one.
+    /// Before a sync, parity may contradict strips that can be read: only blocks that cannot be
+    /// read are computed from it.
+    ///
+    /// # Errors
+    /// [`Stop::Halve`] when a live strip has an unreadable block among several.
+    pub(super) fn halve_around(&self, strips: &Strips, len: u32) -> Result<(), Stop> {
+        let has_unreadable = strips.live & !strips.readable != 0;
+        let is_open = strips.data > 1 && !strips.is_synced;
+        match has_unreadable && is_open && len > self.shared.config.block_size {
+            true => Err(Stop::Halve),
+            false => Ok(()),
+        }
+    }
+
+    /// In a mirror whose copies may differ after a crash, data that was just read goes to the other
+    /// copies before the read ends. No later read finds older data, whichever copy is left.
     async fn settle_copies(
         &self,
         scratch: &mut Scratch,
@@ -650,14 +743,14 @@ impl Owner {
         let segment = scratch.old[0].as_ref().expect("just read").segment();
         scratch.batch.clear();
         for other in ones(strips.live & !(1 << strip)) {
-            // SAFETY: the buffer is in the scratch, which nobody touches until the batch has run.
+            // SAFETY: the buffer is in the scratch, which stays untouched until the batch has run.
             unsafe { self.add_writes(scratch, stripe, other, offset, segment) };
         }
         scratch.batch.run().await;
         let failed: Vec<(u32, IoError)> = scratch.batch.failures().collect();
         for (tag, error) in failed {
-            let (slot, which) = of_tag(tag);
-            self.shared.member_failed(slot, which, error).await?;
+            let (slot, role) = of_tag(tag);
+            self.shared.member_failed(slot, role, error).await?;
         }
         // A copy that began to fail before has not got it, and must not be asked again.
         Ok(self.wait_until_out(stripe).await?)
@@ -679,14 +772,15 @@ impl Owner {
         self.shared.count_repair();
         let failed: Vec<(u32, IoError)> = scratch.batch.failures().collect();
         for (tag, error) in failed {
-            let (slot, which) = of_tag(tag);
+            let (slot, role) = of_tag(tag);
             self.set_region(stripe, WRITTEN | STALE).await?; // it lacks what was computed
-            self.shared.member_failed(slot, which, error).await?;
+            self.shared.member_failed(slot, role, error).await?;
         }
         Ok(())
     }
 
-    /// Adds writes of a part of a strip to the batch: to its member, and to what is being filled in its place.
+    /// Adds writes of a part of a strip to the batch: to its member, and to the device that fills
+    /// its slot.
     ///
     /// # Safety
     /// As for [`Batch::add`](super::batch::Batch::add).
@@ -699,23 +793,28 @@ impl Owner {
         segment: block::Segment,
     ) {
         let slot = self.shared.config.geometry.member(stripe, strip);
-        for which in self.shared.members.takers(slot, stripe) {
-            let Some(member) = self.channels.get(slot, which) else { continue };
+        for role in self.shared.members.takers(slot, stripe) {
+            let Some(member) = self.channels.get(slot, role) else { continue };
             let position = self.position(&member, stripe, offset);
-            let tag = tag_of(slot, which);
+            let tag = tag_of(slot, role);
             // SAFETY: by contract.
             unsafe { scratch.batch.add(tag, member.channel, Op::Write, Flags::FUA, segment, position) };
         }
     }
 }
 
-/// A device of a slot as the tag of a request in a batch.
-fn tag_of(slot: usize, which: Which) -> u32 {
-    (slot * 2 + which as usize) as u32
+/// Half of `len` bytes in whole blocks.
+pub(super) fn halved(len: u32, block_size: u32) -> u32 {
+    len.div_ceil(2).next_multiple_of(block_size)
 }
 
-fn of_tag(tag: u32) -> (usize, Which) {
-    (tag as usize / 2, if tag & 1 == 0 { Which::Own } else { Which::Incoming })
+/// A device of a slot as the tag of a request in a batch.
+fn tag_of(slot: usize, role: MemberRole) -> u32 {
+    (slot * 2 + role as usize) as u32
+}
+
+fn of_tag(tag: u32) -> (usize, MemberRole) {
+    (tag as usize / 2, if tag & 1 == 0 { MemberRole::Current } else { MemberRole::Replacement })
 }
 
 /// Runs a decoder on what is in the scratch. The places of the lost strips have buffers.

@@ -1,19 +1,19 @@
-//! How stripes are numbered when some groups have come later than others.
+//! The numbering of stripes if some groups were added later.
 //!
 //! ```text
-//!   rows     group 0   group 1   group 2            The first two groups had rows 0 to 2 when the third one came; then the
-//!     0         0         1         6               array grew by size.
-//!     1         2         3         7               zone 0: groups 0 and 1, three rows      stripes 0 to 5
-//!     2         4         5         8               zone 1: group 2, three rows             stripes 6 to 8
-//!     3         9        10        11               behind the zones: all groups in turn
+//!   rows     group 0   group 1   group 2     The first two groups had rows 0 to 2 when the third
+//!     0         0         1         6        was added; then the array grew by size.
+//!     1         2         3         7        zone 0: groups 0 and 1, three rows: stripes 0 to 5
+//!     2         4         5         8        zone 1: group 2, three rows: stripes 6 to 8
+//!     3         9        10        11        behind the zones: all groups in turn
 //! ```
 //!
-//! A stripe keeps its number and its place for ever, so data never moves when a group is added. An array whose groups
-//! have all been there from the beginning has no zones: it is all in turn.
+//! A stripe keeps its number and its place, so data never moves when a group is added. An array
+//! without added groups has no zones: its stripes go over all groups in turn.
 
 use crate::config::MAX_MEMBERS;
 
-/// Most zones of an array: what the superblock has room for.
+/// Most zones of an array, limited by the room in the superblock.
 pub const MAX_ZONES: usize = 5;
 
 /// Consecutive stripes that lie on some groups in turn.
@@ -21,13 +21,13 @@ pub const MAX_ZONES: usize = 5;
 pub struct Zone {
     /// The first of its groups.
     pub first_group: u16,
-    /// How many groups.
+    /// Number of groups.
     pub groups: u16,
-    /// Stripes on each of them. They begin where the zone before ended on these groups.
+    /// Stripes on each of them. They begin at the end of the previous zone on these groups.
     pub rows: u64,
 }
 
-/// A zone, and where it begins.
+/// A zone with its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Part {
     zone: Zone,
@@ -40,7 +40,7 @@ struct Part {
 pub struct Zones {
     parts: [Part; MAX_ZONES],
     count: usize,
-    /// Behind all zones.
+    /// The part behind all zones.
     end: Part,
 }
 
@@ -58,7 +58,8 @@ impl Zones {
         Zones { parts: [part; MAX_ZONES], count: 0, end: part }
     };
 
-    /// These zones. `None` when they are too many, only one (which says nothing), or leave groups of different length.
+    /// These zones. `None` if they are too many, only one (which is redundant), or leave groups of
+    /// different length.
     pub fn new(list: &[Zone]) -> Option<Zones> {
         if list.is_empty() {
             return Some(Zones::NONE);
@@ -89,7 +90,7 @@ impl Zones {
         Some(zones)
     }
 
-    /// Whether there are none.
+    /// Whether there are no zones.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
@@ -100,17 +101,17 @@ impl Zones {
         self.parts[..self.count].iter().map(|part| part.zone)
     }
 
-    /// Groups that the zones are about; 0 when there are none.
+    /// Number of groups in the zones; 0 without zones.
     pub fn groups(&self) -> usize {
         self.end.zone.groups.into()
     }
 
-    /// Rows of each group that lie in zones.
+    /// Rows of each group in zones.
     pub fn rows(&self) -> u64 {
         self.end.first_row
     }
 
-    /// The group of a stripe, and its row there. There are zones.
+    /// The group of a stripe, and its row there. The array must have zones.
     #[inline(never)]
     pub(super) fn split(&self, stripe: u64) -> (usize, u64) {
         let parts = &self.parts[..self.count];
@@ -123,7 +124,7 @@ impl Zones {
         (usize::from(zone.first_group) + (local % groups) as usize, first_row + local / groups)
     }
 
-    /// The stripe in a row of a group. There are zones.
+    /// The stripe in a row of a group. The array must have zones.
     #[inline(never)]
     pub(super) fn join(&self, group: usize, row: u64) -> u64 {
         let holds = |part: &&Part| {

@@ -1,11 +1,13 @@
-//! Members with more corrected read errors than their budget: replaced by a spare while they are still read from.
+//! Members with more corrected read errors than their budget: replaced by a spare while they are
+//! still read from.
 
 use super::keeper::Keeper;
 use super::status::JOB;
 use crate::array::WINDOW_NS;
 
 impl Keeper {
-    /// Live members that exceed the budget, as slots. A slot that is being replaced is not among them.
+    /// Live members that exceed the budget, as slots. A slot that is being replaced is not among
+    /// them.
     fn over_budget(&self) -> Vec<usize> {
         let budget = self.array().maintenance().read_errors;
         if budget == 0 {
@@ -17,7 +19,7 @@ impl Keeper {
             array.read_errors().recent(*slot, now_ns) > budget
                 && members.is_live(*slot)
                 && !members.is_filling(*slot)
-                && !self.blocked.contains(slot)
+                && !self.is_blocked(*slot)
         };
         (0..array.config().geometry.members()).filter(is_over).collect()
     }
@@ -27,7 +29,8 @@ impl Keeper {
         self.shared.has_spare() && self.shared.empty_slots().is_empty() && !self.over_budget().is_empty()
     }
 
-    /// Begins to copy a member that exceeds the budget onto a spare; whether there was one to begin.
+    /// Begins to copy a member that exceeds the budget onto a spare; whether there was one to
+    /// begin.
     pub(super) async fn replace_over_budget(&mut self) -> bool {
         self.warn_of_read_errors();
         if !self.can_replace_over_budget() {
@@ -41,7 +44,7 @@ impl Keeper {
         ));
         self.start_filling(slot, spare).await;
         if !self.array().members().is_filling(slot) {
-            self.blocked.insert(slot); // else every spare is tried, one after the other
+            self.block(slot); // else every spare is tried, one after the other
         }
         true
     }

@@ -1,4 +1,5 @@
-//! Events about strips that contradict each other: at most one a minute, with the rows since the last.
+//! Events about strips that contradict each other: at most one a minute, with the rows since the
+//! last.
 
 use super::keeper::Keeper;
 use super::status::JOB;

@@ -1,29 +1,30 @@
 //! Filling slots: a rebuild from the others, the resync of a former member, a copy of a live one.
 //!
-//! Empty slots of one group are filled in one pass, which reads the other members once for all of them. A device that
-//! comes while a pass runs joins it as long as little of the walk is done ([`EARLY`]). Later, the pass ends first: the
-//! group has some redundancy sooner than if both were filled together.
+//! Empty slots of one group are filled in one pass, which reads the other members once for all of
+//! them. A device that comes while a pass runs joins it as long as little of the walk is done
+//! ([`EARLY`]). Later, the pass ends first: the group has some redundancy sooner than if both were
+//! filled together.
 
-use super::keeper::Keeper;
+use super::keeper::{Filler, Keeper};
 use super::pump::Pump;
 use super::status::{Kind, Meter};
 use crate::Uuid;
 use crate::array::members::{SlotState, WINDOW};
 use crate::array::{Before, Filled, FilledSlots, Wanted};
-use crate::metadata::region_map::{NEED_SYNC, STALE};
+use crate::metadata::intent_bitmap::{NEED_SYNC, STALE};
 use block::{IoError, IoResult};
 use std::collections::BTreeSet;
 
 /// The part of a walk that may lie between slots that are filled in one pass: a sixteenth.
 const EARLY: u64 = 16;
 
-/// What has ended.
+/// The end of a step or of a checkpoint.
 enum Ended {
     Step(u64, Result<FilledSlots, IoError>),
     Checkpoint(IoResult),
 }
 
-/// A slot that is filled.
+/// A slot, and the device that fills it.
 struct Filling {
     slot: usize,
     uuid: Uuid,
@@ -53,7 +54,8 @@ struct Fill {
 }
 
 impl Keeper {
-    /// Works on empty slots of the groups that have lost most first; whether there was anything to do.
+    /// Works on empty slots of the groups that have lost most first; whether there was anything to
+    /// do.
     pub(super) async fn fill_empty(&mut self) -> bool {
         let size = self.array().config().geometry.group_members();
         let mut seen = usize::MAX;
@@ -77,17 +79,17 @@ impl Keeper {
         false
     }
 
-    /// Whether a slot is to be filled before the next window of a reshape: the next failure of a member would lose data.
+    /// Whether a slot is to be filled before the next window of a reshape: the next failure of a
+    /// member would lose data.
     pub(super) fn must_fill_first(&self) -> bool {
         let is_waiting = |slot: &usize| {
-            !self.blocked.contains(slot)
-                && self.shared.has_device(*slot)
-                && self.array().is_unprotected(*slot)
+            !self.is_blocked(*slot) && self.shared.has_device(*slot) && self.array().is_unprotected(*slot)
         };
         self.shared.empty_slots().iter().any(is_waiting)
     }
 
-    /// Empty slots of a group that may take a device now. While a pass has come far there are none: it ends first.
+    /// Empty slots of a group that may take a device now. While a pass has come far there are none:
+    /// it ends first.
     fn waiting_slots(&self, group: usize) -> Vec<usize> {
         let (members, filling) = (self.array().members(), self.filling_slots(group));
         let is_late = filling.iter().any(|slot| members.cursor(*slot) > self.early_steps());
@@ -95,28 +97,27 @@ impl Keeper {
             !is_late
                 && members.state(*slot) == SlotState::Out
                 && !members.is_filling(*slot)
-                && !self.blocked.contains(slot)
+                && !self.is_blocked(*slot)
         };
         self.array().members().group_slots_of(group).filter(is_empty).collect()
     }
 
-    /// Empty slots of a group that are being filled.
+    /// Empty slots of a group that have a device which fills them.
     fn filling_slots(&self, group: usize) -> Vec<usize> {
         let members = self.array().members();
-        let is_filled = |slot: &usize| {
-            members.is_filling(*slot) && !members.is_live(*slot) && !self.blocked.contains(slot)
-        };
+        let is_filled =
+            |slot: &usize| members.is_filling(*slot) && !members.is_live(*slot) && !self.is_blocked(*slot);
         members.group_slots_of(group).filter(is_filled).collect()
     }
 
-    /// Slots that the next pass over a group fills. Former members come first, which lack little. Of the others it takes
-    /// the one that has come furthest, and those that are not far behind.
+    /// Slots that the next pass over a group fills. Former members come first, which lack little.
+    /// Of the others it takes the one that has come furthest, and those that are not far behind.
     fn slots_of_pass(&self, group: usize) -> Vec<usize> {
         let members = self.array().members();
         let mut slots = self.filling_slots(group);
         let is_returning = |slot: &usize| {
             let filling = self.filling.get(slot);
-            filling.is_some_and(|(_, before)| *before == Before::Member)
+            filling.is_some_and(|filler| filler.before == Before::Member)
         };
         if slots.iter().any(is_returning) {
             slots.retain(is_returning);
@@ -130,8 +131,8 @@ impl Keeper {
         self.array().config().geometry.stripes() / EARLY
     }
 
-    /// Fills slots of one group that have devices to be filled, until they are full, all devices fail, or the job must
-    /// stop.
+    /// Fills slots of one group that have devices to be filled, until they are full, all devices
+    /// fail, or the job must stop.
     pub(super) async fn fill(&mut self, slots: Vec<usize>) {
         let slots: Vec<Filling> = slots.into_iter().map(|slot| self.who_fills(slot)).collect();
         let Some(first) = slots.first() else { return };
@@ -165,19 +166,18 @@ impl Keeper {
         self.end_fill(fill).await;
     }
 
-    /// The member that fills a slot. When an earlier keeper has begun, the table tells who fills an empty slot. A copy of a
-    /// live member gets a new identity: the table has the one of the member that it replaces.
+    /// The member that fills a slot, perhaps since an earlier keeper.
     fn who_fills(&mut self, slot: usize) -> Filling {
         let array = self.array().clone();
         let known = self.filling.entry(slot);
-        let (uuid, before) = *known.or_insert_with(|| {
-            let uuid = match array.members().is_live(slot) {
-                true => array.new_uuid(),
-                false => array.table().members[slot].uuid,
-            };
-            (uuid, Before::Anything)
+        let filler = known.or_insert_with(|| {
+            let members = array.members();
+            let [_, incoming] = members.attached(slot);
+            // The device may just have been detached: then its UUID is of no use.
+            let uuid = members.incoming_uuid(slot).unwrap_or(array.table().members[slot].uuid);
+            Filler { uuid, before: Before::Anything, copy: incoming.filter(|_| members.is_live(slot)) }
         });
-        Filling { slot, uuid, before }
+        Filling { slot, uuid: filler.uuid, before: filler.before }
     }
 
     async fn run_fill(&self, fill: &mut Fill) {
@@ -287,7 +287,6 @@ impl Keeper {
                     fill.slots.retain(|filling| filling.slot != slot);
                     if fill.slots.len() < count {
                         fill.gone.push(slot);
-                        self.event(format!("the device that was filling slot {slot} has failed"));
                     }
                 }
                 Err(error) => fill.error = fill.error.or(Some(error)),
@@ -305,7 +304,7 @@ impl Keeper {
         fill.kind != Kind::Replace && !fill.is_checkpointing && moved > 0 && is_due
     }
 
-    /// Whether somebody has called a replacement off.
+    /// Whether a replacement was cancelled.
     fn is_given_up(&self, fill: &Fill) -> bool {
         fill.kind == Kind::Replace && self.shared.look(|state| state.is_cancelled)
     }
@@ -331,13 +330,13 @@ impl Keeper {
 
     async fn end_fill(&mut self, fill: Fill) {
         for slot in &fill.gone {
-            self.filling.remove(slot);
+            self.end_filler(*slot);
         }
         let array = self.array().clone();
         let is_full = fill.cursor == array.fill_steps();
         if fill.error.is_none() && !is_full && !self.is_given_up(&fill) {
             if fill.kind != Kind::Replace && !fill.slots.is_empty() && !array.is_frozen() {
-                let _ = array.checkpoint_all(&fill.list()).await; // what is lost is done again
+                let _ = array.checkpoint_all(&fill.list()).await; // lost progress is made again
             }
             return;
         }
@@ -350,8 +349,7 @@ impl Keeper {
         let array = self.array().clone();
         let slot = filling.slot;
         if !array.members().is_filling(slot) {
-            self.filling.remove(&slot);
-            return self.event(format!("the device that was filling slot {slot} has failed"));
+            return self.end_filler(slot);
         }
         if self.is_given_up(fill) {
             self.shared.look(|state| state.is_cancelled = false);
@@ -361,7 +359,7 @@ impl Keeper {
             return self.event(format!("the replacement of slot {slot} was given up: {result:?}"));
         }
         if let Some(error) = fill.error {
-            self.blocked.insert(slot);
+            self.block(slot);
             return self.event(format!("slot {slot} cannot be filled: {error:?}"));
         }
         match array.finish_filling(slot, filling.uuid).await {
@@ -372,8 +370,9 @@ impl Keeper {
                 self.event(format!("slot {slot} is full"));
                 let _ = array.settle_regions().await; // the next write of the map does as well
             }
+            Err(_) if !array.members().is_filling(slot) => self.end_filler(slot),
             Err(error) => {
-                self.blocked.insert(slot);
+                self.block(slot);
                 self.event(format!("slot {slot} is full and cannot become live: {error:?}"));
             }
         }

@@ -7,12 +7,13 @@ use super::status::{JOB, Kind, Log, Progress};
 use super::throttle::{Pace, Throttle};
 use super::{Options, Shared, State};
 use crate::Uuid;
+use crate::array::members::{Attached, SlotState};
 use crate::array::{Array, Before};
-use crate::metadata::region_map::NEED_SYNC;
-use block::Channel;
+use crate::metadata::intent_bitmap::NEED_SYNC;
+use block::{Channel, IoError};
 use reactor::{Core, Sleep};
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -25,10 +26,11 @@ pub(super) const LOOK_NS: u64 = 100_000_000;
 pub(super) struct Keeper {
     pub shared: Arc<Shared>,
     pub core: Core,
-    /// Who is being filled, as far as this keeper started it.
-    pub filling: HashMap<usize, (Uuid, Before)>,
-    /// Slots that could not be filled and are left alone until something changes.
-    pub blocked: HashSet<usize>,
+    /// The devices that fill slots, by slot.
+    pub filling: HashMap<usize, Filler>,
+    /// Slots that could not be filled, with the state that each had then. The keeper leaves such a
+    /// slot alone until its state or something else changes.
+    blocked: HashMap<usize, SlotState>,
     /// The scrub that is under way.
     pub scrub: Option<Scrub>,
     /// How fast jobs may go.
@@ -41,36 +43,30 @@ pub(super) struct Keeper {
     pub warned: RefCell<HashMap<usize, u64>>,
     /// The last event about contradictions.
     pub contradictions: Cell<Reported>,
-    /// Regions cannot be synced before members come back.
+    /// Regions could not be synced, and are left alone until something changes.
     pub is_sync_blocked: bool,
-    /// The change of shape could not go on, and is left alone until something changes.
+    /// The reshape could not continue, and is left alone until something changes.
     pub is_reshape_blocked: bool,
+}
+
+/// A device that fills a slot.
+pub(super) struct Filler {
+    pub uuid: Uuid,
+    pub before: Before,
+    /// The device, while a live member is copied onto it.
+    pub copy: Option<Attached>,
 }
 
 /// Keeps an array until its handle is gone.
 pub(super) async fn keep(shared: Arc<Shared>, channel: Rc<dyn Channel>) {
-    let core = reactor::current();
-    let throttle = RefCell::new(Throttle::new(shared.options.pace, core.now_ns()));
-    let mut keeper = Keeper {
-        shared: shared.clone(),
-        core,
-        filling: HashMap::new(),
-        blocked: HashSet::new(),
-        scrub: None,
-        is_sync_blocked: false,
-        is_reshape_blocked: false,
-        throttle,
-        rebuilding: Cell::new(None),
-        is_unprotected: Cell::new(false),
-        warned: RefCell::default(),
-        contradictions: Cell::default(),
-    };
+    let mut keeper = Keeper::new(shared.clone());
     keeper.resume_scrub();
     while !keeper.must_end() {
         if shared.look(|state| std::mem::take(&mut state.log.is_stale)) {
             keeper.blocked.clear();
-            keeper.is_reshape_blocked = false;
+            (keeper.is_reshape_blocked, keeper.is_sync_blocked) = (false, false);
         }
+        keeper.end_detached();
         keeper.report_contradictions();
         if !keeper.step().await {
             keeper.rest().await;
@@ -81,6 +77,26 @@ pub(super) async fn keep(shared: Arc<Shared>, channel: Rc<dyn Channel>) {
 }
 
 impl Keeper {
+    /// A keeper on the current core that does nothing yet.
+    pub fn new(shared: Arc<Shared>) -> Keeper {
+        let core = reactor::current();
+        let throttle = RefCell::new(Throttle::new(shared.options.pace, core.now_ns()));
+        Keeper {
+            shared,
+            core,
+            filling: HashMap::new(),
+            blocked: HashMap::new(),
+            scrub: None,
+            is_sync_blocked: false,
+            is_reshape_blocked: false,
+            throttle,
+            rebuilding: Cell::new(None),
+            is_unprotected: Cell::new(false),
+            warned: RefCell::default(),
+            contradictions: Cell::default(),
+        }
+    }
+
     pub fn array(&self) -> &Arc<Array> {
         &self.shared.array
     }
@@ -102,9 +118,10 @@ impl Keeper {
     pub fn is_urgent(&self) -> bool {
         let can_fill =
             |slot: &usize| self.array().members().is_filling(*slot) || self.shared.has_device(*slot);
-        let mut empty = self.shared.empty_slots().into_iter().filter(|slot| !self.blocked.contains(slot));
+        let mut empty = self.shared.empty_slots().into_iter().filter(|slot| !self.is_blocked(*slot));
         empty.any(|slot| can_fill(&slot))
-            || self.shared.look(|state| !state.given.is_empty())
+            || self.given_slot().is_some()
+            || self.filling.keys().any(|slot| self.is_detached(*slot))
             || self.can_replace_over_budget()
     }
 
@@ -121,13 +138,13 @@ impl Keeper {
         }
         let members = self.array().members().clone();
         let slots = self.array().config().geometry.members();
-        if let Some(slot) = (0..slots).find(|slot| members.is_filling(*slot) && !self.blocked.contains(slot))
-        {
+        if let Some(slot) = (0..slots).find(|slot| members.is_filling(*slot) && !self.is_blocked(*slot)) {
             self.fill(vec![slot]).await;
             return true;
         }
-        let given = self.shared.look(|state| state.given.first().map(|(slot, _)| *slot));
-        if let Some((slot, incoming)) = given.and_then(|slot| Some((slot, self.shared.take_given(slot)?))) {
+        if let Some((slot, incoming)) =
+            self.given_slot().and_then(|slot| Some((slot, self.shared.take_given(slot)?)))
+        {
             self.start_filling(slot, incoming).await;
             return true;
         }
@@ -142,18 +159,90 @@ impl Keeper {
     }
 
     pub(super) async fn start_filling(&mut self, slot: usize, incoming: Incoming) {
-        let Incoming { attached, uuid, before } = incoming;
+        let Incoming { attached, uuid, before } = incoming.clone();
         let name = attached.device.name().to_owned();
-        match self.array().start_filling(slot, uuid, attached).await {
+        let members = self.array().members().clone();
+        let was_empty = members.state(slot) == SlotState::Out;
+        self.shared.look(|state| state.starting = Some(uuid));
+        let result = self.array().start_filling(slot, uuid, attached.clone()).await;
+        self.shared.look(|state| state.starting = None);
+        match result {
             Ok(()) => {
-                self.filling.insert(slot, (uuid, before));
+                let copy = (!was_empty).then_some(attached);
+                self.filling.insert(slot, Filler { uuid, before, copy });
                 self.event(format!("{name} is to be filled as slot {slot}"));
             }
-            Err(error) => self.event(format!("{name} cannot become slot {slot}: {error:?}")),
+            Err(_) if !was_empty && !members.is_live(slot) => self.rebuild_instead(slot, uuid, attached),
+            Err(error) => {
+                self.event(format!("{name} cannot become slot {slot}: {error:?}"));
+                // The array has grown, or moves a window: nothing is wrong with the device.
+                if matches!(error, IoError::NoSpace | IoError::Invalid) {
+                    self.give_back(slot, incoming);
+                }
+            }
         }
     }
 
-    /// Waits until somebody wants something, or it is time to look again.
+    /// Whether a slot could not be filled, and nothing has changed since.
+    pub fn is_blocked(&self, slot: usize) -> bool {
+        self.blocked.get(&slot) == Some(&self.array().members().state(slot))
+    }
+
+    /// Leaves a slot alone until something changes.
+    pub fn block(&mut self, slot: usize) {
+        self.blocked.insert(slot, self.array().members().state(slot));
+    }
+
+    /// Forgets the devices that the array has detached while nothing was filling their slots.
+    fn end_detached(&mut self) {
+        let slots = 0..self.array().members().count();
+        for slot in slots.filter(|slot| self.is_detached(*slot)).collect::<Vec<_>>() {
+            self.end_filler(slot);
+        }
+    }
+
+    /// Whether the array has detached the device that was filling a slot.
+    fn is_detached(&self, slot: usize) -> bool {
+        self.filling.contains_key(&slot) && !self.array().members().is_filling(slot)
+    }
+
+    /// Forgets the device that was filling a slot, and that the array has detached. When the member
+    /// failed that was copied, its slot is rebuilt onto the device of the copy.
+    pub fn end_filler(&mut self, slot: usize) {
+        match self.filling.remove(&slot) {
+            Some(Filler { uuid, copy: Some(attached), .. }) if !self.array().members().is_live(slot) => {
+                self.rebuild_instead(slot, uuid, attached);
+            }
+            Some(_) => self.event(format!("the device that was filling slot {slot} has failed")),
+            None => {}
+        }
+    }
+
+    /// Gives a slot the device onto which its failed member was being copied. The device lacks
+    /// writes that came after the failure, so the rebuild begins at the start.
+    fn rebuild_instead(&self, slot: usize, uuid: Uuid, attached: Attached) {
+        let name = attached.device.name().to_owned();
+        self.event(format!("slot {slot}: its member failed while it was copied: {name} is rebuilt instead"));
+        self.give_back(slot, Incoming { attached, uuid, before: Before::Anything });
+    }
+
+    /// Lets a device wait for a slot, or for any slot when another device waits for that one. A
+    /// former member belongs to its own slot only.
+    fn give_back(&self, slot: usize, incoming: Incoming) {
+        self.shared.look(|state| match state.given.iter().any(|(other, _)| *other == slot) {
+            false => state.given.push((slot, incoming)),
+            true if incoming.before != Before::Member => state.dedicated.push(incoming),
+            true => {}
+        });
+    }
+
+    /// A slot that a device was given for.
+    fn given_slot(&self) -> Option<usize> {
+        let slots = |state: &mut State| state.given.iter().map(|(slot, _)| *slot).collect::<Vec<_>>();
+        self.shared.look(slots).into_iter().find(|slot| !self.is_blocked(*slot))
+    }
+
+    /// Waits for a request, or until it is time to look again.
     async fn rest(&self) {
         let wakers = self.shared.look(|state| {
             state.log.is_at_rest = true;
@@ -212,7 +301,8 @@ impl Keeper {
         self.log(|log| log.running.push(progress));
     }
 
-    /// Whether a stripe may be begun now; otherwise the time to ask again. `is_work`: whether it takes any.
+    /// Whether a stripe may be begun now; otherwise the time to ask again. `is_work`: whether it
+    /// takes any.
     pub fn begin_stripe(&self, is_work: bool) -> Result<(), Sleep> {
         if !is_work {
             return Ok(());
@@ -226,7 +316,8 @@ impl Keeper {
         self.is_unprotected.set(self.rebuilding.get().is_some_and(is_unprotected));
     }
 
-    /// The pace that an operator set. Without one, a rebuild of a group without redundancy is urgent.
+    /// The pace that an operator set. Without one, a rebuild of a group without redundancy is
+    /// urgent.
     fn pace(&self) -> Pace {
         let usual = self.options().pace;
         let is_urgent = usual.is_urgent || self.is_unprotected.get();
@@ -261,7 +352,7 @@ impl Keeper {
 const MOST_STRIPES: usize = 32;
 
 impl Shared {
-    /// Looks at the state, or changes what nobody waits for.
+    /// Reads the state, or changes parts of it that no task waits for.
     pub(super) fn look<R>(&self, look: impl FnOnce(&mut State) -> R) -> R {
         look(&mut self.lock())
     }

@@ -1,11 +1,11 @@
-//! The logs of members are read at the end of a scrub: a block that cannot be read is written anew.
+//! The logs of members are read at the end of a scrub: a block that cannot be read is rewritten.
 
 use super::keeper::Keeper;
 use crate::array::LOG_PART_BYTES;
 use std::collections::BTreeMap;
 
 impl Keeper {
-    /// Reads the logs of all live members, and writes blocks anew that their members cannot read.
+    /// Reads the logs of all live members, and rewrites blocks that their members cannot read.
     pub(super) async fn check_logs(&self) {
         let array = self.array().clone();
         let mut unreadable = Vec::new();
@@ -33,7 +33,7 @@ impl Keeper {
         let result = array.rewrite_log(unreadable).await;
         for (slot, count) in counts {
             self.event(match &result {
-                Ok(()) => format!("slot {slot}: {count} unreadable blocks of the log were written anew"),
+                Ok(()) => format!("slot {slot}: {count} unreadable blocks of the log were rewritten"),
                 Err(error) => format!("slot {slot}: {count} blocks of the log cannot be read: {error}"),
             });
         }

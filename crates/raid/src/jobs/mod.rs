@@ -1,22 +1,25 @@
-//! The life of a running array: members are filled, parity is made to fit after a crash, scrubs run. One task, the
-//! *keeper*, on the core that started it; a [`Jobs`] handle by which everybody asks it for things.
+//! The life of a running array: members are filled, parity is made to fit after a crash, scrubs
+//! run. One task, the *keeper*, runs on the core that started it; a [`Jobs`] handle takes requests
+//! from any core.
 //!
 //! ```text
-//!   what is wrong ─► what is done, most urgent first
-//!     a change of shape              move window after window; slots are filled after it, or before it goes on when it
-//!                                    has met an error or no redundancy is left
-//!     slots without a live member    fill them, those of one group in one pass: devices that were given for them, spares
-//!                                    of the array's, global spares
-//!     a live member to be replaced   copy it, then let it go: one that a device was given for, or one with more
-//!                                    corrected read errors than its budget
+//!   condition ─► action, most urgent first
+//!     a reshape                      move window after window; fill slots afterwards, or first
+//!                                    when the reshape met an error or no redundancy is left
+//!     slots without a live member    fill them, those of one group in one pass, with devices
+//!                                    given for them, spares of the array's, global spares
+//!     a live member to be replaced   copy it, then detach it: one that a device was given for,
+//!                                    or one with more corrected read errors than its budget
 //!     regions that need a sync       make parity fit, region by region
-//!     a scrub that was asked for     compare, count, mend if told
-//!     a scrub that is due            compare and count, while its window is open and every member is live
+//!     a scrub that was asked for     compare, count, repair if told
+//!     a scrub that is due            compare and count, while its window is open and every
+//!                                    member is live
 //! ```
 //!
-//! One job runs at a time, a window of stripes in flight. A job that is interrupted (by a more urgent one, a pause, a
-//! crash) goes on where its durable cursor stands: in the superblock for a rebuild and a scrub, in the region map for a
-//! sync. Nothing here touches a member's data: stripes are worked on by their owners ([`crate::array`]).
+//! One job runs at a time, a window of stripes in flight. A job may be interrupted by a more urgent
+//! one, a pause or a crash, and then continues at its durable cursor. The cursor of a rebuild or a
+//! scrub is in the superblock, that of a sync in the write-intent bitmap. Nothing here touches a
+//! member's data: stripes are worked on by their owners ([`crate::array`]).
 
 mod budget;
 mod contradictions;
@@ -36,6 +39,7 @@ pub use spares::{Incoming, JobError, SparePool, fit, is_called, label_spare};
 pub use status::{Event, Kind, Progress, ScrubReport, Status};
 pub use throttle::{Pace, Throttle};
 
+use crate::Uuid;
 use crate::array::Array;
 use crate::array::members::SlotState;
 use crate::metadata::{Found, zero_superblock};
@@ -71,13 +75,13 @@ impl Default for Options {
     }
 }
 
-/// The keeper of an array, as everybody else sees it. It ends when this is dropped, at its next step; who wants to
-/// know when calls [`Jobs::stop`].
+/// Handle of an array's keeper. The keeper ends at its next step after this is dropped;
+/// [`Jobs::stop`] waits for that.
 pub struct Jobs {
     shared: Arc<Shared>,
 }
 
-/// What the handle and the keeper share.
+/// The state that the handle and the keeper share.
 struct Shared {
     array: Arc<Array>,
     options: Options,
@@ -97,10 +101,12 @@ struct State {
     given: Vec<(usize, Incoming)>,
     /// Spares of this array alone.
     dedicated: Vec<Incoming>,
+    /// The device with which the keeper begins to fill a slot.
+    starting: Option<Uuid>,
     log: Log,
     /// Another pace than the options'.
     pace: Option<Pace>,
-    /// Who waits for a change of the above.
+    /// Tasks that wait for a change of the above.
     wakers: Vec<Waker>,
 }
 
@@ -118,7 +124,7 @@ impl Array {
 }
 
 impl Jobs {
-    /// What is going on.
+    /// Returns the present state of all jobs.
     pub fn status(&self) -> Status {
         let state = self.shared.lock();
         let mut status = state.log.status();
@@ -132,12 +138,12 @@ impl Jobs {
         status
     }
 
-    /// No job goes on until [`Jobs::resume`]; stripes that are being worked on are finished.
+    /// Holds all jobs until [`Jobs::resume`]; stripes that are being worked on are finished.
     pub fn pause(&self) {
         self.shared.change(|state| state.is_paused = true);
     }
 
-    /// Jobs go on.
+    /// Lets jobs continue.
     pub fn resume(&self) {
         self.shared.change(|state| state.is_paused = false);
     }
@@ -147,7 +153,8 @@ impl Jobs {
         self.shared.change(|state| state.pace = Some(pace));
     }
 
-    /// Gives the running scrub or replacement up. A rebuild or a sync is not given up: the array needs it.
+    /// Gives the running scrub or replacement up. A rebuild or a sync is not given up: the array
+    /// needs it.
     pub fn cancel(&self) {
         self.shared.change(|state| (state.is_cancelled, state.scrub) = (true, None));
     }
@@ -179,7 +186,8 @@ impl Jobs {
         self.shared.former(device).await.map(drop)
     }
 
-    /// Adds a device: to fill an empty slot now, or the next one that is. What the device holds is lost. On a core.
+    /// Adds a device: to fill an empty slot now, or the next one that is. The device's content is
+    /// lost. On a core.
     ///
     /// # Errors
     /// When it does not fit.
@@ -189,7 +197,7 @@ impl Jobs {
         Ok(())
     }
 
-    /// Adds a spare for any array of the options' pool. What the device holds is lost. On a core.
+    /// Adds a spare for any array of the options' pool. The device's content is lost. On a core.
     ///
     /// # Errors
     /// When this array could not use it.
@@ -214,11 +222,12 @@ impl Jobs {
         Ok(())
     }
 
-    /// Lets a spare go, named by its UUID or its device: its superblock is erased. Says which device it was; `None` when
-    /// there is no such spare. On a core.
+    /// Lets a spare go, named by its UUID or its device: its superblock is erased. Says which
+    /// device it was; `None` when there is no such spare. On a core.
     ///
     /// # Errors
-    /// When its superblock cannot be erased. It is no spare any more, until its array is served again.
+    /// When its superblock cannot be erased. It is no spare any more, until its array is served
+    /// again.
     pub async fn remove_spare(&self, name: &str) -> Result<Option<String>, JobError> {
         let Some(spare) = self.shared.take_spare(name) else { return Ok(None) };
         let device = spare.attached.device;
@@ -229,8 +238,9 @@ impl Jobs {
         Ok(Some(device.name().to_owned()))
     }
 
-    /// Takes a former member back into its slot. When it has seen everything until it was taken out, it gets only what
-    /// was written since; otherwise everything. Says which: `true` for the former. On a core.
+    /// Takes a former member back into its slot. When it has seen everything until it was taken
+    /// out, it gets only what was written since; otherwise everything. Says which: `true` for the
+    /// former. On a core.
     ///
     /// # Errors
     /// When it is no former member of an empty slot.
@@ -240,7 +250,8 @@ impl Jobs {
         Ok(is_partial)
     }
 
-    /// Puts a device into a slot: a live member is copied onto it, and let go afterwards. On a core.
+    /// Puts a device into a slot: a live member is copied onto it, and detached afterwards. On a
+    /// core.
     ///
     /// # Errors
     /// When the slot or the device cannot take part.
@@ -264,14 +275,15 @@ impl Jobs {
         Ok(())
     }
 
-    /// Waits until nothing is left to be done: no job runs, none is due. Not while paused. On a core.
+    /// Waits until nothing is left to be done: no job runs, none is due. Not while paused. On a
+    /// core.
     pub async fn idle(&self) {
         self.shared.change(|_| ()); // it looks once more
         self.shared.wait(|state| state.has_ended || state.log.is_idle()).await;
     }
 
-    /// Ends the keeper, and returns when it has ended: before the array is stopped, and before its core ends. On a
-    /// core.
+    /// Ends the keeper, and returns when it has ended: before the array is stopped, and before its
+    /// core ends. On a core.
     pub async fn stop(&self) {
         self.shared.change(|state| state.is_stopping = true);
         self.shared.wait(|state| state.has_ended).await;

@@ -1,4 +1,5 @@
-//! A window of stripes in flight. Whoever uses it empties it before going away: requests run to their end.
+//! A window of stripes in flight. Its user empties it before it is dropped: requests run to their
+//! end.
 
 use reactor::Sleep;
 use std::future::Future;

@@ -1,11 +1,12 @@
-//! A change of shape, window by window. Its cursor stands in the superblock.
+//! A reshape, window by window. Its cursor stands in the superblock.
 
 use super::keeper::Keeper;
 use super::status::{Kind, Meter};
 
 impl Keeper {
-    /// Works on an array that changes its shape; whether there was anything to do. Empty slots are filled when it cannot go
-    /// on, or has no redundancy left. It stands still until they are full.
+    /// Works on a reshape; whether there was anything to do. Empty slots are filled when the
+    /// reshape cannot continue, or the array has no redundancy left. It stands still until they are
+    /// full.
     pub(super) async fn work_on_reshape(&mut self) -> bool {
         let is_filling = self.array().members().is_any_filling();
         if !is_filling && !self.must_fill_first() && self.reshape().await {
@@ -18,7 +19,8 @@ impl Keeper {
         has_filled
     }
 
-    /// Moves windows to the end of a reshape, or until something else comes first; whether there was anything to do.
+    /// Moves windows to the end of a reshape, or until something else comes first; whether there
+    /// was anything to do.
     async fn reshape(&mut self) -> bool {
         if self.is_reshape_blocked {
             return false;
@@ -45,7 +47,7 @@ impl Keeper {
             if let Err(error) = result {
                 self.is_reshape_blocked = true;
                 let percent = moved.done * 100 / moved.total.max(1);
-                self.event(format!("the change of shape stops at {percent} %: {error}"));
+                self.event(format!("the reshape stops at {percent} %: {error}"));
                 return true;
             }
             reactor::yield_now().await;

@@ -5,7 +5,7 @@ use super::keeper::{Keeper, LOOK_NS};
 use super::pump::Pump;
 use super::status::{JOB, Kind, Meter, SCRUB_FINISHED, SCRUB_STARTED, ScrubReport};
 use crate::array::ScrubResult;
-use crate::metadata::region_map::{NEED_SYNC, WRITTEN};
+use crate::metadata::intent_bitmap::{NEED_SYNC, WRITTEN};
 use block::IoError;
 use std::collections::BTreeSet;
 
@@ -21,14 +21,15 @@ pub(super) struct Scrub {
 /// A step of the walk, and what came out there.
 type Compared = (u64, Result<ScrubResult, IoError>);
 
-/// What has ended.
+/// The end of a stripe or of a checkpoint.
 enum Ended {
     Stripe(Compared),
     Checkpoint,
 }
 
 impl Keeper {
-    /// Resumes a scrub that a stop or a crash has interrupted, as the check or the repair that it was.
+    /// Resumes a scrub that a stop or a crash has interrupted, as the check or the repair that it
+    /// was.
     pub(super) fn resume_scrub(&mut self) {
         let table = self.array().table();
         let Some(cursor) = table.scrub_cursor else { return };
@@ -39,7 +40,7 @@ impl Keeper {
         self.scrub = Some(Scrub { cursor, report, is_scheduled });
     }
 
-    /// Goes on with a scrub, if one is wanted or due; whether there was anything to do.
+    /// Continues a scrub, if one is wanted or due; whether there was anything to do.
     pub(super) async fn scrub_on(&mut self) -> bool {
         let take = |state: &mut State| (std::mem::take(&mut state.is_cancelled), state.scrub.take());
         let (mut is_cancelled, wanted) = self.shared.look(take);
@@ -217,7 +218,7 @@ impl Keeper {
         }
     }
 
-    /// Makes parity fit in the regions that need it. What it has done stands in the region map.
+    /// Makes parity fit in the regions that need it. The write-intent bitmap records its progress.
     pub(super) async fn resync(&mut self) {
         let array = self.array().clone();
         let config = array.config().clone();
@@ -245,7 +246,7 @@ impl Keeper {
         self.log(|log| log.totals.jobs += 1);
         self.event(match is_whole {
             true => "parity fits everywhere".into(),
-            false => "some regions cannot be synced before members come back".into(),
+            false => "some regions cannot be synced: members are missing, or blocks cannot be read".into(),
         });
     }
 
@@ -294,7 +295,8 @@ impl Keeper {
 /// Stripes that are passed over without a look at anything else.
 const MOST_SKIPPED: u64 = 4096;
 
-/// The first step of the walk that lies in a region; the number of stripes for the one after the last.
+/// The first step of the walk that lies in a region; the number of stripes for the one after the
+/// last.
 fn first_step(config: &crate::ArrayConfig, region: u64) -> u64 {
     let geometry = &config.geometry;
     let row = region * config.region_bytes / u64::from(geometry.strip_bytes);

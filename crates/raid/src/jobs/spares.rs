@@ -1,4 +1,4 @@
-//! Devices that become members: spares, former members that come back, replacements.
+//! Devices that become members: spares, former members that are re-added, replacements.
 
 use super::Shared;
 use crate::array::Before;
@@ -13,6 +13,9 @@ use block::{Channel, Device, DeviceError, IoError};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Why a device is refused that the array uses.
+const HAS_IT: &str = "the array has it already";
+
 /// A device that waits to be filled.
 #[derive(Clone)]
 pub struct Incoming {
@@ -20,7 +23,7 @@ pub struct Incoming {
     pub attached: Attached,
     /// The member that it becomes.
     pub uuid: Uuid,
-    /// What is known about what it holds.
+    /// The known content of the device.
     pub before: Before,
 }
 
@@ -42,15 +45,15 @@ pub enum JobError {
     /// There is no such slot.
     #[error("slot {0}: the array has no such slot")]
     NoSuchSlot(usize),
-    /// The slot is being filled already.
-    #[error("slot {0} is being filled already")]
+    /// The slot has a member already, or a device that fills it.
+    #[error("slot {0} already has a member, or a device that fills it")]
     Busy(usize),
     /// The device is too small.
     #[error("{device}: {error}")]
     Layout {
         /// The device.
         device: String,
-        /// What it lacks.
+        /// The reason.
         error: LayoutError,
     },
     /// The device does not take what members get.
@@ -58,7 +61,7 @@ pub enum JobError {
     Unfit {
         /// The device.
         device: String,
-        /// What is wrong.
+        /// The reason.
         what: String,
     },
     /// The device has no superblock that says what it was.
@@ -72,7 +75,7 @@ pub enum JobError {
     Io {
         /// The device, or the array.
         device: String,
-        /// What it said.
+        /// Its error.
         error: IoError,
     },
 }
@@ -118,7 +121,8 @@ impl Shared {
         Ok(Incoming { attached, uuid, before: Before::Anything })
     }
 
-    /// Overwrites all superblocks of a device: an old one must not look newer than those that it gets.
+    /// Overwrites all superblocks of a device: an old one must not look newer than those that it
+    /// gets.
     async fn label(&self, device: &Arc<dyn Device>, uuid: Uuid, array: Option<Uuid>) -> Result<(), JobError> {
         let array = array.map(|_| &**self.array.config());
         label_spare(device, uuid, array, self.array.wall_ns()).await
@@ -156,20 +160,23 @@ impl Shared {
         let own = self.array.config().uuid;
         match &found.label {
             Label::Spare(spare) if spare.array.is_none_or(|array| array == own) => {
+                if self.has(spare.member) {
+                    return Err(unfit(&device, HAS_IT));
+                }
                 let incoming = Incoming { attached, uuid: spare.member, before: Before::Anything };
                 Ok((incoming, spare.array.is_some()))
             }
-            _ => Err(unfit(&device, "it is no spare for this array")),
+            _ => Err(unfit(&device, "no spare for this array")),
         }
     }
 
-    /// What the superblock of a former member of an empty slot says. Nothing is written.
+    /// Reads the superblock of a former member of an empty slot. Writes nothing.
     pub(super) async fn former(&self, device: &Arc<dyn Device>) -> Result<Former, JobError> {
         let attached = self.attach(device)?;
         let (name, channel) = (device.name().to_owned(), device.open_channel()?);
         let found = read_superblock(&name, &*channel, device.limits().capacity).await?;
         let Label::Member(superblock) = found.label else {
-            return Err(unfit(device, "it was no member"));
+            return Err(unfit(device, "no former member of an array"));
         };
         let table = self.array.table();
         let slot = usize::from(superblock.slot);
@@ -178,7 +185,7 @@ impl Shared {
             .get(slot)
             .filter(|member| superblock.array() == table.config.uuid && member.uuid == superblock.member);
         let Some(member) = member else {
-            return Err(unfit(device, "its slot belongs to another member, or it is of another array"));
+            return Err(unfit(device, "the slot belongs to another member, or the device to another array"));
         };
         let MemberState::Missing { since } = member.state else { return Err(JobError::Busy(slot)) };
         if self.array.members().is_filling(slot) || self.array.members().is_live(slot) {
@@ -188,7 +195,8 @@ impl Shared {
         Ok(Former { attached, channel, superblock, table, slot, uuid, since })
     }
 
-    /// A former member: its slot, and whether it lacks only what was written since it was taken out.
+    /// A former member: its slot, and whether it lacks only what was written since it was taken
+    /// out.
     pub(super) async fn returning(
         &self,
         device: Arc<dyn Device>,
@@ -196,7 +204,8 @@ impl Shared {
         let Former { mut attached, channel, superblock, table, slot, uuid, since } =
             self.former(&device).await?;
         let is_known = table.history.iter().any(|epoch| Some(epoch) == superblock.table.history.last());
-        // The array may have grown since, or changed its shape: then everything on it is laid out anew.
+        // The array may have grown since, or been reshaped: then everything on the device gets a
+        // new place.
         let is_laid_out = superblock.layout.check(&table.config).is_ok()
             && table.reshape.is_none()
             && superblock.table.has_shape_of(&table);
@@ -215,8 +224,9 @@ impl Shared {
         Ok((slot, Incoming { attached, uuid, before }, is_partial))
     }
 
-    /// Power may have gone while the member was there, and come back without it: then nobody has heard of writes that
-    /// stand in its log alone, whose data others may hold and it may not. Whether their regions could be marked.
+    /// Marks the regions of writes that only this former member's log names; whether that could be
+    /// done. Such writes exist if power failed while the member was live, and the array then
+    /// started without it. Other members may hold their data, and this one may not.
     async fn mark_unfinished(&self, superblock: &Superblock, channel: &Rc<dyn Channel>) -> bool {
         let Layout { log_offset, data_offset, .. } = superblock.layout;
         let (table, slot) = (&superblock.table, usize::from(superblock.slot));
@@ -229,7 +239,7 @@ impl Shared {
 
     /// Where things will lie on a device.
     pub(super) fn attach(&self, device: &Arc<dyn Device>) -> Result<Attached, JobError> {
-        // As many lanes as members have: an array that changes its shape, or has just done so, uses fewer.
+        // As many lanes as members have: an array uses fewer during a reshape and just after it.
         let config = self.array.config();
         let lanes = self.array.log_lanes();
         Ok(Attached {
@@ -254,12 +264,31 @@ impl Shared {
             || is_spare
             || self.options.spares.lock().iter().any(|s| Arc::ptr_eq(&s.attached.device, device))
         {
-            true => Err(unfit(device, "the array has it already")),
+            true => Err(unfit(device, HAS_IT)),
             false => Ok(()),
         }
     }
 
-    /// The device to fill a slot with: one that was given for it, a spare of the array's, a global one.
+    /// Whether a member, a spare, or an incoming device has this UUID.
+    fn has(&self, uuid: Uuid) -> bool {
+        let (members, table) = (self.array.members(), self.array.table());
+        // A full device is live before the table has its UUID.
+        let is_used = |slot: usize| {
+            let is_filled = members.is_filling(slot) || members.is_live(slot);
+            members.is_live(slot) && table.members[slot].uuid == uuid
+                || is_filled && members.incoming_uuid(slot) == Some(uuid)
+        };
+        let is_it = |spare: &Incoming| spare.uuid == uuid;
+        let is_waiting = {
+            let state = self.lock();
+            let given = state.given.iter().map(|(_, incoming)| incoming);
+            state.starting == Some(uuid) || given.chain(&state.dedicated).any(is_it)
+        };
+        (0..members.count()).any(is_used) || is_waiting || self.options.spares.lock().iter().any(is_it)
+    }
+
+    /// The device to fill a slot with: one that was given for it, a spare of the array's, a global
+    /// one.
     pub(super) fn take_device(&self, slot: usize) -> Option<Incoming> {
         if let Some(incoming) = self.take_given(slot) {
             return Some(incoming);
@@ -308,13 +337,13 @@ pub fn fit(device: &Arc<dyn Device>, config: &ArrayConfig) -> Result<Layout, Job
     let layout = Layout::new(limits.capacity, config)
         .map_err(|error| JobError::Layout { device: device.name().to_owned(), error })?;
     if limits.read_only {
-        return Err(unfit(device, "it is read-only"));
+        return Err(unfit(device, "the device is read-only"));
     }
     if limits.block_size > config.block_size {
-        return Err(unfit(device, "its blocks are larger than the array's"));
+        return Err(unfit(device, "blocks are larger than the array's"));
     }
     if limits.max_transfer < config.geometry.strip_bytes {
-        return Err(unfit(device, "it takes no transfer of a strip's size"));
+        return Err(unfit(device, "transfers of a strip's size are not supported"));
     }
     Ok(layout)
 }

@@ -1,4 +1,4 @@
-//! What the keeper tells: what runs, how far it is, what has happened.
+//! The keeper's report: the running job, its progress, and events.
 
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -17,7 +17,7 @@ pub(super) const SCRUB_FINISHED: &str = "scrub finished by schedule";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// An empty slot is filled.
+    /// A device gets the content of an empty slot.
     Rebuild,
     /// A former member gets what it lacks.
     PartialResync,
@@ -36,9 +36,9 @@ pub enum Kind {
 /// How far a job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// What it is.
+    /// The kind of job.
     pub kind: Kind,
-    /// The slot that is filled.
+    /// The slot that the job fills.
     pub slot: Option<usize>,
     /// Bytes of a member that are done.
     pub done_bytes: u64,
@@ -52,7 +52,7 @@ pub struct Progress {
     pub is_urgent: bool,
 }
 
-/// What a scrub has found so far.
+/// The findings of a scrub so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScrubReport {
     /// Whether what did not fit was mended.
@@ -82,11 +82,11 @@ pub struct Event {
     pub at_ns: u64,
     /// A word for it: `job`, or that a scheduled scrub has started or finished.
     pub what: &'static str,
-    /// What: a sentence.
+    /// A sentence that describes it.
     pub text: String,
 }
 
-/// What is going on.
+/// The state of an array's jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Status {
     /// The job that runs, or ran when jobs were held: for each slot, where one pass fills several.
@@ -99,18 +99,18 @@ pub struct Status {
     pub global_spares: Vec<String>,
     /// The last scrub, or the one that runs.
     pub scrub: Option<ScrubReport>,
-    /// What happened last, the newest at the end.
+    /// The last events, the newest at the end.
     pub events: Vec<Event>,
-    /// What jobs did so far.
+    /// Work of jobs so far.
     pub totals: Totals,
 }
 
-/// What jobs did since the array was started.
+/// Work of jobs since the array was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Totals {
     /// Strips that were computed or copied.
     pub filled: u64,
-    /// Strips that got zeroes, as nobody ever wrote there.
+    /// Strips that got zeroes, as they were never written.
     pub zeroed: u64,
     /// Strips that needed nothing.
     pub skipped: u64,
@@ -122,7 +122,7 @@ pub struct Totals {
     pub jobs: u64,
 }
 
-/// What the keeper remembers of all this.
+/// The keeper's record of all this.
 #[derive(Default)]
 pub(super) struct Log {
     pub running: Vec<Progress>,

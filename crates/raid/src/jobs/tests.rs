@@ -6,11 +6,11 @@ mod urgency;
 use super::*;
 use crate::array::{Start, StartMember};
 use crate::config::Consistency;
-use crate::metadata::region_map::{NEED_SYNC, STALE};
+use crate::metadata::intent_bitmap::{NEED_SYNC, STALE};
 use crate::metadata::{Label, Store, Table, Target, testing};
 use crate::metadata::{Layout, MemberState, read_superblock};
 use crate::{ArrayConfig, Geometry, Level, Matrix, Zones};
-use block::{Channel, DeviceError, Flags, IoError, IoResult, Limits, MemoryRegion, Op};
+use block::{Channel, DeviceError, Flags, IoError, IoResult, KernelBacking, Limits, MemoryRegion, Op};
 use drivers::mem::{MemDevice, Options as MemOptions};
 use layers::fault::{Action, Fault, Rule};
 use layers::stats::Stats;
@@ -52,6 +52,10 @@ impl Device for Named {
     }
     fn unmap_region(&self, region: &MemoryRegion) {
         self.1.unmap_region(region);
+    }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
     }
 }
 
@@ -388,6 +392,22 @@ fn regions_that_need_a_sync_are_made_to_fit_and_then_left_alone() {
 }
 
 #[test]
+fn a_request_repeats_a_sync_that_met_unreadable_blocks() {
+    simulate(|| async {
+        let rig = Rig::with_table(shape(1, 4, 1), |table| table.initial_region = NEED_SYNC).await;
+        for disk in &rig.disks[..2] {
+            disk.fault.add(Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read]));
+        }
+        rig.jobs.idle().await;
+        assert!(rig.array.count_regions(NEED_SYNC) > 0);
+        rig.disks.iter().for_each(|disk| disk.fault.clear());
+        rig.jobs.idle().await;
+        assert_eq!(rig.array.count_regions(NEED_SYNC), 0);
+        assert_eq!(rig.mismatches().await, 0);
+    });
+}
+
+#[test]
 fn a_scrub_names_the_strip_that_is_wrong_and_mends_it() {
     simulate(|| async {
         let rig = Rig::new(shape(1, 4, 2)).await;
@@ -471,12 +491,13 @@ fn a_scrub_that_stands_still_writes_no_superblocks() {
 }
 
 #[test]
-fn what_nothing_can_bring_back_is_bad_and_the_rebuild_goes_on() {
+fn a_rebuild_notes_lost_blocks_as_bad_and_continues() {
     simulate(|| async {
         let rig = Rig::new(shape(1, 3, 1)).await;
         let before = rig.fill(0, 6 << 20, 9).await;
         rig.array.fail(1).await.unwrap();
-        // One row of stripe 0 cannot be read on slot 0: data strip 0 there, data strip 1 is lost with slot 1.
+        // One row of stripe 0 cannot be read on slot 0: data strip 0 there, data strip 1 is lost
+        // with slot 1.
         let layout = Layout::new(MEMBER_BYTES, &rig.config).unwrap();
         let row = layout.data_offset..layout.data_offset + 4096;
         let bad = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read]).within(row);
@@ -537,7 +558,8 @@ fn a_degraded_array_takes_writes_to_blocks_that_nothing_can_bring_back() {
         assert_eq!(rig.read(STRIP, 4096).await, Err(IoError::Medium));
         rig.write(STRIP, 2, 4096).await.unwrap();
         assert!(rig.read(STRIP, 4096).await.unwrap().iter().all(|byte| *byte == 2));
-        // The other lost block of the row is an error until it is written, though its disk can read it again.
+        // The other lost block of the row is an error until it is written, though its disk can read
+        // it again.
         assert_eq!(rig.read(0, 4096).await, Err(IoError::Medium));
         rig.write(0, 1, 4096).await.unwrap();
         assert!(rig.read(0, 4096).await.unwrap().iter().all(|byte| *byte == 1));
@@ -639,7 +661,8 @@ fn a_member_that_was_away_for_a_crash_gets_what_was_replayed_without_it() {
     });
 }
 
-/// Random writes while members fail, come back, are replaced, and the array crashes; read back at the end.
+/// Random writes while members fail, are re-added and replaced, and the array crashes; read back at
+/// the end.
 #[test]
 fn data_outlives_random_failures_returns_and_crashes() {
     for seed in 1..=12 {
@@ -664,7 +687,7 @@ fn data_outlives_random_failures_returns_and_crashes() {
                     }
                     1 => {
                         for slot in 0..rig.disks.len() {
-                            let _ = rig.jobs.re_add(rig.disks[slot].device()).await; // refused unless it is out
+                            let _ = rig.jobs.re_add(rig.disks[slot].device()).await; // refused unless it failed
                         }
                     }
                     2 => {
@@ -763,7 +786,8 @@ fn a_wrong_strip_is_named_and_mended_before_another_is_computed_from_it() {
             rig.jobs.idle().await;
             assert!(rig.is_whole() && rig.jobs.status().totals.bad == 0);
             assert!(rig.read_all(3 << 20).await == before, "rot in strip {rotten}");
-            // A read compares with one spare strip only: what it did not read is found by the rebuild.
+            // A read compares with one spare strip only: what it did not read is found by the
+            // rebuild.
             assert_eq!((contradictions(&rig), rig.mismatches().await), (1, 0));
             rig.jobs.stop().await;
         });
@@ -837,7 +861,7 @@ fn a_scrub_writes_unreadable_blocks_of_the_log_anew_while_requests_go_on() {
         rig.jobs.idle().await;
         let events: Vec<String> = rig.jobs.status().events.into_iter().map(|event| event.text).collect();
         for slot in [2, 5] {
-            let text = format!("slot {slot}: 1 unreadable blocks of the log were written anew");
+            let text = format!("slot {slot}: 1 unreadable blocks of the log were rewritten");
             assert!(events.contains(&text), "{events:?}");
         }
         assert_eq!(rig.disks[5].fault.remove(counted), Some(1), "the block is written once");

@@ -3,11 +3,11 @@
 //! ```text
 //!   no foreground request for a while       as fast as it goes
 //!   requests, p99 up to the target          faster, by a tenth a look
-//!   requests, p99 above the target          slower, by a third a look, never below the floor
+//!   requests, p99 above the target          slower, by a third a look, never below the minimum
 //! ```
 //!
-//! The target is the operator's, or a multiple of what requests took while background work was at its floor. What
-//! requests took comes from [`crate::array::Samples`].
+//! The target is the operator's, or a multiple of the requests' latency while background work ran
+//! at its minimum rate. Latencies come from [`crate::array::Samples`].
 
 use crate::array::Counts;
 
@@ -20,8 +20,8 @@ const FEWEST: u64 = 20;
 /// Looks whose requests are judged even when they are fewer.
 const MOST_LOOKS: u32 = 10;
 
-/// How background work and foreground requests share an array. The jobs of an array count the bytes of one member, so
-/// that a floor means the same for an array of four members and one of twenty.
+/// How background work and foreground requests share an array. The jobs of an array count the bytes
+/// of one member: a rate means the same for an array of four members and one of twenty.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
     /// Bytes in a second that background work always gets.
@@ -30,8 +30,8 @@ pub struct Pace {
     pub least_percent: u32,
     /// Bytes in a second that background work gets at most.
     pub most_bytes_per_s: Option<u64>,
-    /// Nanoseconds that 99 of 100 foreground requests are to be done in. Without it the throttle measures what they
-    /// take while background work is slow, and allows half as much again.
+    /// Nanoseconds that 99 of 100 foreground requests are to be done in. Without it the throttle
+    /// measures what they take while background work is slow, and allows half as much again.
     pub latency_target_ns: Option<u64>,
     /// Background work takes what it can.
     pub is_urgent: bool,
@@ -57,7 +57,7 @@ pub struct Throttle {
     rate: Option<f64>,
     /// The fastest rate that was reached.
     fastest: f64,
-    /// What 99 of 100 requests took while work was at its floor.
+    /// The 99th percentile of latencies while work ran at its minimum rate.
     baseline_ns: Option<f64>,
     /// When the next stripe may begin.
     next_ns: u64,
@@ -92,7 +92,7 @@ impl Throttle {
         }
     }
 
-    /// Another pace from now on: what was begun at the old one holds nobody up.
+    /// Sets the pace from now on: work that was begun at the old one delays no later work.
     pub fn set_pace(&mut self, pace: Pace) {
         if pace != self.pace {
             (self.pace, self.next_ns) = (pace, 0);
@@ -109,7 +109,7 @@ impl Throttle {
         }
         self.bytes += bytes;
         if let Some(rate) = self.allowed() {
-            // What was not used is not saved up for long.
+            // Unused allowance is kept for a tenth of a look.
             let from = self.next_ns.max(now_ns.saturating_sub(LOOK_NS / 10));
             self.next_ns = from + (bytes as f64 * 1e9 / rate) as u64;
         }
@@ -138,7 +138,7 @@ impl Throttle {
         (self.look_ns, self.bytes) = (now_ns, 0);
         self.fastest = self.fastest.max(done);
         if self.pace.is_urgent {
-            // The latencies of this time say nothing about work at its floor.
+            // The latencies of this time say nothing about work at its minimum rate.
             (self.rate, self.looks, self.gathered, self.idle_looks) = (None, 0, Counts::default(), 0);
             return;
         }
@@ -154,7 +154,8 @@ impl Throttle {
         self.gathered.add(counts);
         self.looks += 1;
         if self.rate.is_none() {
-            // Somebody is there again: slow at first, so that what they get undisturbed is known.
+            // Requests run again. Work is slow at first, so that their undisturbed latency is
+            // known.
             self.rate = Some(self.floor());
             (self.looks, self.gathered) = (0, Counts::default());
             return;
@@ -235,7 +236,7 @@ mod tests {
             let (mut throttle, mut now_ns) = (Throttle::new(pace, 0), 0);
             run(&mut throttle, &mut now_ns, 10, MOST, |_| 0);
             run(&mut throttle, &mut now_ns, 400, MOST, latency);
-            // Measured: at the floor (5 %) requests take 150 µs, and half as much again is 225.
+            // Measured: at the minimum rate (5 %) requests take 150 µs; half as much again is 225.
             let target = pace.latency_target_ns.unwrap_or(250_000);
             let mut worst = 0;
             let mut total = 0.0;
@@ -301,7 +302,8 @@ mod tests {
         throttle.set_pace(Pace::default());
         run(&mut throttle, &mut now_ns, 400, MOST, latency);
         let rate = throttle.allowed().unwrap();
-        // At the floor (5 %) requests take 150 µs. Work may make them half as slow again, as without the urgent time.
+        // At the minimum rate (5 %) requests take 150 µs. Work may make them half as slow again,
+        // as without the urgent time.
         assert!(latency(rate) <= 280_000, "{rate} bytes in a second");
     }
 }

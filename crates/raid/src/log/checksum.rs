@@ -1,27 +1,29 @@
-//! The checksum of what the log protects: of payloads, and of the new data of full stripes.
+//! The checksum that the log uses for payloads and for the new data of full stripes.
 //!
 //! ```text
 //!   content ─► rows of 4096 bytes (the last may be shorter), in each eight columns of 64-bit words
 //!              column ─► Σ (low half + key) · (high half + key) mod 2^64 ─► 64 bytes a row ─► CRC32C of all rows
 //! ```
 //!
-//! A full stripe is as fast as the slowest pass over it, and a CRC of its data would be that. A sum of keyed products
-//! (the NH of UMAC, Black et al., "UMAC: Fast and Secure Message Authentication", 1999) runs as fast as memory in every
-//! set of vector instructions; the CRC sees a 64th of the bytes. Two contents of one length that differ have the same
-//! sums for one key in 2^32, and the CRC adds as much. The key is made of the nonce, which is random for every assembly
-//! and known to nobody outside: no guest can write what is mistaken for something else.
+//! The slowest pass over a full stripe limits its speed, and a CRC of its data would be the
+//! slowest. A sum of keyed products runs as fast as memory in every set of vector instructions; the
+//! CRC covers only a 64th of the bytes. The sum is the NH of UMAC: Black et al., "UMAC: Fast and
+//! Secure Message Authentication", 1999. Two different contents of one length have the same sums
+//! for one key in 2^32, and the CRC adds as much. The key is derived from the nonce, which is
+//! random for every assembly and secret. So no guest can write data that passes for an entry.
 
 use super::entry::Nonce;
+use base::mix;
 use std::sync::OnceLock;
 
-/// Bytes of a row: what one key covers.
+/// Bytes of a row, the range of one key.
 pub const ROW: usize = 4096;
-/// Bytes of a word of every column.
+/// Bytes of one word of every column.
 const LINE: usize = 64;
-/// Rows whose sums are kept until the CRC takes them together.
+/// Rows whose sums are collected before the CRC takes them together.
 const KEPT: usize = 8;
 
-/// What the words of a row are mixed with.
+/// The words that are added to the words of a row.
 #[repr(align(64))]
 pub struct Key([u64; ROW / 8]);
 
@@ -37,25 +39,18 @@ impl Key {
     }
 }
 
-/// The last step of SplitMix64 (Steele, Lea, Flood, 2014): every bit depends on every bit.
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ z >> 31
-}
-
-/// A checksum that is being computed. Contents are added in parts, each a multiple of 64 bytes.
+/// A checksum in progress. Contents are added in parts, each a multiple of 64 bytes.
 #[derive(Clone)]
 pub struct Checksum<'k> {
     key: &'k Key,
     crc: u32,
-    /// Bytes of the content so far in the rows that are kept.
+    /// Bytes of the content in the collected rows.
     at: usize,
     sums: [[u64; LINE / 8]; KEPT],
 }
 
 impl<'k> Checksum<'k> {
-    /// Of nothing yet.
+    /// The checksum of no content yet.
     pub fn new(key: &'k Key) -> Checksum<'k> {
         Checksum { key, crc: 0, at: 0, sums: [[0; LINE / 8]; KEPT] }
     }
@@ -67,29 +62,29 @@ impl<'k> Checksum<'k> {
         checksum.finish()
     }
 
-    /// The next part of the content.
+    /// Adds the next part of the content.
     ///
     /// # Panics
-    /// When its length is no multiple of 64.
+    /// If its length is no multiple of 64.
     pub fn add(&mut self, part: &[u8]) {
         // SAFETY: the slice is valid, and nothing is copied.
         unsafe { self.run(part.as_ptr(), std::ptr::null_mut(), part.len(), loops().add) }
     }
 
-    /// The next part of the content, which is copied: what arrives in `target` is what is summed.
+    /// Copies the next part of the content to `target`, and adds the bytes that arrive there.
     ///
     /// # Safety
-    /// `source` is valid for as many bytes as `target` has and does not overlap it. It may change meanwhile, as memory
-    /// of a guest may.
+    /// `source` is valid for as many bytes as `target` has and does not overlap it. It may change
+    /// meanwhile, as memory of a guest may.
     ///
     /// # Panics
-    /// When the length is no multiple of 64.
+    /// If the length is no multiple of 64.
     pub unsafe fn copy(&mut self, source: *const u8, target: &mut [u8]) {
         // SAFETY: by contract.
         unsafe { self.run(source, target.as_mut_ptr(), target.len(), loops().copy) }
     }
 
-    /// The content ends; another one follows, whose rows begin anew.
+    /// Ends the content. The next content begins with a row of its own.
     pub fn end(&mut self) {
         let rows = self.at.div_ceil(ROW);
         let mut bytes = [0; KEPT * LINE];
@@ -108,7 +103,7 @@ impl<'k> Checksum<'k> {
     }
 
     /// # Safety
-    /// As the loop asks for, but for the key and the sums.
+    /// The conditions of [`Loop`], except for the key and the sums.
     #[inline]
     unsafe fn run(&mut self, mut from: *const u8, mut to: *mut u8, mut left: usize, run: Loop) {
         assert!(left.is_multiple_of(LINE), "a checksum of {left} bytes");
@@ -129,8 +124,9 @@ impl<'k> Checksum<'k> {
     }
 }
 
-/// Adds lines of one row to its sums, and copies them. The caller answers for: `len` is a multiple of [`LINE`], source,
-/// target (if it copies) and key are valid for as many bytes, and the processor has the instructions.
+/// Adds lines of one row to its sums, and copies them. The caller ensures: `len` is a multiple of
+/// [`LINE`]; source, target (if it copies) and key are valid for `len` bytes; and the processor has
+/// the instructions.
 type Loop = unsafe fn(*const u8, *mut u8, usize, *const u64, &mut [u64; LINE / 8]);
 
 /// The loops in one set of instructions.
@@ -140,14 +136,14 @@ struct Loops {
     copy: Loop,
 }
 
-/// The best that this processor has.
+/// The best loops that this processor has.
 #[inline]
 fn loops() -> Loops {
     static CHOSEN: OnceLock<Loops> = OnceLock::new();
     *CHOSEN.get_or_init(|| available()[0])
 }
 
-/// All that this processor has, best first.
+/// All loops that this processor has, best first.
 fn available() -> Vec<Loops> {
     let mut found = Vec::new();
     #[cfg(target_arch = "x86_64")]
@@ -346,7 +342,7 @@ mod tests {
                     checksum.add(part);
                 } else {
                     let mut copy = vec![0; part.len()];
-                    // SAFETY: both are as long.
+                    // SAFETY: both have the same length.
                     unsafe { checksum.copy(part.as_ptr(), &mut copy) };
                     prop_assert_eq!(&copy[..], part);
                 }

@@ -1,9 +1,11 @@
-//! The log and recovery under crashes: a minimal write path over members in memory, whose writes tear at sectors.
+//! The log and recovery under crashes: a minimal write path over members in memory, whose writes
+//! tear at sectors.
 //!
-//! A *world* lives through many crashes. In each round several operations run at once over few stripes and small lanes,
-//! so that rows are written again and again and lanes wrap; then the power fails at a random moment, members may be lost
-//! with it, recovery runs (and may itself lose power, and further members), and every stripe is held against an oracle:
-//! a code word without holes, blocks nobody wrote unchanged, others old or new.
+//! A *world* goes through many crashes. In each round several operations run at once over few
+//! stripes and small lanes, so that rows are rewritten and lanes wrap. Then the power fails at a
+//! random moment, and members may be lost with it. Recovery runs; it may itself lose power and
+//! further members. Then the test compares every stripe with an oracle: a valid code word without
+//! holes, blocks without a write unchanged, other blocks old or new.
 
 use super::checksum::Checksum;
 use super::entry::Nonce;
@@ -39,7 +41,7 @@ struct Disk {
     power: Rc<Power>,
     is_dead: Cell<bool>,
     content: RefCell<Vec<u8>>,
-    /// How slow it is.
+    /// Longest time of a request.
     most_ns: Cell<u64>,
 }
 
@@ -92,12 +94,12 @@ impl Channel for Disk {
 /// A sector of a data strip: stripe, strip, sector in the strip.
 type Sector = (u64, usize, usize);
 
-/// What sectors may hold. Each content is named by a tag; 0 is zeroes.
+/// The possible contents of sectors. Each content is named by a tag; 0 is zeroes.
 #[derive(Default)]
 struct Oracle {
-    /// What was acknowledged last.
+    /// The content that was acknowledged last.
     certain: BTreeMap<Sector, u64>,
-    /// What is being written.
+    /// The content of a write in flight.
     pending: BTreeMap<Sector, u64>,
     next_tag: u64,
 }
@@ -116,19 +118,19 @@ struct World {
     power: Rc<Power>,
     disks: Vec<Rc<Disk>>,
     channels: Vec<Rc<dyn Channel>>,
-    /// Members that the superblock calls out.
+    /// Members that the superblock calls failed.
     out: Cell<u64>,
-    /// Members that are not used any more, and are to be out soon.
+    /// Members that are not used any more, and that the next commit marks as failed.
     failing: Cell<u64>,
     oracle: RefCell<Oracle>,
     locked: RefCell<Vec<(u64, u32, u32)>>,
-    /// A member that fails is there again when the power is.
+    /// Whether a failed member responds again when the power returns.
     comes_back: Cell<bool>,
     running: Cell<usize>,
     tally: RefCell<Tally>,
 }
 
-/// What happened, over all worlds of a test.
+/// Counters over all worlds of a test.
 #[derive(Clone, Debug, Default)]
 struct Tally {
     crashes: u64,
@@ -197,7 +199,8 @@ impl World {
         data_at(&self.config) + self.config.geometry.member_offset(stripe) + u64::from(offset)
     }
 
-    /// "Out" for all members in the mask and those that are failing, durably; `false` when the power failed before.
+    /// Durably marks all members in the mask, and those that are failing, as failed. Returns
+    /// `false` if the power fails first.
     async fn put_out(&self, mask: u64) -> bool {
         self.failing.set(self.failing.get() | mask);
         let mask = self.failing.get();
@@ -208,7 +211,8 @@ impl World {
         !self.power.is_off.get()
     }
 
-    /// Reads or writes strips `(strip, bytes)` of the same rows side by side; the members that failed, as a mask.
+    /// Reads or writes strips `(strip, bytes)` of the same rows in parallel; returns the failed
+    /// members as a mask.
     async fn transfer(&self, op: Op, stripe: u64, offset: u32, strips: &[(usize, &[u8])]) -> u64 {
         let segments: Vec<Segment> = strips.iter().map(|(_, bytes)| segment(bytes)).collect();
         let requests: Vec<Request<'_>> = segments
@@ -236,7 +240,8 @@ impl World {
         failed.fold(0, |mask, ((strip, _), _)| mask | 1 << self.slot(stripe, *strip))
     }
 
-    /// All data strips of rows, computed where their members are out. `Err` names members that failed.
+    /// All data strips of rows, computed for failed members. `Err` contains the mask of members
+    /// that failed during the read.
     async fn read_all(&self, stripe: u64, offset: u32, len: u32) -> Result<Vec<Vec<u8>>, u64> {
         let strips = self.config.geometry.group_members();
         let buffers = vec![vec![0u8; len as usize]; strips];
@@ -296,10 +301,10 @@ impl World {
         self.running.set(self.running.get() - 1);
     }
 
-    /// One operation under its lock; whether it was acknowledged.
+    /// Runs one operation under its lock; returns whether it was acknowledged.
     async fn write(&self, log: &Log, stripe: u64, offset: u32, len: u32, modified: u64) -> bool {
         if self.power.is_off.get() {
-            return false; // what the operation before left half done is not ours
+            return false; // an interrupted operation may have left the sectors pending
         }
         let data = self.config.geometry.data;
         let strips: Vec<usize> = (0..data).filter(|strip| modified >> strip & 1 == 1).collect();
@@ -309,7 +314,7 @@ impl World {
         let mut fresh = vec![vec![0u8; len as usize]; data];
         for key in &sectors {
             let mut oracle = self.oracle.borrow_mut();
-            // Some writes are of zeroes, and repeat what is there.
+            // Some writes are of zeroes, and repeat the old content.
             let tag = if chance(10) { 0 } else { oracle.next_tag + 1 };
             oracle.next_tag += 1;
             oracle.pending.insert(*key, tag);
@@ -337,7 +342,8 @@ impl World {
         true
     }
 
-    /// `Err` names members that failed before anything was written, or all whose loss kills the operation.
+    /// `Err` contains the members that failed before anything was written, or all members whose
+    /// loss aborts the operation.
     async fn try_write(
         &self,
         log: &Log,
@@ -407,9 +413,9 @@ impl World {
         writes.extend((0..parity).map(|j| (data + j, &parities[j][..])));
         writes.retain(|(strip, _)| self.is_live(stripe, *strip));
         let failed = self.transfer(Op::Write, stripe, offset, &writes).await;
-        // Who was skipped is out before the entry is retired.
+        // A skipped member is durably failed before the entry is retired.
         if failed | self.failing.get() & !self.out.get() != 0 && !self.put_out(failed).await {
-            return Err(failed); // the ticket is given up: the power failed
+            return Err(failed); // the ticket is dropped: the power failed
         }
         if self.is_beyond_redundancy() {
             return Err(0);
@@ -422,10 +428,10 @@ impl World {
 
     /// Runs recovery until it ends without losing power or a member.
     async fn recover(self: &Rc<Self>, nonce: Nonce) -> Report {
-        // Durable: it outlives the power.
+        // Durable: survives the loss of power.
         let mut noted: Vec<BadRange> = Vec::new();
         loop {
-            // Who is gone is out before recovery.
+            // Lost members are failed before recovery.
             let gone = (0..self.disks.len()).filter(|slot| self.disks[*slot].is_dead.get());
             self.out.set(gone.fold(self.out.get(), |mask, slot| mask | 1 << slot));
             self.failing.set(0);
@@ -459,7 +465,7 @@ impl World {
             }
             match result {
                 Ok(report) => {
-                    // The power that was to fail may still do so; then nothing has happened yet.
+                    // The planned loss of power may still come; then the report does not count.
                     current().sleep(100_000).await;
                     if !self.power.is_off.get() {
                         return Report { bad: noted, ..report };
@@ -477,7 +483,7 @@ impl World {
         }
     }
 
-    /// Lets the power fail within `ns`, and with it, by chance, members.
+    /// Lets the power fail within `ns`, and loses members with it at random.
     fn crash_soon(self: &Rc<Self>, ns: u64, most_losses: u64) {
         let world = self.clone();
         let after = random(ns);
@@ -488,7 +494,7 @@ impl World {
         });
     }
 
-    /// Loses up to that many members, never more than parity stands for.
+    /// Loses up to `count` members, never more than the array has parities.
     fn lose(&self, count: u64) {
         for _ in 0..count {
             let slot = random(self.disks.len() as u64) as usize;
@@ -501,7 +507,7 @@ impl World {
         }
     }
 
-    /// Holds every stripe against the oracle and settles what was open.
+    /// Compares every stripe with the oracle and settles the pending sectors.
     fn check(&self, report: &Report) {
         let geometry = &self.config.geometry;
         let mut bad = BTreeSet::new();
@@ -512,7 +518,7 @@ impl World {
         }
         let mut oracle = self.oracle.borrow_mut();
         for key in &bad {
-            assert!(oracle.pending.contains_key(key), "{key:?} is bad, and nobody wrote it");
+            assert!(oracle.pending.contains_key(key), "{key:?} is bad without a write");
         }
         for stripe in 0..STRIPES {
             let strip_bytes = geometry.strip_bytes as usize;
@@ -553,7 +559,7 @@ impl World {
         oracle.pending.clear();
     }
 
-    /// New members in the place of those that are gone, with everything on them.
+    /// Replaces lost members by new ones with reconstructed content.
     fn rebuild(&self) {
         let geometry = &self.config.geometry;
         for stripe in 0..STRIPES {
@@ -578,7 +584,7 @@ impl World {
     }
 }
 
-/// The data strips, those that are not live computed from the others.
+/// The data strips; those that are not live are computed from the others.
 fn decode(
     code: &Code,
     config: &ArrayConfig,
@@ -614,14 +620,15 @@ async fn round(world: &Rc<World>, number: u64) {
     for _ in 0..writers {
         current().spawn(world.clone().write_until_crash(log.clone()));
     }
-    // Members fail while the array runs, too.
+    // Members also fail while the array runs.
     if chance(30) {
         let world = world.clone();
         current().spawn(async move {
             current().sleep(random(100_000)).await;
             if !world.power.is_off.get() {
                 world.lose(1);
-                // One that only hung is back after the crash, unless it was put out.
+                // A member that only hung responds again after the crash, unless it was marked
+                // failed.
                 world.comes_back.set(chance(50));
             }
         });
@@ -659,7 +666,7 @@ async fn round(world: &Rc<World>, number: u64) {
     }
 }
 
-/// Worlds of one shape, each with its seed, and the rounds they live through.
+/// Runs worlds of one geometry, each with its seed, for a number of rounds.
 fn run_worlds(
     data: usize,
     parity: usize,
@@ -702,7 +709,7 @@ fn run_worlds(
     all
 }
 
-/// How many worlds a test runs through; `LOG_WORLDS` asks for more.
+/// Number of worlds that a test runs; `LOG_WORLDS` overrides it.
 fn worlds(usual: u64) -> u64 {
     std::env::var("LOG_WORLDS").map_or(usual, |worlds| worlds.parse().unwrap())
 }

@@ -1,14 +1,16 @@
-//! One entry of the log as it lies on a member.
+//! The format of a log entry on a member.
 //!
 //! ```text
-//!   ┌ header, 512 bytes ┬ partial parity, len bytes ┬ new data of each modified strip, len bytes each ┬ zeroes ┐
-//!   └ at a multiple of 4096 in the lane             └ (only with REDO)                                 to 4096 ┘
+//!   ┌ header   ┬ partial parity ┬ new data of each modified strip ┬ zeroes ┐
+//!   │ 512      │ len            │ len each, only with REDO        │ to 4096│
+//!   └ at a multiple of 4096 bytes in the lane                              ┘
 //! ```
 //!
-//! All numbers are little-endian. An entry takes a multiple of 4096 bytes and may run over the end of its lane: it goes
-//! on at the lane's first byte. The header lies in one 512-byte sector, so that it is there or not; its CRC and the
-//! checksum of the payload tell a whole entry from a torn one. The payload is absent in a marker and, but for redo
-//! data, when all data strips are modified.
+//! All numbers are little-endian. An entry takes a multiple of 4096 bytes. It may wrap at the end
+//! of its lane and continue at the lane's first byte. The header fits in one 512-byte sector, so
+//! that it is written as a whole or not at all. Its CRC and the checksum of the payload distinguish
+//! a complete entry from a torn one. A marker has no payload. An entry that modifies all data
+//! strips has no partial parity.
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
@@ -21,13 +23,13 @@
 //! | 32 | 16 | UUID of the array |
 //! | 48 | 2 | lane |
 //! | 50 | 2 | slot of the member that this copy was written to |
-//! | 52 | 4 | where the header lies in the lane, in bytes |
+//! | 52 | 4 | position of the header in the lane, in bytes |
 //! | 56 | 8 | sequence: one count for a lane over all members |
 //! | 64 | 8 | tail: every entry of the lane with a lower sequence was retired when this one was made |
 //! | 72 | 8 | epoch of the array |
 //! | 80 | 8 | stripe |
-//! | 88 | 4 | first byte in each strip that is concerned |
-//! | 92 | 4 | bytes of each strip that are concerned |
+//! | 88 | 4 | first byte of the write in each strip |
+//! | 92 | 4 | bytes of the write in each strip |
 //! | 96 | 8 | modified data strips, bit i for strip i |
 //! | 104 | 2 | parities that get a copy, bit j for parity j |
 //! | 106 | 2 | the parity whose partial this copy holds |
@@ -41,13 +43,12 @@
 //! A marker has zeroes from 80 on, up to the CRC.
 
 use crate::config::{MAX_GROUP_MEMBERS, MAX_PARITY, ROW_BYTES};
+use crate::log::size;
+pub use crate::log::size::{HEADER_BYTES, UNIT, entry_bytes};
 use crate::{ArrayConfig, Uuid};
 use arrayvec::ArrayVec;
 
-/// Bytes of a header.
-pub const HEADER_BYTES: usize = 512;
-/// What entries are aligned to and padded to: a whole sector of any drive.
-pub const UNIT: u32 = ROW_BYTES;
+const _: () = assert!(UNIT == ROW_BYTES);
 
 const MAGIC: [u8; 8] = *b"FsRdLog\0";
 const VERSION: u16 = 1;
@@ -57,33 +58,34 @@ const REDO: u8 = 1;
 const CHECKSUMS_AT: usize = 120;
 const CRC_AT: usize = HEADER_BYTES - 4;
 
-/// 128 random bits that are new at every assembly: they make entries of earlier ones, and what a guest may write that
-/// looks like an entry, invalid.
+/// 128 random bits that are new at every assembly. They invalidate entries of earlier assemblies,
+/// and guest data that looks like an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Nonce(pub [u8; 16]);
 
 /// The header of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Of the assembly.
+    /// Nonce of the assembly.
     pub nonce: Nonce,
-    /// Of the array.
+    /// UUID of the array.
     pub array: Uuid,
     /// The lane.
     pub lane: u16,
     /// The member that this copy was written to.
     pub slot: u16,
-    /// Where the header lies in the lane, in bytes.
+    /// Position of the header in the lane, in bytes.
     pub position: u32,
     /// The entry's number in the lane.
     pub sequence: u64,
-    /// Every entry of the lane below it was retired.
+    /// The tail: every entry of the lane with a lower sequence was retired.
     pub tail: u64,
-    /// Of the array.
+    /// Epoch of the array.
     pub epoch: u64,
-    /// What is written; `None` for a marker, which only carries the tail.
+    /// The write; `None` for a marker, which carries only the tail.
     pub write: Option<Write>,
-    /// [`Checksum`](super::checksum::Checksum) of the payload: the parts of [`Write::payload_parts`].
+    /// [`Checksum`](super::checksum::Checksum) of the payload: the parts of
+    /// [`Write::payload_parts`].
     pub payload_checksum: u32,
 }
 
@@ -104,17 +106,18 @@ pub struct Write {
     pub parity: u16,
     /// Whether the new data is in the payload.
     pub has_redo: bool,
-    /// [`Checksum`](super::checksum::Checksum) of each modified strip's new data, ascending, or nothing.
+    /// [`Checksum`](super::checksum::Checksum) of each modified strip's new data, ascending, or
+    /// empty.
     pub checksums: ArrayVec<u32, MAX_GROUP_MEMBERS>,
 }
 
 impl Write {
-    /// Whether every one of `data` data strips is modified, so that there is no partial parity.
+    /// Whether every one of `data` data strips is modified, and there is no partial parity.
     pub fn is_full(&self, data: usize) -> bool {
         self.modified.count_ones() as usize == data
     }
 
-    /// Strips' worth of bytes in the payload.
+    /// Bytes of the payload in units of `len`.
     fn payload_strips(&self, data: usize) -> u64 {
         let redo = if self.has_redo { u64::from(self.modified.count_ones()) } else { 0 };
         u64::from(!self.is_full(data)) + redo
@@ -125,8 +128,8 @@ impl Write {
         self.payload_strips(data) * u64::from(self.len)
     }
 
-    /// Where the contents of the payload begin, and their lengths, in the order of their checksum: new data, strip by
-    /// strip, then the partial parity, which differs from copy to copy.
+    /// Offset and length of each content of the payload, in the order of their checksum: first new
+    /// data, strip by strip, then the partial parity, which differs between copies.
     pub fn payload_parts(&self, data: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
         let len = self.len as usize;
         let partial = if self.is_full(data) { 0 } else { len };
@@ -134,7 +137,7 @@ impl Write {
         (0..redo).map(move |i| (partial + i * len, len)).chain((partial > 0).then_some((0, partial)))
     }
 
-    /// Where the new data of modified strip `strip` begins in the payload. Only with redo.
+    /// Offset of the new data of modified strip `strip` in the payload. Only with redo.
     pub fn redo_at(&self, data: usize, strip: usize) -> u64 {
         let before = u64::from((self.modified & ((1 << strip) - 1)).count_ones());
         (u64::from(!self.is_full(data)) + before) * u64::from(self.len)
@@ -153,7 +156,7 @@ impl Write {
         Write { parity: other.parity, ..self.clone() } == *other
     }
 
-    /// Whether it makes sense in an array, so that arithmetic with it cannot fail.
+    /// Whether the write is valid in an array, so that arithmetic with it cannot overflow.
     fn fits(&self, config: &ArrayConfig, lane: u16, slot: u16) -> bool {
         let geometry = &config.geometry;
         let (data, parities) = (geometry.data, geometry.parity);
@@ -184,7 +187,7 @@ impl Header {
         entry_bytes(self.payload_bytes(data))
     }
 
-    /// The header as it lies on a member.
+    /// The header in its on-disk format.
     pub fn encode(&self, data: usize) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         put(&mut bytes, 0, MAGIC);
@@ -218,8 +221,8 @@ impl Header {
         bytes
     }
 
-    /// The header that `bytes` hold, when they hold one that this array may have written: everything in it is in range.
-    /// Where it was found is for the caller to compare.
+    /// The header in `bytes`, if it is one that this array may have written: every field is in
+    /// range. The caller compares its position with the place where it was read.
     pub fn decode(bytes: &[u8], config: &ArrayConfig) -> Option<Header> {
         let bytes: &[u8; HEADER_BYTES] = bytes.get(..HEADER_BYTES)?.try_into().ok()?;
         let version = u16::from_le_bytes(get(bytes, 8));
@@ -261,16 +264,9 @@ impl Header {
     }
 }
 
-/// Bytes in a lane of an entry with that much payload.
-pub const fn entry_bytes(payload_bytes: u64) -> u64 {
-    (HEADER_BYTES as u64 + payload_bytes).next_multiple_of(UNIT as u64)
-}
-
 /// The longest entry.
 pub fn max_entry_bytes(config: &ArrayConfig) -> u64 {
-    // Half a lane: the newest entry on a member is never overwritten, a marker's unit is kept, and two operations
-    // should get along. One buffer holds an entry.
-    u64::from(config.lane_bytes / 2 / UNIT * UNIT).min(reactor::MAX_BUFFER as u64)
+    size::max_entry_bytes(config.lane_bytes)
 }
 
 fn decode_write(bytes: &[u8; HEADER_BYTES], has_redo: bool) -> Option<Write> {
@@ -294,7 +290,7 @@ fn put<const N: usize>(bytes: &mut [u8; HEADER_BYTES], at: usize, value: [u8; N]
     bytes[at..at + N].copy_from_slice(&value);
 }
 
-/// `N` bytes at `at`, which is a constant inside the header wherever this is called.
+/// `N` bytes at `at`; every caller passes a constant inside the header.
 fn get<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
     std::array::from_fn(|i| bytes[at + i])
 }
@@ -357,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_array_of_this_shape_writes_is_refused() {
+    fn an_entry_that_no_array_of_this_geometry_writes_is_refused() {
         let config = test_array(4, 2, 4096, 2);
         let refused = |change: &dyn Fn(&mut Header)| {
             let mut header = sample(&config, 3, 1, false, 0);
@@ -401,7 +397,7 @@ mod tests {
             from in 0usize..HEADER_BYTES,
             data in 1usize..=60,
         ) {
-            // Behind a right magic, version and CRC, so that the other checks see the noise.
+            // Magic, version and CRC are valid, so that the other checks see the noise.
             let config = test_array(data, 2, 4096, 3);
             let mut bytes = sample(&test_array(4, 2, 4096, 2), 1, 1, true, 2).encode(4);
             for (byte, noise) in bytes[from.max(11)..].iter_mut().zip(&noise) {

@@ -1,41 +1,47 @@
-//! The bookkeeping of one lane: sequences, the tail, and where entries lie on each member. No I/O.
+//! The state of one lane: sequences, the tail, and the place of entries on each member. No I/O.
 //!
 //! ```text
 //!   sequences    … retired │ 7 retired 8 active 9 retired 10 active │ next = 11        tail = 8 (the oldest active)
 //!
 //!   a member     ┌ old laps ──┬ 3 ─ 7 ─ 8 ─ 10 ─┬ free ─┐   an entry lies at a position that only grows;
-//!                └────────────┴──────────────────┴───────┘   position mod lane bytes is where on the member
+//!                └────────────┴──────────────────┴───────┘   its place on the member: position mod lane bytes
 //! ```
 //!
-//! Each member has a circular space of its own for the lane, because a lane's stripes have their parity on different
-//! members. Entries are laid one after the other without gaps (one may run over the end), and the caller writes them in
-//! that order, one write at a time.
+//! Each member has its own circular space for the lane, because a lane's stripes have their parity
+//! on different members. Entries follow each other without gaps (one may wrap at the end). The
+//! caller writes them in that order, one write at a time.
 //!
 //! # When space is used again
 //!
-//! An entry's space on a member is free as soon as its sequence is below the **durable tail** of that member: the tail
-//! inside the newest entry there that is durable. It is not enough that the entry was retired. Recovery must be able to
-//! tell from this one member that it was, whatever happens to the others and even when the write that takes its place
-//! is torn and destroys it and its neighbours half:
+//! The space of an entry on a member is free as soon as its sequence is below the **durable tail**
+//! of that member: the tail inside its newest durable entry. A retired entry alone does not free
+//! its space. Recovery must know from this one member that the entry was retired, whatever happens
+//! to the others. This holds even if the write that takes its place is torn and destroys the entry
+//! and its neighbours in part:
 //!
-//! - Let `e` be readable on member `x`, and `b` a later entry of the same rows whose data was written; `b` was durable
-//!   on `x` then. `e` must not be replayed. If `b` is readable it says so itself (it supersedes `e`).
-//! - If `b` is not readable, a write over it has begun. Before that, `b` was below the durable tail of `x`, which stood
-//!   in some entry `n` on `x`.
-//! - `n` is never overwritten by that write: an entry's tail is at most its own sequence, so `n` is not below the
-//!   durable tail. Should `n` be overwritten later, it is by the same rule below the tail of another entry that is
-//!   durable then. So some readable entry on `x` has a tail above `b`, hence above `e`: recovery ignores `e`.
+//! - Let `e` be readable on member `x`, and `b` a later entry of the same rows whose data was
+//!   written; `b` was durable on `x` then. Recovery must not replay `e`. If `b` is readable, it
+//!   supersedes `e`.
+//! - If `b` is not readable, a write over it has begun. Before that, `b` was below the durable tail
+//!   of `x`, which stood in some entry `n` on `x`.
+//! - A write over `b` never overwrites `n`: an entry's tail is at most its own sequence, so `n` is
+//!   not below the durable tail. A later write may overwrite `n`. By the same rule `n` is then
+//!   below the tail of another durable entry. So some readable entry on `x` has a tail above `b`,
+//!   hence above `e`: recovery ignores `e`.
 //!
-//! Tails on a member never fall from one entry to the next, so only its newest durable entry matters. Gaps at the end
-//! of a lap would break the order in which entries vanish; that is why an entry may run over the end.
+//! From one entry to the next the tails on a member never fall, so only its newest durable entry
+//! matters. A gap at the end of a lap would break the order in which entries vanish. So an entry
+//! may wrap at the end.
 //!
 //! # Markers
 //!
-//! When operations retire but no later entry on a member was written to say so, its space is not free although nothing
-//! needs it. If an appender waits for it, a *marker* (a header with a tail and nothing else) is written. One unit of
-//! every space is kept for it; each marker frees at least the oldest entry, so there is always one.
+//! Operations may retire without a later entry on a member that records it. Then the space of the
+//! member is not free although no operation needs it. If an appender waits for it, the lane writes
+//! a *marker*: a header with a tail and without a payload. One unit of every space is reserved for
+//! a marker. Each marker frees at least the oldest entry, so the reserve always exists.
 //!
-//! Sequences and positions count up from 0 at every assembly. At 10⁹ entries a second, 64 bits last for 500 years.
+//! Sequences and positions count up from 0 at every assembly. At 10⁹ entries a second, 64 bits last
+//! for 500 years.
 
 use crate::log::entry::UNIT;
 use crate::mutant::{self, Mutant};
@@ -45,7 +51,7 @@ use std::collections::VecDeque;
 /// One lane.
 pub(crate) struct Lane {
     bytes: u64,
-    /// The sequence that comes next.
+    /// The next sequence.
     next: u64,
     /// State of sequences `tail..next`; the first, if any, is not `Retired`.
     states: VecDeque<State>,
@@ -56,7 +62,7 @@ pub(crate) struct Lane {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Active,
-    /// Given up: recovery must see it, so it is never retired.
+    /// Dropped without retirement: recovery must see it, so it is never retired.
     Abandoned,
     Retired,
 }
@@ -64,23 +70,23 @@ enum State {
 /// The lane on one member.
 #[derive(Default)]
 struct Space {
-    /// Where the next entry goes.
+    /// Position of the next entry.
     head: u64,
-    /// Entries whose space is taken, oldest first: sequence and position.
+    /// Entries that take space, oldest first: sequence and position.
     entries: VecDeque<(u64, u64)>,
     /// The tail in the newest entry that was placed.
     placed_tail: u64,
     /// The tail in the newest entry that is durable.
     durable_tail: u64,
-    /// A write failed: what the member holds is not known.
+    /// The error of a failed write; the content of the space is unknown then.
     failure: Option<IoError>,
 }
 
-/// Where a copy of an entry goes.
+/// The place of a copy of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     pub sequence: u64,
-    /// In the member's lane, in bytes; the entry goes on at 0 when it reaches the lane's end.
+    /// In the member's lane, in bytes; an entry wraps to 0 at the end of the lane.
     pub position: u32,
     pub tail: u64,
 }
@@ -92,22 +98,23 @@ impl Lane {
         Lane { bytes: bytes.into(), next: 0, states: VecDeque::new(), spaces: Vec::new() }
     }
 
-    /// Every sequence below it is retired.
+    /// The lowest sequence that is not retired.
     pub fn tail(&self) -> u64 {
         self.next - self.states.len() as u64
     }
 
-    /// Entries that can still be retired.
+    /// Number of entries that can still be retired.
     pub fn outstanding(&self) -> usize {
         self.states.iter().filter(|state| **state == State::Active).count()
     }
 
-    /// Entries of operations that were given up.
+    /// Number of entries of abandoned operations.
     pub fn abandoned(&self) -> usize {
         self.states.iter().filter(|state| **state == State::Abandoned).count()
     }
 
-    /// Whether an entry of that many bytes has room on the member now, beside the unit for a marker.
+    /// Whether an entry of `bytes` has room on the member now, apart from the unit reserved for a
+    /// marker.
     pub fn has_room(&self, slot: usize, bytes: u64) -> bool {
         match self.space(slot) {
             Some(space) => space.used() + bytes + u64::from(UNIT) <= self.bytes,
@@ -115,24 +122,25 @@ impl Lane {
         }
     }
 
-    /// Why the member must not be written to any more, if a write to it has failed.
+    /// The error of a failed write to the member, after which it must not be written to.
     pub fn failure(&self, slot: usize) -> Option<IoError> {
         self.space(slot).and_then(|space| space.failure)
     }
 
-    /// Whether the lane waits for an operation that was given up.
+    /// Whether the oldest entry of the lane belongs to an abandoned operation.
     pub fn is_stuck(&self) -> bool {
         self.states.front() == Some(&State::Abandoned)
     }
 
-    /// The next sequence; it is active. The caller places its copies before it begins another.
+    /// Begins the next sequence, which is active. The caller places its copies before it begins
+    /// another.
     pub fn begin(&mut self) -> u64 {
         self.states.push_back(State::Active);
         self.next += 1;
         self.next - 1
     }
 
-    /// Takes room on a member for a copy of the sequence that was begun last.
+    /// Takes room on a member for a copy of the newest sequence.
     pub fn place(&mut self, slot: usize, bytes: u64) -> Placement {
         assert!(self.has_room(slot, bytes), "no room for {bytes} bytes on member {slot}");
         self.take(slot, bytes, self.next - 1)
@@ -147,7 +155,8 @@ impl Lane {
         })
     }
 
-    /// Takes the room that is kept for a marker on the member; its sequence is retired from the start.
+    /// Takes the room reserved for a marker on the member. The sequence of a marker is retired at
+    /// once.
     pub fn place_marker(&mut self, slot: usize) -> Placement {
         let sequence = self.begin();
         let used = self.space(slot).map_or(0, Space::used);
@@ -157,7 +166,7 @@ impl Lane {
         placement
     }
 
-    /// Everything that was placed on the member up to an entry with that tail is durable.
+    /// Records that all entries placed on the member, up to one with this tail, are durable.
     pub fn note_durable(&mut self, slot: usize, tail: u64) {
         let Some(space) = self.spaces.get_mut(slot).and_then(Option::as_mut) else { return };
         debug_assert!(tail >= space.durable_tail, "tails never fall");
@@ -165,12 +174,12 @@ impl Lane {
         space.free_below(space.durable_tail);
     }
 
-    /// A write to the member has failed: its space is given up.
+    /// Records a failed write to the member and clears its space.
     pub fn fail(&mut self, slot: usize, error: IoError) {
         *self.space_mut(slot) = Space { failure: Some(error), ..Space::default() };
     }
 
-    /// The sequence need not be replayed any more.
+    /// Marks the sequence as retired: recovery need not replay it.
     pub fn retire(&mut self, sequence: u64) {
         self.set(sequence, State::Retired);
         while self.states.front() == Some(&State::Retired) {
@@ -182,7 +191,7 @@ impl Lane {
         }
     }
 
-    /// The sequence is kept for recovery for ever.
+    /// Keeps the sequence for recovery, without end.
     pub fn abandon(&mut self, sequence: u64) {
         self.set(sequence, State::Abandoned);
     }
@@ -219,7 +228,6 @@ impl Lane {
 }
 
 impl Space {
-    /// Frees the space of entries below a tail.
     fn free_below(&mut self, tail: u64) {
         while self.entries.front().is_some_and(|(sequence, _)| *sequence < tail) {
             self.entries.pop_front();
@@ -310,13 +318,14 @@ mod tests {
         end: u64,
     }
 
-    /// A lane of nine units over two members under any order of events, one write at a time for each member.
+    /// A lane of nine units over two members under any order of events, one write at a time for
+    /// each member.
     struct Model {
         lane: Lane,
         stored: [Vec<Stored>; 2],
         in_flight: [VecDeque<Stored>; 2],
         heads: [u64; 2],
-        /// Sequence, rows and copies that are not durable yet.
+        /// Sequence, rows and number of copies that are not durable yet.
         active: Vec<(u64, u8, usize)>,
         /// Sequence and rows of operations whose data may have been written.
         begun: Vec<(u64, u8)>,
@@ -390,8 +399,8 @@ mod tests {
             }
         }
 
-        /// With everything that was placed but is not durable torn in the worst way: it destroys what it may destroy,
-        /// or not, and brings nothing.
+        /// Checks every member with all entries that are not durable torn in the worst way: each
+        /// destroys the entries under it, or not, and is not readable itself.
         fn check(&self) {
             for slot in 0..2 {
                 let survives = |s: &Stored| s.start + LANE >= self.heads[slot];
@@ -409,7 +418,8 @@ mod tests {
     }
 
     proptest! {
-        /// Each member alone, at any moment, tells of every entry on it that a later one of the same rows followed.
+        /// Each member alone shows at any moment of every entry on it whether a later one of the
+        /// same rows followed.
         #[test]
         fn no_torn_write_brings_a_stale_entry_back(steps in prop::collection::vec((0..8u8, any::<u8>()), 1..400)) {
             let mut model = Model::new();

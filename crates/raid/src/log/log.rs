@@ -1,15 +1,17 @@
-//! The log of one core: entries go out, tickets come back.
+//! The log of one core, from the append of an entry to its ticket.
 //!
 //! ```text
 //!   append ─► the lane's turn ─► memory ─► room ─► built, once ─┬─► writer of (lane, member 1) ─┐
 //!                (FIFO)                                         └─► writer of (lane, member 2) ─┴─► ticket
 //! ```
 //!
-//! A *writer* is a task for each lane and member that are in use. It has one write in flight; what arrives meanwhile
-//! goes out together in the next one. So random small writes cost a sequential write each many.
+//! A *writer* is a task for each lane and member in use. It has one write in flight; the copies
+//! that arrive meanwhile form its next write. So many random small writes cost one sequential
+//! write.
 //!
-//! Appenders hold nothing that another needs while they wait: memory is taken at once for all copies, from a pool of the
-//! log's own, and goes back when the copies are written, which depends on members alone.
+//! An appender that waits holds no resource that another appender needs. It takes the memory for
+//! all copies at once, from a pool of the log. The memory returns when the copies are written,
+//! which depends on members alone.
 
 use super::checksum::{Checksum, Key};
 use super::writer::{LaneLog, Memory, Pending, Shared, Staged};
@@ -17,6 +19,7 @@ use crate::ArrayConfig;
 use crate::config::MAX_PARITY;
 use crate::log::Nonce;
 use crate::log::entry::{HEADER_BYTES, Header, Write, entry_bytes, max_entry_bytes};
+use crate::log::size;
 use crate::mutant::{self, Mutant};
 use arrayvec::ArrayVec;
 use block::{Channel, IoError};
@@ -27,7 +30,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-/// What is to be logged before a rectangle of a stripe is written.
+/// The content of a log entry for the write of one rectangle of a stripe.
 #[derive(Clone, Copy)]
 pub struct Entry<'a> {
     /// The stripe.
@@ -38,10 +41,10 @@ pub struct Entry<'a> {
     pub len: u32,
     /// Modified data strips, bit `i` for strip `i`.
     pub modified: u64,
-    /// New data of the modified strips, ascending by strip, `len` bytes each; or nothing.
+    /// New data of the modified strips, ascending by strip, `len` bytes each; may be empty.
     pub redo: &'a [&'a [u8]],
-    /// [`Checksum`] of the new data of each modified strip, ascending. Needed for a full stripe without redo; else it may
-    /// be empty.
+    /// [`Checksum`] of the new data of each modified strip, ascending. Required for a full stripe
+    /// without redo; otherwise it may be empty.
     pub checksums: &'a [u32],
     /// The live parity members of the stripe; not empty.
     pub targets: &'a [Target<'a>],
@@ -50,37 +53,39 @@ pub struct Entry<'a> {
 /// A parity member that gets a copy of an entry.
 #[derive(Clone, Copy)]
 pub struct Target<'a> {
-    /// The parity it holds in this stripe.
+    /// The parity that the member holds in this stripe.
     pub parity: usize,
-    /// Its slot.
+    /// The member's slot.
     pub slot: usize,
-    /// Where it is written.
+    /// The channel that writes to the member.
     pub channel: &'a Rc<dyn Channel>,
-    /// Where the log begins on the member, in bytes.
+    /// Start of the log on the member, in bytes.
     pub log_offset: u64,
-    /// `Σ c·D` of this parity over the *unmodified* data strips, `len` bytes; empty for a full stripe.
+    /// `Σ c·D` of this parity over the *unmodified* data strips, `len` bytes; empty for a full
+    /// stripe.
     pub partial: &'a [u8],
 }
 
-/// Why an entry is not durable. Nothing stays behind: the entry counts as retired.
+/// Why an entry is not durable. No state remains: the entry counts as retired.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AppendError {
-    /// Members failed (slot and error each). They must go out before the operation starts over without them; until
-    /// [`Log::reset`] no append to them succeeds.
-    #[error("the log could not be written to members {0:?}")]
+    /// Members failed (slot and error each). They must be marked failed before the operation starts
+    /// again without them. Until [`Log::reset`] every append to them fails.
+    #[error("log: writes to members failed: {0:?}")]
     Members(Vec<(usize, IoError)>),
     /// The entry is larger than [`max_len`] allows.
-    #[error("a log entry of {0} bytes")]
+    #[error("log entry of {0} bytes: larger than a lane allows")]
     TooLarge(u64),
-    /// The lane is full, and its oldest ticket was dropped without being retired: the array has failed there.
-    #[error("log lane {0} is full of operations that were given up")]
+    /// The lane is full, and its oldest ticket was dropped without being retired: the array has
+    /// failed in this lane.
+    #[error("log lane {0}: full of entries of abandoned operations")]
     Stuck(u16),
 }
 
 /// An entry that is durable and not yet retired.
 ///
-/// Dropping it without [`Log::retire`] keeps the entry for recovery for ever: right when the operation's writes did not
-/// all succeed. Appends then fail with [`AppendError::Stuck`] once its lane is full.
+/// Dropping it without [`Log::retire`] keeps the entry for recovery. This is correct when some
+/// writes of the operation failed. Appends fail with [`AppendError::Stuck`] once the lane is full.
 #[must_use = "an entry that is not retired fills its lane"]
 pub struct Ticket {
     /// `None` once retired.
@@ -107,25 +112,25 @@ impl Drop for Ticket {
 /// The log of one core, for the lanes that this core owns.
 pub struct Log {
     shared: Rc<Shared>,
-    /// By number; made when a lane is first used.
+    /// By lane; made when a lane is first used.
     lanes: RefCell<Vec<Option<Rc<LaneLog>>>>,
 }
 
 impl Log {
-    /// An empty log. Call it on the core that will use it.
+    /// An empty log. The core that will use it calls this.
     pub fn new(config: Arc<ArrayConfig>, nonce: Nonce, epoch: u64) -> Log {
         let lanes = RefCell::new((0..config.lanes).map(|_| None).collect());
         Log { shared: Shared::new(config, nonce, epoch), lanes }
     }
 
-    /// Makes `entry` durable on all its targets; waits first in line while the lane is full.
+    /// Makes `entry` durable on all its targets. While the lane is full, appends wait in order.
     ///
     /// # Errors
     /// See [`AppendError`].
     ///
     /// # Panics
-    /// When the entry contradicts itself: no targets, parts of other lengths than `len`, several strips but not all
-    /// modified without redo, a full stripe with neither redo nor checksums.
+    /// If the entry contradicts itself: no targets, parts of other lengths than `len`, several
+    /// strips but not all modified without redo, a full stripe with neither redo nor checksums.
     pub async fn append(&self, entry: &Entry<'_>) -> Result<Ticket, AppendError> {
         let config = &self.shared.config;
         let entry = &if mutant::is(Mutant::NoRedo) { Entry { redo: &[], ..*entry } } else { *entry };
@@ -148,7 +153,8 @@ impl Log {
         Ok(Ticket { lane: Some(lane), sequence })
     }
 
-    /// The operation's data and parity are durable on every live member; or none of it was written.
+    /// Ends an operation whose data and parity are durable on every live member, or which wrote
+    /// nothing.
     pub fn retire(&self, mut ticket: Ticket) {
         if let Some(lane) = ticket.lane.take() {
             lane.book.borrow_mut().retire(ticket.sequence);
@@ -156,15 +162,16 @@ impl Log {
         }
     }
 
-    /// The array's epoch has changed; entries carry it from now on.
+    /// Sets the epoch that later entries carry.
     pub fn set_epoch(&self, epoch: u64) {
         self.shared.epoch.set(epoch);
     }
 
-    /// Starts over, empty, under a nonce that is durable in the superblock: every member is good again.
+    /// Starts an empty log under a nonce that is durable in the superblock. Earlier failures of
+    /// members are forgotten.
     ///
     /// # Panics
-    /// When an append runs or a ticket is out.
+    /// If an append runs or a ticket exists.
     pub async fn reset(&self, nonce: Nonce, epoch: u64) {
         assert_eq!(self.outstanding(), 0, "operations are under way");
         let lanes: Vec<Rc<LaneLog>> = self.lanes.borrow_mut().iter_mut().filter_map(Option::take).collect();
@@ -175,18 +182,18 @@ impl Log {
         self.shared.epoch.set(epoch);
     }
 
-    /// Entries whose tickets were dropped without being retired. While there are any, the nonce must not be changed:
-    /// only recovery can make their stripes consistent.
+    /// Number of entries whose tickets were dropped without being retired. While it is not 0, the
+    /// nonce must not change: only recovery can make their stripes consistent.
     pub fn abandoned(&self) -> usize {
         self.lanes.borrow().iter().flatten().map(|lane| lane.book.borrow().abandoned()).sum()
     }
 
-    /// Entries that can still be retired.
+    /// Number of entries that can still be retired.
     pub fn outstanding(&self) -> usize {
         self.lanes.borrow().iter().flatten().map(|lane| lane.book.borrow().outstanding()).sum()
     }
 
-    /// What checksums are made with until [`Log::reset`].
+    /// The key of checksums until [`Log::reset`].
     pub fn key(&self) -> Rc<Key> {
         self.shared.key()
     }
@@ -203,7 +210,7 @@ impl Drop for Log {
     }
 }
 
-/// The right to place entries in a lane: who asked first is first.
+/// The right to place entries in a lane, in order of the requests.
 struct Turn<'a>(&'a Permits);
 
 impl Drop for Turn<'_> {
@@ -213,12 +220,12 @@ impl Drop for Turn<'_> {
 }
 
 impl Entry<'_> {
-    /// Asserts that the entry makes sense; returns the bytes of its payload.
+    /// Asserts that the entry is consistent; returns the bytes of its payload.
     fn check(&self, config: &ArrayConfig) -> u64 {
         let len = self.len as usize;
         let strips = self.modified.count_ones() as usize;
         let is_full = strips == config.geometry.data;
-        assert!(strips > 0 && !self.targets.is_empty(), "an entry of nothing or for nobody");
+        assert!(strips > 0 && !self.targets.is_empty(), "an entry without strips or targets");
         assert!(self.redo.is_empty() || self.redo.len() == strips, "redo is for all modified strips");
         assert!(
             self.checksums.is_empty() || self.checksums.len() == strips,
@@ -250,7 +257,8 @@ impl Entry<'_> {
     }
 }
 
-/// Waits until an entry of that many bytes has room on every target; asks for markers where only they make room.
+/// Waits until every target has room for an entry of `bytes`. Requests a marker only if it makes
+/// room.
 async fn room(lane: &Rc<LaneLog>, targets: &[Target<'_>], bytes: u64) -> Result<(), AppendError> {
     poll_fn(|cx| {
         let failed: Vec<_> =
@@ -279,7 +287,7 @@ async fn room(lane: &Rc<LaneLog>, targets: &[Target<'_>], bytes: u64) -> Result<
     .await
 }
 
-/// Gives the entry its sequence, builds its copies and hands them to the writers.
+/// Gives the entry its sequence, builds its copies and passes them to the writers.
 fn stage(
     lane: &Rc<LaneLog>,
     entry: &Entry<'_>,
@@ -307,7 +315,7 @@ fn stage(
             }
             None => redo.insert(copy_redo(&key, entry.redo, new)).clone(),
         };
-        // SAFETY: both are slices of one length, and memory of their own.
+        // SAFETY: both are slices of one length and do not overlap.
         unsafe { checksum.copy(target.partial.as_ptr(), partial) };
         padding.fill(0);
         let write = Some(entry.write(target.parity));
@@ -330,12 +338,13 @@ fn stage(
     pending
 }
 
-/// Copies new data into a payload; returns its checksum, in which the partial parity is still missing.
+/// Copies new data into a payload. Returns its checksum, which does not include the partial parity
+/// yet.
 fn copy_redo<'k>(key: &'k Key, redo: &[&[u8]], mut target: &mut [u8]) -> Checksum<'k> {
     let mut checksum = Checksum::new(key);
     for new in redo {
         let (part, rest) = target.split_at_mut(new.len());
-        // SAFETY: both are slices of one length, and memory of their own.
+        // SAFETY: both are slices of one length and do not overlap.
         unsafe { checksum.copy(new.as_ptr(), part) };
         checksum.end();
         target = rest;
@@ -343,11 +352,9 @@ fn copy_redo<'k>(key: &'k Key, redo: &[&[u8]], mut target: &mut [u8]) -> Checksu
     checksum
 }
 
-/// Most bytes of each strip that one entry can cover, with the new data of `redo_strips` strips in it: longer
-/// rectangles must be cut. A multiple of the block size; 0 when the lanes are too small for any.
+/// Most bytes of each strip that one entry can cover if it contains the new data of `redo_strips`
+/// strips. Longer rectangles must be cut. A multiple of the block size; 0 if the lanes are too
+/// small.
 pub fn max_len(config: &ArrayConfig, redo_strips: usize) -> u32 {
-    let payload = max_entry_bytes(config).saturating_sub(HEADER_BYTES as u64);
-    let len =
-        payload / (1 + redo_strips as u64) / u64::from(config.block_size) * u64::from(config.block_size);
-    len.min(config.geometry.strip_bytes.into()) as u32
+    size::max_len(config.lane_bytes, config.geometry.strip_bytes, config.block_size, redo_strips)
 }

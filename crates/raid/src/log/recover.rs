@@ -1,117 +1,84 @@
-//! After a crash: what the log holds is brought to the members.
+//! Recovery after a crash: replays the entries of the log to the members.
 //!
 //! ```text
 //!   scan: each lane on each member ─► choose: not below the tail, not superseded, on all live targets ─► replay
 //! ```
 //!
-//! One lane after the other, so memory is bounded by a lane of some members and by one stripe.
+//! Recovery handles one lane after the other, so memory is bounded by a lane of some members and by
+//! one stripe.
 //!
 //! # Units that cannot be read
 //!
-//! A unit of 4 KiB that its member cannot read holds no entry, and an entry that runs over one does not exist. Unlike
-//! an entry that is torn, such an entry may have been durable. A member is a *suspect* of a lane when it has an
-//! unreadable unit there that may have held an entry at or above the lane's tail: the ring of a member is written in the
-//! order of the sequences, so a unit between two entries of it is harmless when the later of both is not above the tail.
-//! For suspects the rules are:
+//! A unit of 4 KiB that its member cannot read holds no entry, and an entry that covers such a unit
+//! does not exist. Unlike a torn entry, such an entry may have been durable. A member is a
+//! *suspect* of a lane if an unreadable unit of it there may have held an entry at or above the
+//! lane's tail. The ring of a member is written in the order of the sequences. So a unit between
+//! two entries is harmless if the later of both is not above the tail. For suspects the rules are:
 //!
-//! - An entry that lacks a copy on a suspect, but has one on another live target, is replayed, and the suspect's parity is
-//!   computed from all data. If the entry was incomplete its write had not begun, and replay changes nothing.
-//! - Some stripe may have been written under an entry that is hidden on every live target. So parity of the whole array is
-//!   made again (the caller marks it). That needs all data of the stripe. It is there as long as missing members and
-//!   suspects of a group are together at most as many as it has parities; beyond that the caller refuses the start.
-//! - A hidden entry may be the one that supersedes another. Redo data is written only to stripes that lack a data strip,
-//!   and there some live target is no suspect. Where a data strip of a whole group turns out to be unreadable and every live
-//!   target is a suspect, the entry is not replayed: the region is open, and the blocks are errors until they are written.
+//! - An entry that lacks a copy on a suspect, but has one on another live target, is replayed;
+//!   recovery computes the suspect's parity from all data. If the entry was incomplete, its write
+//!   had not begun, and replay changes nothing.
+//! - Some stripe may have been written under an entry that is hidden on every live target. So the
+//!   caller marks the parity of the whole array for resync. This needs all data of each stripe. The
+//!   data exists while missing members and suspects of a group are together at most as many as its
+//!   parities; beyond that the caller refuses the start.
+//! - A hidden entry may supersede another. Redo data is written only to stripes that lack a data
+//!   strip, and there some live target is no suspect. In a complete group a data strip may turn out
+//!   to be unreadable while every live target is a suspect. Then the entry is not replayed: the
+//!   parity of the region stays inconsistent, and reads of the blocks fail until they are written.
 //!
-//! A scrub reads the log, too, and has unreadable units written anew while the array runs (`array/log_check.rs`).
+//! A scrub reads the log, too, and rewrites unreadable units while the array runs
+//! (`array/log_check.rs`).
 //!
-//! One risk is left: with members missing, and as many suspects as there are parities besides, a stripe whose parities are
-//! all of these may have open parity until it is made again. A further loss there before that reads what parity says.
+//! One risk remains: members are missing, and the suspects are as many as the parities. A stripe
+//! whose parities are all on suspects may then have wrong parity until the resync. Another loss
+//! before that reads wrong data from this parity.
 
 use super::checksum::{Checksum, Key};
+use super::recovery::{BadRange, Chosen, RecoverError, Recovery, RecoveryMember, is_unreadable};
 use super::replay::{Replayed, Replayer, Transfer, transfer_each};
 use crate::log::Nonce;
 use crate::log::entry::{HEADER_BYTES, Header, UNIT, Write};
 use crate::mutant::{self, Mutant};
 use crate::{ArrayConfig, Consistency};
-use block::{Channel, IoError};
+use block::IoError;
 use reactor::{Buffer, BufferPool, MAX_BUFFER};
 use serde::Serialize;
 use std::collections::BTreeSet;
-use std::rc::Rc;
 
-/// Bytes of lanes that are in memory at a time, if one is not longer.
+/// Most bytes of lanes in memory at a time, unless one lane is longer.
 const SCAN_BYTES: usize = 32 << 20;
-/// Bytes of buffers: for a scan, or for a stripe of 64 members with the longest strips and their entries.
+/// Bytes of buffers: for a scan, or for a stripe of 64 members with the longest strips and their
+/// entries.
 const MEMORY: usize = 128 << 20;
 
-/// A member as recovery uses it.
-#[derive(Clone)]
-pub struct RecoveryMember {
-    /// The member.
-    pub channel: Rc<dyn Channel>,
-    /// Where its log begins, in bytes.
-    pub log_offset: u64,
-    /// Where its data begins, in bytes.
-    pub data_offset: u64,
-}
-
-/// What recovery works on.
-pub struct Recovery<'a> {
-    /// The array.
-    pub config: &'a ArrayConfig,
-    /// The nonce under which the entries were written, from the superblock.
-    pub nonce: Nonce,
-    /// Each slot's member, when it is there.
-    pub members: &'a [Option<RecoveryMember>],
-    /// Whether the member of a slot holds valid data of a stripe. `false` for one that is out or not there; for one that
-    /// is being rebuilt, whether the stripe lies below its durable cursor.
-    pub is_live: &'a dyn Fn(u64, usize) -> bool,
-    /// Entries of stripes below this one are void: their bytes have another shape by now. 0 for most arrays.
-    pub first_stripe: u64,
-    /// Ranges that an earlier [`RecoverError::NotNoted`] named and the caller has noted durably.
-    pub noted: &'a [BadRange],
-}
-
-/// Bytes that an unacknowledged write has left unreadable: they fail until they are written again. Parity of the rows
-/// stands for zeroes there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BadRange {
-    /// The stripe.
-    pub stripe: u64,
-    /// The data strip.
-    pub strip: usize,
-    /// First byte in the strip.
-    pub offset: u32,
-    /// Bytes.
-    pub len: u32,
-}
-
-/// What recovery found and did.
+/// The result of recovery.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Entries of this assembly, copies counted once.
+    /// Entries of this assembly; copies count once.
     pub entries: u64,
-    /// Replayed.
+    /// Entries that were replayed.
     pub replayed: u64,
-    /// Below their lane's tail, or of stripes that have another shape by now.
+    /// Entries below their lane's tail, or of stripes that a reshape has moved.
     pub stale: u64,
-    /// Followed by another of the same rows.
+    /// Entries followed by another of the same rows.
     pub superseded: u64,
-    /// Not on all live targets: their writes had not begun.
+    /// Entries that are not on all live targets: their writes had not begun.
     pub incomplete: u64,
-    /// Of stripes that have lost more members than parity stands for; nothing was done.
+    /// Entries of stripes that have lost more members than they have parities; recovery skips them.
     pub lost: u64,
-    /// Stripes in which something was replayed, some of them more than once. A member that is out may have missed those
-    /// writes before the region map could say so.
+    /// Stripes with replayed entries; a stripe may occur more than once. A failed member may have
+    /// missed these writes before the write-intent bitmap recorded it.
     pub stripes: Vec<u64>,
     /// Ranges that cannot be read until they are written again. All of them are noted.
     pub bad: Vec<BadRange>,
     /// The highest sequence of any lane.
     pub highest_sequence: u64,
-    /// Units of the log that their members cannot read. They are to be rewritten once a new nonce is durable.
+    /// Units of the log that their members cannot read. The caller rewrites them once a new nonce
+    /// is durable.
     pub unreadable: Vec<UnreadableUnit>,
-    /// Slots whose unreadable units may have held entries of writes that were in flight. See the module.
+    /// Slots whose unreadable units may have held entries of writes that were in flight. See the
+    /// module.
     pub suspects: BTreeSet<usize>,
 }
 
@@ -126,44 +93,8 @@ pub struct UnreadableUnit {
     pub position: u32,
 }
 
-/// Why recovery stopped. It can be called again.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RecoverError {
-    /// Blocks are lost. Their rows are as they were: the caller notes the blocks durably, and hands
-    /// them back as [`Recovery::noted`] in the next try.
-    #[error("{} ranges of blocks are lost and not noted as bad", ranges.len())]
-    NotNoted {
-        /// The blocks.
-        ranges: Vec<BadRange>,
-    },
-    /// A member failed: it must be made "out" before the next try.
-    #[error("member {slot} failed during recovery: {error}")]
-    Member {
-        /// Its slot.
-        slot: usize,
-        /// What it said.
-        error: IoError,
-    },
-    /// Two different entries have one sequence: no array writes that.
-    #[error("log lane {lane} holds two different entries with sequence {sequence}")]
-    Inconsistent {
-        /// The lane.
-        lane: u16,
-        /// The sequence.
-        sequence: u64,
-    },
-}
-
-impl Recovery<'_> {
-    /// The member of a slot when it is there and holds valid data of the stripe.
-    pub(super) fn live(&self, stripe: u64, slot: usize) -> Option<&RecoveryMember> {
-        let member = self.members.get(slot)?.as_ref()?;
-        (self.is_live)(stripe, slot).then_some(member)
-    }
-}
-
-/// Replays the log of all lanes. When it returns, every stripe is consistent; the log must then be used under a new
-/// nonce only.
+/// Replays the log of all lanes. Afterwards every stripe is consistent, and the log may be used
+/// only under a new nonce.
 ///
 /// # Errors
 /// See [`RecoverError`].
@@ -179,7 +110,8 @@ pub async fn recover(context: &Recovery<'_>) -> Result<Report, RecoverError> {
     for lane in 0..config.lanes {
         let scanned = scan(context, replayer.key(), lane, replayer.buffers()).await?;
         for entry in choose(context, lane, scanned, &mut report)? {
-            // Later entries of a stripe wait for the next try, too: they follow the one that waits.
+            // Later entries of the stripe also wait for the next try: they follow the one that
+            // waits.
             if not_noted.iter().any(|range| range.stripe == entry.write.stripe) {
                 continue;
             }
@@ -200,7 +132,7 @@ pub async fn recover(context: &Recovery<'_>) -> Result<Report, RecoverError> {
     Ok(report)
 }
 
-/// A write that the log holds and that recovery would replay.
+/// A write in the log that recovery would replay.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PendingWrite {
     /// The log's lane.
@@ -215,13 +147,14 @@ pub struct PendingWrite {
     pub len: u32,
     /// The data strips that are written.
     pub strips: Vec<usize>,
-    /// Whether the log has the new data as well, not only what parity needs.
+    /// Whether the log contains the new data as well, not only the inputs of parity.
     pub has_data: bool,
     /// The slots whose members hold a copy.
     pub slots: Vec<usize>,
 }
 
-/// What [`recover`] would replay, in its order, and what it would find. Nothing is written.
+/// Lists the entries that [`recover`] would replay, in its order, with its report. Nothing is
+/// written.
 ///
 /// # Errors
 /// See [`RecoverError`].
@@ -252,11 +185,11 @@ pub async fn list(context: &Recovery<'_>) -> Result<(Vec<PendingWrite>, Report),
     Ok((pending, report))
 }
 
-/// The stripes of writes that may have been under way when a member wrote to its log last, as it alone tells. Recovery
-/// does not hear of them when the member is not there.
+/// The stripes of writes that may have been in flight when a member last wrote to its log, from
+/// this member's log alone. If the member is absent, recovery does not see these writes.
 ///
 /// # Errors
-/// When the member cannot be read, or not where it may hold such a write.
+/// If the member cannot be read, or if an unreadable unit may hold such a write.
 pub async fn unfinished(
     config: &ArrayConfig,
     nonce: Nonce,
@@ -284,7 +217,7 @@ pub async fn unfinished(
     Ok(stripes)
 }
 
-/// A lane of all members that are there.
+/// One lane, read from all members that are present.
 #[derive(Default)]
 struct Scanned {
     /// The valid entries, in any order.
@@ -294,7 +227,7 @@ struct Scanned {
 }
 
 impl Scanned {
-    /// Every entry of the lane with a lower sequence was retired.
+    /// The tail: every entry of the lane with a lower sequence was retired.
     fn tail(&self) -> u64 {
         self.entries.iter().map(|entry| entry.tail).max().unwrap_or(0)
     }
@@ -304,7 +237,8 @@ impl Scanned {
         let tail = self.tail();
         let is_suspect = |unit: &&UnreadableUnit| {
             let own = || self.entries.iter().filter(|entry| usize::from(entry.slot) == unit.slot);
-            // Of entries that run over the end of the lane, too, the beginning counts. What is in between is a ring.
+            // The start position counts, also for entries that wrap at the end of the lane. The
+            // space between is a ring.
             let before = own().filter(|entry| entry.position < unit.position).max_by_key(|e| e.position);
             let before = before.or_else(|| own().max_by_key(|entry| entry.position));
             let after = own().filter(|entry| entry.position > unit.position).min_by_key(|e| e.position);
@@ -319,7 +253,7 @@ impl Scanned {
     }
 }
 
-/// Reads a lane of all members that are there.
+/// Reads one lane from all members that are present.
 async fn scan(
     context: &Recovery<'_>,
     key: &Key,
@@ -364,11 +298,6 @@ async fn scan(
     Ok(scanned)
 }
 
-/// Whether an error is about the place that was read, not about the member.
-pub(super) fn is_unreadable(error: IoError) -> bool {
-    matches!(error, IoError::Medium | IoError::Corrupt)
-}
-
 fn find_entries(
     context: &Recovery<'_>,
     key: &Key,
@@ -394,15 +323,7 @@ fn find_entries(
     }
 }
 
-/// An entry that is to be replayed, with a copy for each live target.
-pub(super) struct Chosen {
-    pub write: Write,
-    pub copies: Vec<Header>,
-    /// Every live target is a suspect: the entry may have been superseded by one that cannot be read.
-    pub is_uncertain: bool,
-}
-
-/// What of a lane's entries is replayed, in the order of their sequences.
+/// Chooses the entries of a lane to replay, in the order of their sequences.
 fn choose(
     context: &Recovery<'_>,
     lane: u16,
@@ -414,7 +335,7 @@ fn choose(
     report.unreadable.extend(unreadable);
     copies.sort_by_key(|copy| copy.sequence);
     let mut chosen: Vec<Chosen> = Vec::new();
-    // From the newest on, so that those which supersede an entry have been seen.
+    // From the newest on, so that the entries that supersede another are seen first.
     let mut newer: Vec<&Write> = Vec::new();
     for same in copies.chunk_by(|a, b| a.sequence == b.sequence).rev() {
         let Header { sequence, ref write, .. } = same[0];
@@ -442,7 +363,7 @@ fn choose(
         match live_copies(context, write, same, &suspects) {
             Some(copies) => {
                 let is_suspect = |copy: &Header| suspects.contains(&usize::from(copy.slot));
-                // Then no live target is left that could show a later entry of the same rows.
+                // Then no live target could show a later entry of the same rows.
                 let is_uncertain = !suspects.is_empty() && copies.iter().all(is_suspect);
                 chosen.push(Chosen::new(write, copies, is_uncertain));
             }
@@ -455,7 +376,8 @@ fn choose(
 }
 
 impl Chosen {
-    /// A write whose targets are the parities that have a copy: parity of the others is computed from all data.
+    /// A write whose targets are the parities with a copy: the other parities are computed from all
+    /// data.
     fn new(write: &Write, copies: Vec<Header>, is_uncertain: bool) -> Chosen {
         let held = copies.iter().filter_map(|copy| copy.write.as_ref());
         let targets = match mutant::is(Mutant::ReplayOnAnyParity) {
@@ -466,7 +388,7 @@ impl Chosen {
     }
 }
 
-/// The copies on the entry's live targets, when all of those have one that may be expected to.
+/// The copies on the entry's live targets, if every target that must have one has one.
 fn live_copies(
     context: &Recovery<'_>,
     write: &Write,
@@ -505,8 +427,8 @@ impl Image {
         Image { parts, unreadable: BTreeSet::new() }
     }
 
-    /// Reads a part unit by unit, and notes the units that cannot be read. `lane_at`: where the lane begins on the
-    /// member.
+    /// Reads a part unit by unit, and notes the units that cannot be read. `lane_at` is the start
+    /// of the lane on the member.
     async fn read_units(
         &mut self,
         slot: usize,
@@ -538,7 +460,8 @@ impl Image {
         units.take(count as usize).all(|position| !self.unreadable.contains(&position))
     }
 
-    /// The bytes from `at` on that lie in one part; not less than a header when `at` is a multiple of [`UNIT`].
+    /// The bytes from `at` to the end of their part; at least a header if `at` is a multiple of
+    /// [`UNIT`].
     fn from(&self, at: usize) -> &[u8] {
         &self.parts[at / MAX_BUFFER].as_slice()[at % MAX_BUFFER..]
     }

@@ -1,18 +1,22 @@
-//! Replaying one entry: parity of its rows is made to fit the data, or data and parity are written from the log.
+//! Replaying one entry: parity of its rows is made to fit the data, or data and parity are written
+//! from the log.
 //!
-//! A stripe of which every data strip can be read needs nothing of the entry but its place: parity is computed from the
-//! data as it is. So no entry that is stale, because the one that supersedes it cannot be read, brings old data back to
-//! it. Only a stripe that lacks data strips takes partial parity and new data from the log.
+//! A stripe of which every data strip can be read needs nothing of the entry but its place: parity
+//! is computed from the data as it is. So no entry that is stale, because the one that supersedes
+//! it cannot be read, brings old data back to it. Only a stripe that lacks data strips takes
+//! partial parity and new data from the log.
 //!
-//! Replay can be interrupted and repeated, with fewer members too: parity fits the data at each end of it.
+//! Replay can be interrupted and repeated, with fewer members too: parity fits the data at each end
+//! of it.
 //!
 //! Replay gives up no more than it must, and not before the caller has noted it. Rows of which a
-//! strip cannot be read or computed are halved down to single blocks: an unreadable sector costs
-//! one block. Replay writes rows that lose a block only when [`Recovery::noted`] has the block.
-//! Otherwise a power loss would make the zeroes that stand for it valid.
+//! strip cannot be read or computed are halved down to single blocks. An unreadable sector costs
+//! one block, and nothing where the parity of its row is right. Replay writes rows that lose a
+//! block only when [`Recovery::noted`] has the block. Otherwise a power loss would make the zeroes
+//! that stand for it valid.
 
 use super::checksum::{Checksum, Key};
-use super::recover::{BadRange, Chosen, RecoverError, Recovery, RecoveryMember, is_unreadable};
+use super::recovery::{BadRange, Chosen, RecoverError, Recovery, RecoveryMember, is_unreadable};
 use crate::Code;
 use crate::config::MAX_PARITY;
 use crate::log::entry::{HEADER_BYTES, Header, Write};
@@ -24,7 +28,7 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::task::Poll;
 
-/// What became of an entry.
+/// The result of replaying an entry.
 pub(super) enum Replayed {
     /// Its rows are consistent; these ranges of data strips are lost, and noted.
     Done(Vec<BadRange>),
@@ -53,8 +57,10 @@ struct Rows<'a> {
     parity: ArrayVec<(usize, Buffer, Buffer), MAX_PARITY>,
     /// Live parities that were not targets.
     skipped: ArrayVec<(usize, Buffer), MAX_PARITY>,
-    /// Strips that their live members cannot read: taken for missing, and written anew.
+    /// Strips that their live members cannot read: taken for missing, and rewritten.
     unreadable: u64,
+    /// All data and parity of the write is on the members, as far as it can be read.
+    is_new: bool,
 }
 
 impl Rows<'_> {
@@ -91,13 +97,16 @@ impl<'a> Replayer<'a> {
     pub async fn replay(&self, entry: &Chosen) -> Result<Replayed, RecoverError> {
         let (mut bad, mut not_noted, mut is_lost) = (Vec::new(), Vec::new(), false);
         let whole = 0..entry.write.len;
-        let mut parts = vec![whole];
+        let (mut parts, mut is_new) = (vec![whole.clone()], false);
         while let Some(part) = parts.pop() {
-            match self.replay_part(entry, &part).await? {
+            match self.replay_part(entry, &part, is_new).await? {
                 Some(Replayed::Done(ranges)) => join(&mut bad, ranges),
                 Some(Replayed::NotNoted(ranges)) => join(&mut not_noted, ranges),
                 Some(Replayed::Lost) => is_lost = true,
                 None => {
+                    if part == whole {
+                        is_new = self.is_new_by_blocks(entry).await?;
+                    }
                     let block = self.context.config.block_size;
                     let middle = part.start + (part.len() as u32 / block).div_ceil(2) * block;
                     parts.extend([middle..part.end, part.start..middle]);
@@ -113,24 +122,77 @@ impl<'a> Replayer<'a> {
 
     /// Makes some rows of an entry consistent. `None` when fewer rows at a time may lose less:
     /// nothing was written then.
-    async fn replay_part(&self, entry: &Chosen, part: &Range<u32>) -> Result<Option<Replayed>, RecoverError> {
+    async fn replay_part(
+        &self,
+        entry: &Chosen,
+        part: &Range<u32>,
+        is_new: bool,
+    ) -> Result<Option<Replayed>, RecoverError> {
+        let work = async |unreadable| self.try_replay(entry, part, unreadable, is_new).await;
+        let (replayed, unreadable) = self.without_unreadable(entry, work).await?;
+        let may_halve = unreadable != 0 && part.len() as u32 > self.context.config.block_size;
+        let is_short = matches!(replayed, Replayed::Lost | Replayed::NotNoted(_));
+        Ok((!is_short || !may_halve).then_some(replayed))
+    }
+
+    /// Repeats work on an entry without the strips that turn out to be unreadable. Returns its
+    /// result, and these strips.
+    async fn without_unreadable<R>(
+        &self,
+        entry: &Chosen,
+        work: impl AsyncFn(u64) -> Result<R, RecoverError>,
+    ) -> Result<(R, u64), RecoverError> {
         let mut unreadable = 0;
         loop {
-            match self.try_replay(entry, part, unreadable).await {
+            match work(unreadable).await {
                 Err(RecoverError::Member { slot, error }) if is_unreadable(error) => {
                     let geometry = &self.context.config.geometry;
                     let strip = geometry.strip_on(entry.write.stripe, slot);
                     let strip = strip.filter(|strip| unreadable >> strip & 1 == 0);
                     unreadable |= 1 << strip.ok_or(RecoverError::Member { slot, error })?;
                 }
-                Ok(Replayed::Lost | Replayed::NotNoted(_))
-                    if unreadable != 0 && part.len() as u32 > self.context.config.block_size =>
-                {
-                    return Ok(None);
-                }
-                result => return result.map(Some),
+                result => return Ok((result?, unreadable)),
             }
         }
+    }
+
+    /// Whether a full stripe's data is new where each unreadable block is computed from parity of
+    /// its row. The header's checksums are of whole strips, which may be unreadable in different
+    /// rows.
+    async fn is_new_by_blocks(&self, entry: &Chosen) -> Result<bool, RecoverError> {
+        let (write, data) = (&entry.write, self.context.config.geometry.data);
+        if !write.is_full(data) || write.has_redo || entry.is_uncertain {
+            return Ok(false);
+        }
+        let block = self.context.config.block_size;
+        let mut strips = vec![Vec::new(); data];
+        for start in (0..write.len).step_by(block as usize) {
+            let part = start..start + block;
+            let work = async |unreadable| {
+                let mut rows = self.rows(entry, &part, unreadable, true);
+                self.read_copies(&mut rows, entry).await?;
+                Ok(self.find_data(&mut rows).await?.is_empty().then_some(rows.data))
+            };
+            let (Some(found), _) = self.without_unreadable(entry, work).await? else { return Ok(false) };
+            let found = strips.iter_mut().zip(found.iter().flatten());
+            found.for_each(|(strip, buffer)| strip.extend_from_slice(buffer.as_slice()));
+        }
+        Ok((0..data).all(|strip| self.has_checksum(write, strip, &strips[strip])))
+    }
+
+    fn rows<'w>(&self, entry: &'w Chosen, part: &Range<u32>, unreadable: u64, is_new: bool) -> Rows<'w> {
+        let data = (0..self.context.config.geometry.data).map(|_| None).collect();
+        let (parity, skipped) = (ArrayVec::new(), ArrayVec::new());
+        Rows { write: &entry.write, part: part.clone(), data, parity, skipped, unreadable, is_new }
+    }
+
+    async fn read_copies(&self, rows: &mut Rows<'_>, entry: &Chosen) -> Result<(), RecoverError> {
+        for copy in &entry.copies {
+            let held = self.read_entry(copy).await?;
+            let parity = self.buffers.take(rows.len()).await;
+            rows.parity.push((usize::from(copy.write.as_ref().map_or(0, |w| w.parity)), held, parity));
+        }
+        Ok(())
     }
 
     async fn try_replay(
@@ -138,6 +200,7 @@ impl<'a> Replayer<'a> {
         entry: &Chosen,
         part: &Range<u32>,
         unreadable: u64,
+        is_new: bool,
     ) -> Result<Replayed, RecoverError> {
         let (write, geometry) = (&entry.write, &self.context.config.geometry);
         let strips = geometry.group_members();
@@ -145,9 +208,7 @@ impl<'a> Replayer<'a> {
         if missing > geometry.parity {
             return Ok(Replayed::Lost);
         }
-        let data: Vec<Option<Buffer>> = (0..geometry.data).map(|_| None).collect();
-        let (parity, skipped) = (ArrayVec::new(), ArrayVec::new());
-        let mut rows = Rows { write, part: part.clone(), data, parity, skipped, unreadable };
+        let mut rows = self.rows(entry, part, unreadable, is_new);
         if (0..geometry.data).all(|strip| self.readable(&rows, strip).is_some()) {
             self.encode(&mut rows).await?;
             self.write_rows(&rows).await?;
@@ -156,17 +217,13 @@ impl<'a> Replayer<'a> {
         if entry.is_uncertain {
             return Ok(Replayed::Done(Vec::new()));
         }
-        for copy in &entry.copies {
-            let held = self.read_entry(copy).await?;
-            let parity = self.buffers.take(rows.len()).await;
-            rows.parity.push((usize::from(copy.write.as_ref().map_or(0, |w| w.parity)), held, parity));
-        }
+        self.read_copies(&mut rows, entry).await?;
         let mut bad = Vec::new();
         if write.has_redo {
             self.take_redo(&mut rows).await;
         } else {
-            let lost = self.read_data(&mut rows).await?;
-            if !lost.is_empty() && !self.derive(&mut rows, &lost).await? {
+            let lost = self.find_data(&mut rows).await?;
+            if !lost.is_empty() {
                 bad = bad_ranges(&rows, &lost);
                 if !bad.iter().all(|range| self.is_noted(range)) {
                     return Ok(Replayed::NotNoted(bad));
@@ -180,6 +237,13 @@ impl<'a> Replayer<'a> {
         }
         self.write_rows(&rows).await?;
         Ok(Replayed::Done(bad))
+    }
+
+    /// Reads or computes the modified strips. Returns those that are lost.
+    async fn find_data(&self, rows: &mut Rows<'_>) -> Result<Vec<usize>, RecoverError> {
+        let lost = self.read_data(rows).await?;
+        let is_found = lost.is_empty() || self.derive(rows, &lost).await?;
+        Ok(if is_found { Vec::new() } else { lost })
     }
 
     /// The member of a strip, when it is live.
@@ -236,14 +300,17 @@ impl<'a> Replayer<'a> {
         if !second.is_empty() {
             reads.push(Transfer::read(slot, member, lane_at, second));
         }
-        transfer_all(reads).await?;
+        transfer_all(reads).await.map_err(|error| match error {
+            RecoverError::Member { slot, error } if is_unreadable(error) => RecoverError::Log { slot, error },
+            error => error,
+        })?;
         let mut checksum = Checksum::new(&self.key);
         for (at, len) in copy.write.iter().flat_map(|write| write.payload_parts(config.geometry.data)) {
             checksum.add(&buffer.as_slice()[HEADER_BYTES + at..][..len]);
             checksum.end();
         }
         if checksum.finish() != copy.payload_checksum {
-            return Err(RecoverError::Member { slot, error: IoError::Corrupt });
+            return Err(RecoverError::Log { slot, error: IoError::Corrupt });
         }
         Ok(buffer)
     }
@@ -259,7 +326,8 @@ impl<'a> Replayer<'a> {
         }
     }
 
-    /// Reads the modified strips as they are; returns those whose members are missing, or cannot read them.
+    /// Reads the modified strips as they are; returns those whose members are missing, or cannot
+    /// read them.
     async fn read_data(&self, rows: &mut Rows<'_>) -> Result<Vec<usize>, RecoverError> {
         let at = self.position(rows);
         let write = rows.write;
@@ -279,8 +347,9 @@ impl<'a> Replayer<'a> {
         Ok(lost)
     }
 
-    /// Computes lost strips from parity as it is on the members. For a full stripe that is right only when everything
-    /// else is new: the header's checksums tell. `false` when they do not match.
+    /// Computes lost strips from parity as it is on the members. For a full stripe that is right
+    /// only when everything else is new: the header's checksums tell. `false` when they do not
+    /// match.
     async fn derive(&self, rows: &mut Rows<'_>, lost: &[usize]) -> Result<bool, RecoverError> {
         let at = self.position(rows);
         let (write, data) = (rows.write, self.context.config.geometry.data);
@@ -293,7 +362,7 @@ impl<'a> Replayer<'a> {
             },
         );
         transfer_all(reads.collect()).await?;
-        // What is left of parity when unmodified strips are taken away is the parity of a stripe with zeroes there.
+        // Parity without the unmodified strips is the parity of a stripe with zeroes there.
         for (_, entry, buffer) in &mut rows.parity {
             let partial = partial_of(write, &rows.part, entry, data);
             buffer.as_mut_slice().iter_mut().zip(partial).for_each(|(parity, partial)| *parity ^= partial);
@@ -314,7 +383,7 @@ impl<'a> Replayer<'a> {
                 decoder.sources().iter().map(|strip| rows.source(*strip, &zeroes)).collect();
             let mut targets: Vec<&mut [u8]> = derived.iter_mut().map(Buffer::as_mut_slice).collect();
             decoder.decode(&sources, &mut targets);
-            if !write.is_full(data) || rows.is_whole() && self.is_new(write, lost, &derived) {
+            if !write.is_full(data) || rows.is_new || rows.is_whole() && self.is_new(write, lost, &derived) {
                 lost.iter().zip(derived).for_each(|(strip, buffer)| rows.data[*strip] = Some(buffer));
                 return Ok(true);
             }
@@ -324,10 +393,12 @@ impl<'a> Replayer<'a> {
 
     /// Whether strips have the checksums that the header gives for new data.
     fn is_new(&self, write: &Write, strips: &[usize], data: &[Buffer]) -> bool {
-        strips.iter().zip(data).all(|(strip, buffer)| {
-            let place = (write.modified & ((1 << strip) - 1)).count_ones() as usize;
-            write.checksums.get(place) == Some(&Checksum::of(&self.key, buffer.as_slice()))
-        })
+        strips.iter().zip(data).all(|(strip, buffer)| self.has_checksum(write, *strip, buffer.as_slice()))
+    }
+
+    fn has_checksum(&self, write: &Write, strip: usize, bytes: &[u8]) -> bool {
+        let place = (write.modified & ((1 << strip) - 1)).count_ones() as usize;
+        write.checksums.get(place) == Some(&Checksum::of(&self.key, bytes))
     }
 
     /// Zeroes stand for what is lost, so that parity protects the other strips again.
@@ -366,8 +437,8 @@ impl<'a> Replayer<'a> {
         }
     }
 
-    /// Parity on a live member that the write skipped: it was failing then, and power failed before it was "out".
-    /// Computed from all data of the rows; `false` when that cannot be had.
+    /// Parity on a live member that the write skipped: it was failing then, and power failed before
+    /// it was "out". Computed from all data of the rows; `false` when that cannot be had.
     async fn compute_skipped(&self, rows: &mut Rows<'_>) -> Result<bool, RecoverError> {
         let (write, geometry) = (rows.write, &self.context.config.geometry);
         for parity in (0..geometry.parity).filter(|parity| write.targets >> parity & 1 == 0) {
@@ -424,7 +495,8 @@ impl<'a> Replayer<'a> {
         Ok(true)
     }
 
-    /// Writes parity, data that came from the log, and strips that could not be read to the live members.
+    /// Writes parity, data that came from the log, and strips that could not be read to the live
+    /// members.
     async fn write_rows(&self, rows: &Rows<'_>) -> Result<(), RecoverError> {
         let at = self.position(rows);
         let (write, data) = (rows.write, self.context.config.geometry.data);
@@ -447,7 +519,8 @@ impl<'a> Replayer<'a> {
 }
 
 impl Rows<'_> {
-    /// What a decoder is given for a strip: known data, parity, or zeroes for a strip that was not modified.
+    /// The decoder's input for a strip: known data, parity, or zeroes for a strip that was not
+    /// modified.
     fn source<'s>(&'s self, strip: usize, zeroes: &'s [u8]) -> &'s [u8] {
         match strip.checked_sub(self.data.len()) {
             None => self.data[strip].as_ref().map_or(zeroes, Buffer::as_slice),
@@ -525,7 +598,8 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// Runs transfers side by side, waits for all, and names the first member that failed. Writes are durable then.
+/// Runs transfers side by side, waits for all, and names the first member that failed. Writes are
+/// durable then.
 pub(super) async fn transfer_all(transfers: Vec<Transfer<'_>>) -> Result<(), RecoverError> {
     for (transfer, result) in transfers.iter().zip(transfer_each(&transfers).await) {
         result.map_err(|error| RecoverError::Member { slot: transfer.slot, error })?;
@@ -559,8 +633,9 @@ pub(super) async fn transfer_each(transfers: &[Transfer<'_>]) -> Vec<IoResult> {
 
 impl Transfer<'_> {
     fn request(&self) -> Request<'_> {
-        // SAFETY: the transfer borrows its memory, for a read exclusively, and lives until `transfer_all` has waited
-        // for the request's end; a future that is dropped earlier ends the process.
+        // SAFETY: the transfer borrows its memory, for a read exclusively, and lives until
+        // `transfer_all` has waited for the request's end; a future that is dropped earlier ends
+        // the process.
         let data = unsafe { Data::one(&self.segment) };
         match self.op {
             Op::Write => Request::write(data, Flags::FUA),

@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A member that takes some time for each write and keeps count.
+/// A member that delays each write and records it.
 struct Disk {
     content: RefCell<Vec<u8>>,
     /// Offset and length of each write, in order of submission.
@@ -94,7 +94,7 @@ fn appends_that_come_while_a_write_is_in_flight_go_out_together() {
             current().sleep(1_000).await;
         }
         current().sleep(8_000).await;
-        assert_eq!(done.get(), 1, "the first had nobody to wait for");
+        assert_eq!(done.get(), 1, "the first append waits for no other");
         current().sleep(10_000).await;
         assert_eq!((done.get(), setup.log.outstanding()), (5, 0));
         // Stripe 0: P on member 4, Q on member 0.
@@ -110,12 +110,12 @@ fn an_entry_runs_over_the_end_of_its_lane_and_is_found_there() {
         for i in 0..100 {
             let ticket = setup.append(0, 0b01).await.unwrap();
             assert_eq!(ticket.sequence(), i);
-            // One marker, of half an entry, shifts what follows.
+            // One marker, of half an entry, shifts the entries behind it.
             setup.log.retire(ticket);
         }
         let writes = setup.writes();
         assert!(writes[4].iter().all(|(at, len)| *at >= LOG_AT && at + len <= LOG_AT + LANE));
-        // An entry with 4 KiB more, so that the end of the lane comes in the middle of some.
+        // Entries with 4 KiB more, so that some wrap at the end of the lane.
         let partial = [0; 8192];
         for _ in 0..20 {
             let targets = [Target {
@@ -146,7 +146,7 @@ fn an_entry_runs_over_the_end_of_its_lane_and_is_found_there() {
 }
 
 async fn recover_all(setup: &Rc<Setup>) -> Result<Report, RecoverError> {
-    Crashed::new(setup.clone(), None, &[]).recover(&[]).await
+    Crashed::new(setup.clone(), &[], &[]).recover(&[]).await
 }
 
 #[test]
@@ -184,9 +184,9 @@ fn a_member_that_fails_is_named_and_the_lane_goes_on_without_it() {
         setup.disks[0].fails.set(true);
         let failed = AppendError::Members(vec![(0, IoError::TimedOut)]);
         assert_eq!(setup.append(0, 0b11).await.err(), Some(failed.clone()));
-        assert_eq!(setup.log.outstanding(), 0, "nothing stays behind");
+        assert_eq!(setup.log.outstanding(), 0, "no entry is outstanding");
         setup.disks[0].fails.set(false);
-        assert_eq!(setup.append(0, 0b11).await.err(), Some(failed), "nobody knows what it holds");
+        assert_eq!(setup.append(0, 0b11).await.err(), Some(failed), "the content of the member is unknown");
         assert_eq!(setup.writes()[0].len(), 1);
         for _ in 0..50 {
             let ticket = setup.append(0, 0b01).await.unwrap();
@@ -210,7 +210,7 @@ fn operations_that_are_given_up_keep_their_entries_and_say_so_when_the_lane_is_f
             setup.log.retire(ticket);
         }
         assert_eq!(setup.append(0, 0b01).await.err(), Some(AppendError::Stuck(0)));
-        assert_eq!(recover_all(&setup).await.unwrap().superseded, 6, "the newest of the rows counts");
+        assert_eq!(recover_all(&setup).await.unwrap().superseded, 6, "the newest entry of the rows counts");
     });
 }
 
@@ -286,7 +286,7 @@ fn a_damaged_log_is_read_without_a_panic_and_brings_nothing_wrong() {
     }
 }
 
-/// A member that can be read, too. One sector may be unreadable until it is written.
+/// A member that also supports reads. One sector may be unreadable until it is written.
 struct Scratched {
     disk: Rc<Disk>,
     /// The byte at which the sector begins.
@@ -312,8 +312,8 @@ impl Channel for Scratched {
     }
 }
 
-/// The members of a setup after a crash. `scratched` is a strip of stripe 0 and its sector
-/// that is unreadable; the members of the strips `missing` are missing.
+/// The members of a setup after a crash. `scratched`: strips of stripe 0, each with a sector that
+/// is unreadable. The members of the strips `missing` are missing.
 struct Crashed {
     setup: Rc<Setup>,
     members: Vec<Option<RecoveryMember>>,
@@ -322,10 +322,10 @@ struct Crashed {
 const DATA_AT: usize = (LOG_AT + LANE) as usize;
 
 impl Crashed {
-    fn new(setup: Rc<Setup>, scratched: Option<(usize, usize)>, missing: &[usize]) -> Crashed {
+    fn new(setup: Rc<Setup>, scratched: &[(usize, usize)], missing: &[usize]) -> Crashed {
         let slot_of = |strip| setup.config.geometry.member(0, strip);
         let member = |(slot, disk): (usize, &Rc<Disk>)| {
-            let scratched = scratched.filter(|(strip, _)| slot == slot_of(*strip));
+            let scratched = scratched.iter().find(|(strip, _)| slot == slot_of(*strip));
             let sector = Cell::new(scratched.map(|(_, sector)| (DATA_AT + 512 * sector) as u64));
             let channel = Rc::new(Scratched { disk: disk.clone(), sector });
             let is_out = missing.iter().any(|strip| slot == slot_of(*strip));
@@ -361,7 +361,7 @@ impl Crashed {
     }
 }
 
-/// The block of strip 1 that replay may give up.
+/// The block of strip 1 that replay may report as bad.
 fn bad_block(sector: usize) -> BadRange {
     BadRange { stripe: 0, strip: 1, offset: 512 * sector as u32, len: 512 }
 }
@@ -381,15 +381,19 @@ fn a_full_stripe_that_was_cut_off_loses_only_the_sector_that_cannot_be_read_and_
             Entry { stripe: 0, offset: 0, len: 8192, modified, redo, checksums: &sums, targets: &targets };
         let _in_flight = setup.log.append(&entry).await.unwrap();
 
-        let crashed = Crashed::new(setup, Some((1, 13)), &[]);
-        // Power went while the strips were half written, and before parity was.
+        let crashed = Crashed::new(setup, &[(1, 13)], &[]);
+        // The power failed while the strips were half written, and before parity was.
         for strip in 0..3 {
             crashed.fill(strip, |i| if i < 5120 { 0xa0 + strip as u8 } else { strip as u8 });
         }
         let was: Vec<Vec<u8>> = (0..5).map(|strip| crashed.strip(strip)).collect();
         let not_noted = RecoverError::NotNoted { ranges: vec![bad_block(13)] };
         assert_eq!(crashed.recover(&[]).await, Err(not_noted.clone()));
-        assert_eq!(crashed.recover(&[]).await, Err(not_noted), "power may go before the block is noted");
+        assert_eq!(
+            crashed.recover(&[]).await,
+            Err(not_noted),
+            "the power may fail before the block is noted"
+        );
         for (strip, was) in was.iter().enumerate().take(3) {
             assert_eq!(&crashed.strip(strip), was, "strip {strip} was written");
         }
@@ -412,11 +416,91 @@ fn a_full_stripe_that_was_cut_off_loses_only_the_sector_that_cannot_be_read_and_
 }
 
 #[test]
+fn a_full_stripe_that_was_written_keeps_sectors_that_are_unreadable_in_different_rows() {
+    for missing in [&[][..], &[2]] {
+        run_simulated(8, move |_| async move {
+            let setup = Setup::new();
+            let target = |parity: usize| {
+                let slot = setup.config.geometry.member(0, 3 + parity);
+                Target { parity, slot, channel: &setup.channels[slot], log_offset: LOG_AT, partial: &[] }
+            };
+            let mut strips: Vec<Vec<u8>> =
+                (0..5).map(|strip| (0..8192).map(|i| (i / 3 + strip) as u8).collect()).collect();
+            let (data, parities) = strips.split_at_mut(3);
+            let data: Vec<(usize, &[u8])> = data.iter().map(|strip| &strip[..]).enumerate().collect();
+            for (parity, strip) in parities.iter_mut().enumerate() {
+                setup.config.code().encode_some(&data, &mut [(parity, &mut strip[..])]);
+            }
+            let key = checksum::Key::new(&NONCE);
+            let sums: Vec<u32> = data.iter().map(|(_, strip)| checksum::Checksum::of(&key, strip)).collect();
+            let targets = [target(0), target(1)];
+            let (modified, redo) = (0b111, &[][..]);
+            let entry = Entry {
+                stripe: 0,
+                offset: 0,
+                len: 8192,
+                modified,
+                redo,
+                checksums: &sums,
+                targets: &targets,
+            };
+            let _in_flight = setup.log.append(&entry).await.unwrap();
+
+            let scratched = [(0, 2), (1, 13), (3, 5)];
+            let crashed = Crashed::new(setup, &scratched, missing);
+            for (strip, bytes) in strips.iter().enumerate() {
+                let is_bad = |i: usize| scratched.contains(&(strip, i / 512));
+                crashed.fill(strip, |i| if is_bad(i) { 0xff } else { bytes[i] });
+            }
+            let report = crashed.recover(&[]).await.unwrap();
+            assert_eq!((report.replayed, report.bad), (1, vec![]));
+            for (strip, bytes) in strips.iter().enumerate().filter(|(strip, _)| !missing.contains(strip)) {
+                assert!(crashed.strip(strip) == *bytes, "strip {strip}");
+            }
+        });
+    }
+}
+
+/// A member that cannot read its log at the second attempt.
+struct Flaky {
+    member: Rc<dyn Channel>,
+    reads: Cell<u32>,
+}
+
+impl Channel for Flaky {
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        if req.op == block::Op::Read && offset < DATA_AT as u64 {
+            self.reads.set(self.reads.get() + 1);
+            if self.reads.get() == 2 {
+                return IoFuture::ready(Err(IoError::Medium));
+            }
+        }
+        self.member.submit(req, offset)
+    }
+}
+
+#[test]
+fn an_entry_that_cannot_be_read_once_more_costs_no_strip() {
+    run_simulated(7, |_| async {
+        let setup = Setup::new();
+        let _in_flight = setup.append(0, 0b01).await.unwrap();
+        let mut crashed = Crashed::new(setup, &[], &[1, 4]);
+        let slot = crashed.setup.config.geometry.member(0, 3);
+        let member = crashed.members[slot].as_mut().unwrap();
+        member.channel = Rc::new(Flaky { member: member.channel.clone(), reads: Cell::new(0) });
+        let error = IoError::Medium;
+        assert_eq!(crashed.recover(&[]).await, Err(RecoverError::Log { slot, error }));
+        let report = crashed.recover(&[]).await.unwrap();
+        assert_eq!((report.replayed, report.bad), (1, vec![]));
+    });
+}
+
+#[test]
 fn a_strip_that_is_missing_loses_only_the_block_whose_parity_cannot_be_read() {
     run_simulated(6, |_| async {
         let setup = Setup::new();
         let _in_flight = setup.append(0, 0b01).await.unwrap();
-        let crashed = Crashed::new(setup, Some((3, 3)), &[1, 4]);
+        let crashed = Crashed::new(setup, &[(3, 3)], &[1, 4]);
         crashed.fill(3, |i| i as u8);
         let was = crashed.strip(3);
         let not_noted = RecoverError::NotNoted { ranges: vec![bad_block(3)] };
@@ -424,7 +508,7 @@ fn a_strip_that_is_missing_loses_only_the_block_whose_parity_cannot_be_read() {
         assert_eq!(crashed.strip(3), was, "the missing strip is computed from this parity");
         assert_eq!(crashed.recover(&[bad_block(3)]).await.unwrap().bad, [bad_block(3)]);
         let mut expected = was;
-        expected[512 * 3..][..512].fill(0x11); // the other strips' part of it: zeroes stand for the lost one
+        expected[512 * 3..][..512].fill(0x11); // the sum of the other strips, with zeroes for the lost block
         assert!(crashed.strip(3) == expected);
     });
 }

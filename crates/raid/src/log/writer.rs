@@ -1,4 +1,4 @@
-//! Writers: a task for each lane and member in use, which writes what was staged meanwhile as one request.
+//! Writers: a task for each lane and member in use, which writes the staged copies as one request.
 
 use crate::ArrayConfig;
 use crate::config::MAX_PARITY;
@@ -16,25 +16,26 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// Bytes of entries of one core that are on their way: more than the copies of one entry can need.
+/// Bytes of entries of one core in flight: more than the copies of one entry can need.
 const MEMORY: usize = 2 * MAX_PARITY * MAX_BUFFER;
 /// Bytes of free buffers that an idle core keeps.
 const STOCK: usize = 4 << 20;
-/// Bytes in one request beyond which no more entries join it: longer ones are no faster and make the first wait.
+/// Largest request to which more entries are added, in bytes: longer requests are no faster and
+/// delay the first entry.
 const BATCH_BYTES: u64 = 256 << 10;
-/// Entries in one request: segments that any device takes.
+/// Most entries in one request: segments that any device takes.
 const BATCH_ENTRIES: usize = 64;
-/// How long [`LaneLog::close`] waits between two looks.
+/// Interval at which [`LaneLog::close`] checks for idle writers.
 const CLOSE_POLL_NS: u64 = 20_000;
 
-/// Members that failed, and how.
+/// Failed members and their errors.
 pub(super) type Failures = Vec<(usize, IoError)>;
 
-/// What all lanes of a core share.
+/// State shared by all lanes of a core.
 pub(super) struct Shared {
     pub config: Arc<ArrayConfig>,
     nonce: Cell<Nonce>,
-    /// Of the nonce.
+    /// The key of the nonce.
     key: RefCell<Rc<Key>>,
     pub epoch: Cell<u64>,
     pub buffers: BufferPool,
@@ -43,7 +44,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub fn new(config: Arc<ArrayConfig>, nonce: Nonce, epoch: u64) -> Rc<Shared> {
-        // Twice what appenders take: they find theirs at once, and markers theirs.
+        // Twice the most that appenders take: appenders and markers find a buffer at once.
         let buffers = BufferPool::new(2 * MEMORY);
         reactor::current().trim_when_idle(&buffers, STOCK);
         Rc::new(Shared {
@@ -56,35 +57,36 @@ impl Shared {
         })
     }
 
-    /// Entries carry another nonce from now on.
+    /// Sets the nonce of later entries.
     pub fn set_nonce(&self, nonce: Nonce) {
         self.nonce.set(nonce);
         *self.key.borrow_mut() = Rc::new(Key::new(&nonce));
     }
 
-    /// What checksums are made with.
+    /// The key of checksums.
     pub fn key(&self) -> Rc<Key> {
         self.key.borrow().clone()
     }
 }
 
-/// The right to memory of the log's pool, for all copies of an entry at once: who has part of his waits for nobody.
+/// Right to memory of the log's pool, for all copies of an entry at once. So no appender waits for
+/// memory while it holds a part.
 pub(super) struct Memory {
     shared: Rc<Shared>,
-    /// For one copy.
+    /// Bytes of one copy.
     each: usize,
     copies: usize,
 }
 
 impl Memory {
     pub async fn take(shared: &Rc<Shared>, bytes: usize, copies: usize) -> Memory {
-        // A buffer takes a power of two.
+        // The size of a buffer is a power of two.
         let each = bytes.next_power_of_two();
         shared.memory.acquire(each * copies).await;
         Memory { shared: shared.clone(), each, copies }
     }
 
-    /// The part of one copy.
+    /// Splits off the part of one copy.
     pub fn split(&mut self) -> Memory {
         self.copies -= 1;
         Memory { shared: self.shared.clone(), each: self.each, copies: 1 }
@@ -97,7 +99,7 @@ impl Drop for Memory {
     }
 }
 
-/// A copy of an entry that is to be written.
+/// A copy of an entry that waits for its writer.
 pub(super) struct Staged {
     /// `None` for a marker, which the writer builds.
     pub buffer: Option<Buffer>,
@@ -114,16 +116,16 @@ pub(super) struct LaneLog {
     pub shared: Rc<Shared>,
     pub number: u16,
     pub book: RefCell<Lane>,
-    /// One unit: who has it may wait for room and place an entry.
+    /// One permit: its holder may wait for room and place an entry.
     pub turn: Permits,
-    /// Who waits for room.
+    /// The appender that waits for room.
     waiting: Cell<Option<Waker>>,
     flights: RefCell<Flights>,
     /// By slot; made when a member is first used.
     queues: RefCell<Vec<Option<Rc<Queue>>>>,
 }
 
-/// What waits for one writer.
+/// The queue of one writer.
 #[derive(Default)]
 struct Queue {
     staged: RefCell<VecDeque<Staged>>,
@@ -158,7 +160,7 @@ impl LaneLog {
         })
     }
 
-    /// Something changed that may make room.
+    /// Wakes the appender that waits for room.
     pub fn poke(&self) {
         if let Some(waker) = self.waiting.take() {
             waker.wake();
@@ -170,17 +172,17 @@ impl LaneLog {
         self.waiting.set(Some(waker.clone()));
     }
 
-    /// Why no entry can go to the member, if so.
+    /// The error of the member, which takes no more entries then.
     pub fn failure(&self, slot: usize) -> Option<IoError> {
         self.book.borrow().failure(slot)
     }
 
-    /// Whether nothing is on its way to the member.
+    /// Whether no write to the member is queued or in flight.
     pub fn is_idle(&self, slot: usize) -> bool {
         self.queues.borrow().get(slot).and_then(Option::as_ref).is_none_or(|queue| queue.is_idle())
     }
 
-    /// The header of an entry that lies there; what it stands for is still to be filled in.
+    /// The header of an entry at that placement, without its write.
     pub fn header(&self, slot: usize, placement: Placement) -> Header {
         Header {
             nonce: self.shared.nonce.get(),
@@ -196,14 +198,14 @@ impl LaneLog {
         }
     }
 
-    /// Hands a copy to the member's writer.
+    /// Passes a copy to the member's writer.
     pub fn stage(self: &Rc<Self>, slot: usize, staged: Staged) {
         let queue = self.queue(slot);
         queue.staged.borrow_mut().push_back(staged);
         queue.wake();
     }
 
-    /// Places a marker on the member and hands it to the writer.
+    /// Places a marker on the member and passes it to the writer.
     pub fn stage_marker(self: &Rc<Self>, slot: usize, channel: &Rc<dyn Channel>, log_offset: u64) {
         let placement = self.book.borrow_mut().place_marker(slot);
         let staged = Staged {
@@ -218,7 +220,7 @@ impl LaneLog {
         self.stage(slot, staged);
     }
 
-    /// Ends the writers once they have nothing to do.
+    /// Ends the writers once their queues are empty.
     pub fn stop(&self) {
         for queue in self.queues.borrow().iter().flatten() {
             queue.is_stopping.set(true);
@@ -226,7 +228,7 @@ impl LaneLog {
         }
     }
 
-    /// Waits until nothing is on its way, and ends the writers.
+    /// Waits until no write is queued or in flight, then ends the writers.
     pub async fn close(&self) {
         while !self.queues.borrow().iter().flatten().all(|queue| queue.is_idle()) {
             reactor::current().sleep(CLOSE_POLL_NS).await;
@@ -247,7 +249,7 @@ impl LaneLog {
         queue.clone()
     }
 
-    /// A batch was written, or not: tells the lane and those who wait.
+    /// Reports the result of a batch to the lane and to the waiting appenders.
     fn finish(&self, slot: usize, batch: &mut Vec<Staged>, queue: &Queue, result: IoResult) {
         match result {
             Ok(()) => {
@@ -256,7 +258,8 @@ impl LaneLog {
             }
             Err(error) => {
                 self.book.borrow_mut().fail(slot, error);
-                // What was placed behind it must not be written either: nobody knows what lies before it.
+                // Copies placed behind the failed write must not be written either: the content
+                // before them is unknown.
                 batch.extend(queue.staged.borrow_mut().drain(..));
             }
         }
@@ -298,7 +301,7 @@ async fn wait_for_work(queue: &Queue) -> bool {
     .await
 }
 
-/// Takes what goes out in one request: copies that lie one behind the other, for one channel.
+/// Takes the copies of one request: adjacent ones for one channel.
 fn take_batch(queue: &Queue, batch: &mut Vec<Staged>) {
     let mut staged = queue.staged.borrow_mut();
     let mut bytes = 0;
@@ -334,8 +337,8 @@ async fn write_batch(
         }
         segments.extend(staged.buffer.as_ref().map(Buffer::segment));
     }
-    // SAFETY: the buffers belong to the batch, and batch and segments to the writer, which waits for the request's end
-    // before it touches them.
+    // SAFETY: the buffers belong to the batch, and batch and segments to the writer, which waits
+    // for the request's end before it touches them.
     let data = unsafe { Data::new(segments) };
     let lane_bytes = u64::from(lane.shared.config.lane_bytes);
     let first = &batch[0];
@@ -365,7 +368,7 @@ struct Flight {
     unsettled: usize,
     failures: Failures,
     waker: Option<Waker>,
-    /// The appender has gone away: nothing was written for the entry and nothing will be.
+    /// The appender was dropped: nothing was written for the entry and nothing will be.
     is_orphan: bool,
 }
 
@@ -385,7 +388,8 @@ impl Flights {
         }
     }
 
-    /// One copy is durable or has failed. Returns the sequence when it was the last and nobody waits.
+    /// Settles one copy, which is durable or has failed. Returns the sequence if it was the last
+    /// copy and no appender waits.
     fn settle(&mut self, place: usize, slot: usize, result: IoResult) -> Option<u64> {
         let flight = &mut self.list[place];
         flight.unsettled -= 1;
@@ -406,7 +410,8 @@ impl Flights {
     }
 }
 
-/// Waits until every copy of an entry is settled: the sequence, or who failed. The entry is retired when some failed.
+/// Waits until every copy of an entry is settled. Returns the sequence, or the failed members; then
+/// the entry is retired.
 pub(super) struct Pending {
     lane: Rc<LaneLog>,
     /// `None` once it has ended.
@@ -419,7 +424,7 @@ impl Pending {
         Pending { lane, flight: Some(flight) }
     }
 
-    /// What a copy settles.
+    /// The flight that a copy settles.
     pub fn flight(&self) -> Option<usize> {
         self.flight
     }

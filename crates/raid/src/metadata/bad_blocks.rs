@@ -1,7 +1,8 @@
-//! Bad blocks: ranges of the array that nothing can bring back, until they are written again.
+//! Bad blocks: ranges of the array whose data is lost until they are written again.
 //!
-//! The list is the same on all members, two copies each. It is short by nature: a range enters it when more strips of
-//! a row are unreadable than parity can replace, or when a crash left a row that the log cannot finish.
+//! The list is the same on all members, two copies each. It is short. A range enters it when more
+//! strips of a row are unreadable than parity can reconstruct, or when a crash left a row that the
+//! log cannot complete.
 
 use super::io::{self, MemberFailures, Target, Targets};
 use super::layout::{Layout, PAGE_BYTES};
@@ -44,10 +45,11 @@ impl BadRange {
 /// Why a range could not be added or removed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadBlocksError {
-    /// There is no room for another range: what is to be noted cannot be; the caller must freeze what it is about.
-    #[error("the list of bad blocks is full at {0} ranges")]
+    /// The list has no room for another range: the range cannot be recorded, and the caller must
+    /// freeze the affected part of the array.
+    #[error("bad-block list: full at {0} ranges")]
     Full(usize),
-    /// Members that could not be written: the caller takes them out, durably, and calls again.
+    /// Members that could not be written: the caller marks them failed, durably, and calls again.
     #[error(transparent)]
     Members(#[from] MemberFailures),
 }
@@ -55,10 +57,12 @@ pub enum BadBlocksError {
 /// Why the list cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// Members that could not be read or written: the caller takes them out, durably, and calls again.
+    /// Members that could not be read or written: the caller marks them failed, durably, and calls
+    /// again.
     #[error(transparent)]
     Members(#[from] MemberFailures),
-    /// Every copy is damaged, on these slots. What the list held is unknown: its ranges would read as zeroes.
+    /// Every copy is damaged, on these slots. The former ranges are unknown and would read as
+    /// zeroes.
     #[error("no copy of the bad block list on members {0:?} is valid")]
     Lost(Vec<usize>),
 }
@@ -72,7 +76,7 @@ pub struct BadBlocks {
 }
 
 impl BadBlocks {
-    /// An empty list of at most `capacity` ranges: that of a new array.
+    /// The empty list of a new array, with at most `capacity` ranges.
     pub fn new(array: Uuid, capacity: usize) -> BadBlocks {
         BadBlocks::with(array, capacity, Replicated::new(Vec::new(), 0, 1))
     }
@@ -82,13 +86,14 @@ impl BadBlocks {
         BadBlocks { array, capacity, count, list }
     }
 
-    /// Ranges that a member has room for.
+    /// Ranges that fit in the area of a member.
     pub fn capacity_of(layout: &Layout) -> usize {
         (layout.bad_bytes as usize - HEAD_BYTES) / RANGE_BYTES
     }
 
-    /// Reads the list from the live members: the newest valid copy. Members that hold an older one, or a damaged copy,
-    /// are brought up to date before this returns. With `is_forced` a list of which no copy is valid is taken for empty.
+    /// Reads the list from the live members: the newest valid copy. Before it returns, it updates
+    /// members with an older or damaged copy. With `is_forced` a list without a valid copy counts
+    /// as empty.
     ///
     /// # Errors
     /// See [`LoadError`].
@@ -99,7 +104,7 @@ impl BadBlocks {
             let has_it = copies.iter().filter_map(|copy| copy.decoded(array)).any(|(g, _)| g == generation);
             let is_damaged = copies.iter().any(|copy| copy.is_damaged(array));
             if is_damaged || generation > 0 && !has_it {
-                // All of a copy: any block of it may be the one that cannot be read.
+                // The whole copy: any block of it may be unreadable.
                 let format = ListFormat { array, least_bytes: target.layout.bad_bytes as usize };
                 let written = list.list.write_to(&format, target).await;
                 written.map_err(|e| MemberFailures(vec![(target.slot, e)]))?;
@@ -108,7 +113,7 @@ impl BadBlocks {
         Ok(list)
     }
 
-    /// Reads the list as [`BadBlocks::load`] does, and writes nothing: members that hold an older copy keep it.
+    /// Reads the list as [`BadBlocks::load`] does, but writes nothing: older copies remain.
     ///
     /// # Errors
     /// See [`LoadError`].
@@ -116,7 +121,7 @@ impl BadBlocks {
         BadBlocks::read(array, live, is_forced).await.map(|(list, _)| list)
     }
 
-    /// The list, and what each member holds of it.
+    /// The list, and the copies of each member.
     async fn read(
         array: Uuid,
         live: &[Target],
@@ -134,7 +139,8 @@ impl BadBlocks {
         let copies: Vec<[Copy; 2]> = copies.into_iter().flatten().collect();
         let decoded = |c: &[Copy; 2]| [0, 1].map(|copy| Some((copy, c[copy].decoded(array)?)));
         let newest = copies.iter().flat_map(decoded).flatten().max_by_key(|(_, (generation, _))| *generation);
-        // A first write that was torn everywhere has left the other copy untouched; it was never acknowledged.
+        // If a first write was torn everywhere, the other copy is untouched; the write was never
+        // acknowledged.
         let was_durable = || !copies.iter().flatten().any(Copy::is_untouched);
         if newest.is_none() && was_durable() {
             let slots: Vec<usize> = live.iter().map(|target| target.slot).collect();
@@ -142,7 +148,7 @@ impl BadBlocks {
                 return Err(LoadError::Lost(slots));
             }
             tracing::error!(
-                "forced: no copy of the bad block list on members {slots:?} is valid: it is taken for empty"
+                "no copy of the bad block list on members {slots:?} is valid: a forced start treats it as empty"
             );
         }
         let (copy, (generation, ranges)) = newest.unwrap_or((1, (0, Vec::new())));
@@ -150,7 +156,7 @@ impl BadBlocks {
         Ok((list, copies))
     }
 
-    /// Whether there is none: costs a load.
+    /// Whether the list is empty; costs one load.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
@@ -161,7 +167,7 @@ impl BadBlocks {
         self.list.lock().wanted.clone()
     }
 
-    /// Which strips of `range` have a bad byte in it.
+    /// The strips of `range` with a bad byte in the range, as a mask.
     pub fn strips_in(&self, range: &BadRange) -> u64 {
         if self.is_empty() {
             return 0;
@@ -171,8 +177,8 @@ impl BadBlocks {
             & range.strips
     }
 
-    /// Adds a range and returns when that is durable on all `members`. When the list is full, ranges of one stripe are
-    /// made one that covers them all.
+    /// Adds a range and returns when that is durable on all `members`. If the list is full, ranges
+    /// of one stripe are merged into a range that covers them.
     ///
     /// # Errors
     /// See [`BadBlocksError`].
@@ -184,11 +190,11 @@ impl BadBlocks {
         self.edit(members, |list| insert(list, range, self.capacity), |list| is_covered(list, &range)).await
     }
 
-    /// Removes a range, which has been written, and returns when that is durable on all `members`: before the write is
-    /// acknowledged.
+    /// Removes a range that has been written, and returns when that is durable on all `members`.
+    /// The caller acknowledges the write afterwards.
     ///
     /// # Errors
-    /// See [`BadBlocksError`]; the list can be too full to have a hole cut into one of its ranges.
+    /// See [`BadBlocksError`]; a full list may have no room to split a range.
     pub async fn remove(
         &self,
         range: BadRange,
@@ -220,10 +226,11 @@ impl BadBlocks {
         if is_full.get() { Err(BadBlocksError::Full(self.capacity)) } else { Ok(()) }
     }
 
-    /// Writes the list to a member that is about to take writes. Not while anybody changes it.
+    /// Writes the list to a member that is about to take writes. No other task may change the list
+    /// meanwhile.
     ///
     /// # Errors
-    /// When the member cannot be written or has no room.
+    /// If the member cannot be written or has no room.
     pub async fn write_to(&self, target: &Target) -> block::IoResult {
         if self.list.lock().durable.len() > BadBlocks::capacity_of(&target.layout) {
             return Err(IoError::NoSpace);
@@ -232,7 +239,7 @@ impl BadBlocks {
     }
 }
 
-/// The list with a range more; `None` when it is full.
+/// The list with another range; `None` if it is full.
 fn insert(list: &[BadRange], range: BadRange, capacity: usize) -> Option<Vec<BadRange>> {
     let mut list = list.to_vec();
     if is_covered(&list, &range) {
@@ -265,7 +272,7 @@ fn union(a: &BadRange, b: &BadRange) -> BadRange {
     BadRange { stripe: a.stripe, strips: a.strips | b.strips, offset, len }
 }
 
-/// The list without the bytes of a range; `None` when what remains has no room.
+/// The list without the bytes of a range; `None` if the rest does not fit.
 fn cut(list: &[BadRange], range: &BadRange, capacity: usize) -> Option<Vec<BadRange>> {
     let mut left = Vec::with_capacity(list.len());
     for bad in list {
@@ -294,7 +301,7 @@ fn is_covered(list: &[BadRange], range: &BadRange) -> bool {
     rest.is_empty()
 }
 
-/// A member's copy of the list: `None` where it cannot be read.
+/// A member's copy of the list: `None` if it is unreadable.
 struct Copy(Option<Vec<u8>>);
 
 impl Copy {
@@ -302,19 +309,20 @@ impl Copy {
         decode(array, self.0.as_deref()?)
     }
 
-    /// Whether it cannot be read, or holds something that is no list.
+    /// Whether the copy is unreadable, or has content that is no list.
     fn is_damaged(&self, array: Uuid) -> bool {
         !self.is_untouched() && self.decoded(array).is_none()
     }
 
-    /// Whether nothing was ever written to it: the page of a head is zeroes.
+    /// Whether the copy was never written: the page of its head is zeroes.
     fn is_untouched(&self) -> bool {
         let is_zero = |bytes: &Vec<u8>| bytes[..PAGE_BYTES as usize].iter().all(|byte| *byte == 0);
         self.0.as_ref().is_some_and(is_zero)
     }
 }
 
-/// Reads both copies. A block that cannot be read is a copy that is not there; any other error is the member's.
+/// Reads both copies. An unreadable block makes its copy `None`; any other error is an error of the
+/// member.
 async fn read_copies(target: &Target) -> Result<[Copy; 2], IoError> {
     let mut copies = [const { Copy(None) }; 2];
     for (i, copy) in copies.iter_mut().enumerate() {
@@ -328,7 +336,7 @@ async fn read_copies(target: &Target) -> Result<[Copy; 2], IoError> {
     Ok(copies)
 }
 
-/// How the list is written.
+/// The on-disk format of the list.
 struct ListFormat {
     array: Uuid,
     /// Shorter lists are padded with zeroes.
@@ -359,7 +367,7 @@ impl Format<Vec<BadRange>> for ListFormat {
     }
 }
 
-/// The generation and the ranges of a copy, when it is valid and of this array.
+/// The generation and the ranges of a copy if it is valid and belongs to this array.
 fn decode(array: Uuid, bytes: &[u8]) -> Option<(u64, Vec<BadRange>)> {
     let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
     let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
@@ -378,7 +386,7 @@ fn decode(array: Uuid, bytes: &[u8]) -> Option<(u64, Vec<BadRange>)> {
         })
     };
     let ranges: Option<Vec<_>> = (0..count).map(|i| range(HEAD_BYTES + i * RANGE_BYTES)).collect();
-    // Lengths are bounded so that ends of ranges fit into 32 bits.
+    // Lengths are bounded so that ends of ranges fit in 32 bits.
     let ranges = ranges?;
     let is_sound = ranges.iter().all(|range| range.end() <= u64::from(u32::MAX) && range.len > 0);
     let generation = u64_at(32)?;
@@ -434,7 +442,7 @@ mod tests {
                 damage(target, 0).await;
                 damage(target, 1).await;
             }
-            // One member is left that knows it, and tells the others only when something may be written.
+            // One member still has the list; the others get it only when writes are allowed.
             assert_eq!(BadBlocks::look(config.uuid, &targets, false).await.unwrap().ranges().len(), 2);
             assert_eq!(
                 BadBlocks::look(config.uuid, &targets[..2], false).await.err(),

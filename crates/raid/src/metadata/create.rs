@@ -1,49 +1,50 @@
-//! Making an array: look at the devices, clear what they held, write the superblocks last.
+//! Creation of an array: checks the devices, clears their content, writes the superblocks last.
 //!
-//! The first table says "being created" and is written everywhere; only then comes the second one, which can be
-//! assembled. So after a crash there is either no array, or all of it.
+//! The first table says "being created" and is written to all devices. Only then the second table
+//! is written, which can be assembled. So after a crash there is no array or a complete one.
 
+use super::create_error::CreateError;
+use super::intent_bitmap::{NEED_SYNC, WRITTEN};
 use super::io::{self, Target};
 use super::layout::Layout;
-use super::region_map::{NEED_SYNC, WRITTEN};
 use super::shape::Shape;
 use super::signatures::probe;
 use super::store::{Store, write_label, zero_superblock};
 use super::superblock::{EpochId, FIRST_GENERATION, Label, Member, Spare, Table};
 use crate::config::ROW_BYTES;
+use crate::mutant::{self, Mutant};
 use crate::{ArrayConfig, Consistency, Uuid};
-use block::{Channel, Device, DeviceError, IoError, Limits};
-use signatures::Findings;
+use block::{Channel, Device, IoError, Limits};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Bytes at a member's end that are cleared: second copies of other formats' signatures.
+/// Bytes cleared at a member's end, where other formats keep second copies of their signatures.
 const TAIL_BYTES: u64 = 1 << 20;
 
-/// How an array is made.
+/// Options of a creation.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
-    /// What it shall be.
+    /// The array to create.
     pub shape: Shape,
-    /// Take devices that hold something.
+    /// Whether to overwrite devices with known content.
     pub force: bool,
-    /// Whether data is zeroed where a device does that without being sent zeroes. Else, or when one cannot, parity is
-    /// made later (every region is marked [`NEED_SYNC`]).
+    /// Whether to zero the data area if the devices can do that without a transfer of zeroes. If
+    /// not, or if one cannot, a later sync computes parity (every region is marked [`NEED_SYNC`]).
     pub zeroes: bool,
-    /// The host that makes it.
+    /// The host that creates the array.
     pub owner: String,
     /// Nanoseconds since 1970.
     pub now_ns: u64,
-    /// Where identities come from.
+    /// Source of identities.
     pub identities: Identities,
 }
 
-/// Where random identities come from.
+/// Source of random identities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identities {
     /// The system's randomness.
     System,
-    /// The core's: the same in every run of a simulation.
+    /// The core's randomness: the same in every run of a simulation.
     Core,
 }
 
@@ -51,7 +52,7 @@ impl Identities {
     /// 128 random bits.
     pub fn bits(self) -> [u8; 16] {
         match self {
-            Identities::System => Uuid::random().0,
+            Identities::System => Uuid::random().expect("the system's randomness").0,
             Identities::Core => {
                 let core = reactor::current();
                 let bits = u128::from(core.random_u64()) << 64 | u128::from(core.random_u64());
@@ -60,55 +61,18 @@ impl Identities {
         }
     }
 
-    /// What makes an epoch unlike another line's of the same number.
+    /// A random number that distinguishes an epoch from one of another line with the same number.
     pub fn epoch_id(self) -> u64 {
         u128::from_le_bytes(self.bits()) as u64
     }
 
-    /// A new identity.
+    /// A new UUID.
     pub fn uuid(self) -> Uuid {
         Uuid::from_random(self.bits())
     }
 }
 
-/// Why an array cannot be made. Messages name the devices.
-#[derive(Debug, thiserror::Error)]
-pub enum CreateError {
-    /// What was asked for does not fit together.
-    #[error("{0}")]
-    Shape(String),
-    /// Devices hold something.
-    #[error("{}; --force takes them all the same", in_words(.0))]
-    InUse(Vec<(String, Findings)>),
-    /// A device cannot be a member.
-    #[error("{device}: {why}")]
-    Unfit {
-        /// The device.
-        device: String,
-        /// Why.
-        why: String,
-    },
-    /// A device cannot be opened.
-    #[error(transparent)]
-    Open(#[from] DeviceError),
-    /// A device failed meanwhile. There is no array; what the devices held may be gone.
-    #[error("{device}: {doing}: {error}")]
-    Io {
-        /// The device.
-        device: String,
-        /// What was being done.
-        doing: &'static str,
-        /// Its error.
-        error: IoError,
-    },
-}
-
-fn in_words(found: &[(String, Findings)]) -> String {
-    let device = |(name, findings): &(String, Findings)| format!("{name} holds {findings}");
-    found.iter().map(device).collect::<Vec<_>>().join("; ")
-}
-
-/// A device that becomes a member.
+/// A device that is to become a member.
 pub(super) struct Candidate {
     pub name: String,
     pub channel: Rc<dyn Channel>,
@@ -120,11 +84,11 @@ impl Candidate {
         let limits = device.limits();
         let unfit = |why: String| Err(CreateError::Unfit { device: device.name().to_owned(), why });
         if limits.read_only {
-            return unfit("it is read-only".into());
+            return unfit("read-only device".into());
         }
         if limits.block_size > ROW_BYTES {
             return unfit(format!(
-                "its blocks have {} bytes, at most {ROW_BYTES} can be used",
+                "block size {} bytes: at most {ROW_BYTES} is supported",
                 limits.block_size
             ));
         }
@@ -137,10 +101,11 @@ impl Candidate {
     }
 }
 
-/// Makes an array of `devices`, slot by slot in their order, and returns its first table. On a core.
+/// Creates an array of `devices`, slot by slot in their order, and returns its first table. Must
+/// run on a core.
 ///
 /// # Errors
-/// See [`CreateError`]. Nothing was written when the error is none of [`CreateError::Io`].
+/// See [`CreateError`]. All errors but [`CreateError::Io`] mean that nothing was written.
 pub async fn create(devices: &[Arc<dyn Device>], options: &CreateOptions) -> Result<Table, CreateError> {
     create_of(&candidates(devices, &[])?, &[], options).await
 }
@@ -162,8 +127,8 @@ pub struct PlannedCreation {
     config: ArrayConfig,
 }
 
-/// The first step of making an array of `devices` with `spares`, which wait for a member to fail: all checks. Spares are
-/// looked at and refused like members. Nothing is written. On a core.
+/// First step of the creation of an array of `devices` with `spares`: all checks. Spares are
+/// checked and refused like members. Nothing is written. Must run on a core.
 ///
 /// # Errors
 /// See [`CreateError`].
@@ -185,11 +150,11 @@ impl PlannedCreation {
         self.config.uuid
     }
 
-    /// The second step: clears the devices and writes the superblocks. On a core.
+    /// Second step: clears the devices and writes the superblocks. Must run on a core.
     ///
     /// # Errors
-    /// [`CreateError::Io`] or [`CreateError::Open`] when a device fails. What the devices held may be gone then, and
-    /// superblocks of the array may be left.
+    /// [`CreateError::Io`] or [`CreateError::Open`] if a device fails. Then the devices' content
+    /// may be lost, and superblocks of the array may remain.
     pub async fn commit(self) -> Result<Table, CreateError> {
         let PlannedCreation { devices, spares, options, config } = self;
         let candidates = candidates(&devices, &spares)?;
@@ -198,7 +163,7 @@ impl PlannedCreation {
     }
 }
 
-/// All checks, and the configuration that the devices allow.
+/// Runs all checks; returns the configuration that the devices allow.
 async fn look(
     members: &[Candidate],
     spares: &[Candidate],
@@ -212,7 +177,7 @@ async fn look(
     Ok(config)
 }
 
-/// All writes.
+/// Does all writes.
 async fn write(
     members: &[Candidate],
     spares: &[Candidate],
@@ -233,7 +198,8 @@ async fn write(
     let mut created = creating.next(options.now_ns);
     created.is_creating = false;
     let store = Store::new(targets.len());
-    for table in [&creating, &created] {
+    let skipped = usize::from(mutant::is(Mutant::CreatedInOneStep));
+    for table in [&creating, &created].into_iter().skip(skipped) {
         for (slot, result) in store.commit(&targets, table).await {
             result.map_err(members[slot].failed("cannot write the superblock"))?;
         }
@@ -255,7 +221,7 @@ fn candidates(
     Ok(candidates)
 }
 
-/// Where things lie on members and on spares.
+/// The layouts of members and spares.
 fn layouts(
     members: &[Candidate],
     spares: &[Candidate],
@@ -268,18 +234,18 @@ fn layouts(
     Ok((of_members, of_spares.collect::<Result<_, _>>()?))
 }
 
-/// Where things would lie on a device of an array that is there, if it can be what it is to be: `role`.
+/// The layout of a device for an existing array, if the device is suitable as `role`.
 pub(super) fn fit(spare: &Candidate, config: &ArrayConfig, role: &str) -> Result<Layout, CreateError> {
     let unfit = |why: String| CreateError::Unfit { device: spare.name.clone(), why };
     let Limits { block_size, max_transfer, capacity, .. } = spare.limits;
     if block_size > config.block_size {
-        return Err(unfit(format!("its blocks have {block_size} bytes, the array's {}", config.block_size)));
+        return Err(unfit(format!("block size {block_size} bytes: the array has {}", config.block_size)));
     }
     let strip = config.geometry.strip_bytes;
     if max_transfer < strip {
-        return Err(unfit(format!("it takes {max_transfer} bytes at a time, a strip has {strip}")));
+        return Err(unfit(format!("largest transfer {max_transfer} bytes: a strip has {strip}")));
     }
-    Layout::new(capacity, config).map_err(|error| unfit(format!("it is too small for {role}: {error}")))
+    Layout::new(capacity, config).map_err(|error| unfit(format!("too small for {role}: {error}")))
 }
 
 /// Makes a device a spare of the array.
@@ -296,11 +262,11 @@ async fn label(spare: &Candidate, config: &ArrayConfig, options: &CreateOptions)
     written.map_err(spare.failed("cannot write the superblock"))
 }
 
-/// The same device twice would be two members that fail together.
+/// Refuses a device that occurs twice: both members would fail together.
 pub(super) fn refuse_twice(candidates: &[Candidate]) -> Result<(), CreateError> {
     for (i, candidate) in candidates.iter().enumerate() {
         if candidates[..i].iter().any(|other| other.name == candidate.name) {
-            let why = "it is given twice".to_owned();
+            let why = "device is given twice".to_owned();
             return Err(CreateError::Unfit { device: candidate.name.clone(), why });
         }
     }
@@ -314,7 +280,7 @@ fn plan(candidates: &[Candidate], options: &CreateOptions) -> Result<ArrayConfig
     options.shape.config(options.identities.uuid(), candidates.len(), capacity, block_size)
 }
 
-/// Where things lie on a device.
+/// The layout of a device.
 fn layout(
     candidate: &Candidate,
     options: &CreateOptions,
@@ -342,17 +308,20 @@ pub(super) async fn refuse_used(
     if in_use.is_empty() { Ok(()) } else { Err(CreateError::InUse(in_use)) }
 }
 
-/// Clears old superblocks first, then everything before the data and the device's end.
+/// Clears old superblocks first, then the whole area before the data and the device's end.
 pub(super) async fn clear(candidate: &Candidate, layout: &Layout) -> Result<(), CreateError> {
     let Candidate { channel, limits, .. } = candidate;
     let failed = candidate.failed("cannot be cleared");
     zero_superblock(&**channel, limits.capacity).await.map_err(&failed)?;
+    if mutant::is(Mutant::OldAreasKept) {
+        return Ok(());
+    }
     io::zero(&**channel, limits, 0, layout.data_offset).await.map_err(&failed)?;
     let tail_at = limits.capacity.saturating_sub(TAIL_BYTES).max(layout.data_offset) & !4095;
     io::zero(&**channel, limits, tail_at, limits.capacity - tail_at).await.map_err(&failed)
 }
 
-/// Makes all members' data read as zeroes, if every one of them can do that cheaply.
+/// Makes all members' data read as zeroes, if every member can do that without a transfer.
 pub(super) async fn zero_data(candidates: &[Candidate], layouts: &[Layout]) -> Result<bool, CreateError> {
     let zero = |(candidate, layout): (&'_ Candidate, &'_ Layout)| {
         let (channel, limits) = (candidate.channel.clone(), candidate.limits.clone());
@@ -487,7 +456,7 @@ mod tests {
             disks[2].edit(|bytes| bytes[1080..1082].copy_from_slice(b"\x53\xef"));
             let mut options = options(Level::Raid5);
             let error = create_of(&candidates(&disks), &[], &options).await.unwrap_err().to_string();
-            assert_eq!(error, "disk2 holds ext2/3/4 at byte 1080; --force takes them all the same");
+            assert_eq!(error, "disk2 holds ext2/3/4 at byte 1080; --force overwrites them");
             assert!(disks.iter().all(|disk| disk.writes() == 0));
             options.force = true;
             create_of(&candidates(&disks), &[], &options).await.unwrap();
@@ -529,10 +498,7 @@ mod tests {
             let candidates: Vec<Candidate> = faults.iter().map(candidate).collect();
             let mut options = options(Level::Raid5);
             let error = create_of(&candidates, &[], &options).await.unwrap_err().to_string();
-            assert_eq!(
-                error,
-                "disk holds an unreadable block at byte 65536; --force takes them all the same"
-            );
+            assert_eq!(error, "disk holds an unreadable block at byte 65536; --force overwrites them");
             options.force = true;
             create_of(&candidates, &[], &options).await.unwrap();
         });
@@ -551,7 +517,7 @@ mod tests {
             options.force = true;
             let small = Candidate { limits: Limits::new(256 << 10), ..candidates(&disks).remove(3) };
             let error = create_of(&all[..3], &[small], &options).await.unwrap_err().to_string();
-            assert!(error.starts_with("disk3: it is too small for a spare"), "{error}");
+            assert!(error.starts_with("disk3: too small for a spare"), "{error}");
             assert!(disks.iter().all(|disk| disk.writes() == 0));
             let table = create_of(&all[..3], &all[3..], &options).await.unwrap();
             let assembly = assemble(found(&disks).await, &AssembleOptions::default()).unwrap();
@@ -585,7 +551,7 @@ mod tests {
                 power.restore();
                 let new = found(&disks).await;
                 match assemble(new.clone(), &AssembleOptions { run: true, ..Default::default() }) {
-                    // Every copy of some old superblocks may still be there.
+                    // Every copy of some old superblocks may still exist.
                     Ok(assembly) if old.iter().any(|old| new.contains(old)) => {
                         assert!(assembly.table.generation == 2);
                     }
@@ -621,9 +587,9 @@ mod tests {
             let mut options = options(Level::Raid1);
             options.shape.consistency = Some(Consistency::Bitmap);
             let error = create(&[memory(false), memory(false)], &options).await.unwrap_err().to_string();
-            assert_eq!(error, "mem: it is given twice");
+            assert_eq!(error, "mem: device is given twice");
             let error = create(&[memory(true), memory(false)], &options).await.unwrap_err().to_string();
-            assert_eq!(error, "mem: it is read-only");
+            assert_eq!(error, "mem: read-only device");
         });
     }
 }

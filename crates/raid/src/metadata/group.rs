@@ -1,16 +1,17 @@
-//! Adding groups of new members to an array that nobody uses. No data moves: the new groups' stripes come behind all that
-//! there are ([`crate::Geometry::with_groups_added`]).
+//! Adds groups of new members to an array that is not in use. No data moves: the new groups'
+//! stripes follow all existing ones ([`crate::Geometry::with_groups_added`]).
 //!
-//! New devices' data is zeroed before they become members, so that every region map is right about it and parity fits.
-//! How they do, [`super::newcomers`] says.
+//! The data of new devices is zeroed before they become members. So every write-intent bitmap
+//! matches it, and parity fits. [`super::newcomers`] describes the steps.
 
 use super::Assembly;
 use super::bad_blocks::{BadBlocks, LoadError};
-use super::create::{Candidate, CreateError, fit, refuse_twice, refuse_used, zero_data};
+use super::create::{Candidate, fit, refuse_twice, refuse_used, zero_data};
+use super::create_error::CreateError;
+use super::intent_bitmap::IntentBitmap;
 use super::io::{self, MemberFailures, Target};
 use super::layout::Layout;
 use super::newcomers::{self, AddOptions, Newcomers, Unready, check_ready, store_of};
-use super::region_map::RegionMap;
 use super::store::Store;
 use super::superblock::Table;
 use crate::config::MAX_MEMBERS;
@@ -20,73 +21,73 @@ use crate::{ArrayConfig, ConfigError, Level};
 use block::Device;
 use std::sync::Arc;
 
-/// Why no group is added. The array is as it was, unless the error says otherwise.
+/// Why no group is added. The array is unchanged unless the error says otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum AddError {
-    /// The array cannot be changed as it is.
+    /// The state of the array does not allow the change.
     #[error(transparent)]
     Unready(#[from] Unready),
-    /// Devices do not make whole groups.
+    /// The devices do not form complete groups.
     #[error("array {array}: {given} devices: groups of {group_members} are needed")]
     Count {
         /// The array.
         array: String,
-        /// Devices.
+        /// Number of devices.
         given: usize,
         /// Members of a group.
         group_members: usize,
     },
-    /// There would be too many members.
+    /// The array would have too many members.
     #[error("array {array}: {members} members: at most {MAX_MEMBERS}")]
     TooMany {
         /// The array.
         array: String,
-        /// Members that there would be.
+        /// Members after the change.
         members: usize,
     },
     /// The superblock has no room for another zone.
     #[error(
-        "array {array}: groups have been added to it too often: a superblock has room for {MAX_ZONES} zones of \
-         stripes (add several groups at once)"
+        "array {array}: groups were added too often: a superblock has room for {MAX_ZONES} zones of stripes \
+         (add several groups at once)"
     )]
     NoZone {
         /// The array.
         array: String,
     },
-    /// The shape that it would have makes no sense.
+    /// The resulting configuration is invalid.
     #[error("array {array}: {error}")]
     Config {
         /// The array.
         array: String,
-        /// What is wrong.
+        /// The rule that it violates.
         error: ConfigError,
     },
-    /// Devices cannot be members.
+    /// Devices are not suitable as members.
     #[error(transparent)]
     Device(#[from] CreateError),
-    /// Members could not be read or written before anything was changed.
+    /// Members could not be read or written, before any change.
     #[error(transparent)]
     Members(#[from] MemberFailures),
-    /// The list of bad blocks cannot be read.
+    /// The bad-block list cannot be read.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// Members failed while the last superblocks were written.
     #[error(
-        "array {array}: {failures}, and it cannot do without them: whether the groups are part of it is decided when it is \
-         assembled"
+        "array {array}: {failures}: the array cannot run without them; the next assembly decides whether the groups \
+         are part of it"
     )]
     Unfinished {
         /// The array.
         array: String,
-        /// Who failed.
+        /// The failed members.
         failures: MemberFailures,
     },
 }
 
-/// Adds `devices` to an array as new groups, slot by slot in their order, and returns its new table. `own` are its
-/// members, all of them. On a core.
+/// Adds `devices` to an array as new groups, slot by slot in their order, and returns its new
+/// table. `own` are all of its members. Must run on a core.
 ///
-/// Devices that do not zero themselves cheaply are sent the zeroes, which takes as long as to write them whole.
+/// A device that cannot zero itself is sent zeroes, which takes as long as to write it completely.
 ///
 /// # Errors
 /// See [`AddError`].
@@ -114,14 +115,14 @@ async fn add_of(
     if !options.force {
         refuse_used(candidates.iter()).await?;
     }
-    let regions = RegionMap::load(&old.config, old.initial_region, own).await?;
+    let regions = IntentBitmap::load(&old.config, old.initial_region, own).await?;
     let bad = BadBlocks::load(old.config.uuid, own, false).await?;
     let new = Newcomers::new(old.members.len(), candidates, layouts);
     new.clear().await?;
     zero(candidates, &new.layouts).await?;
     new.inform(&regions, &bad).await?;
     let store = store_of(assembly, config.geometry.members());
-    // Settled stays what members stand at: they will never have this table.
+    // `settled` stays at the generation of the members: they never get this table.
     let change = Table { config, ..assembly.next_table(options.now_ns) };
     let creating = new.creating(change, options.identities);
     if !mutant::is(Mutant::GroupInOneStep) {
@@ -131,7 +132,7 @@ async fn add_of(
     finish(&store, own.iter().chain(&new.targets).cloned().collect(), created, options).await
 }
 
-/// Makes the devices' data zeroes: every region map is right about that, and parity fits.
+/// Zeroes the devices' data: every write-intent bitmap matches that, and parity fits.
 async fn zero(candidates: &[Candidate], layouts: &[Layout]) -> Result<(), CreateError> {
     if zero_data(candidates, layouts).await? {
         return Ok(());
@@ -155,7 +156,7 @@ async fn finish(
     finished.map_err(|failures| AddError::Unfinished { array, failures })
 }
 
-/// What the array is to be with so many devices more.
+/// The configuration of the array with `given` more devices.
 fn plan(assembly: &Assembly, given: usize) -> Result<ArrayConfig, AddError> {
     check_ready(assembly)?;
     let Assembly { table, members, .. } = assembly;
@@ -176,7 +177,7 @@ fn plan(assembly: &Assembly, given: usize) -> Result<ArrayConfig, AddError> {
     Ok(config)
 }
 
-/// What a level is called when there are several groups of it.
+/// The level's name for several groups of it.
 const fn grouped(level: Level) -> Level {
     match level {
         Level::Raid1 => Level::Raid10,

@@ -1,6 +1,7 @@
-//! Reading and writing metadata: small transfers in memory of their own.
+//! Reads and writes metadata: small transfers with their own memory.
 //!
-//! The core's buffers are not used here: a request that holds many of them may be waiting for just this metadata.
+//! They do not use the core's buffers: a request that holds many buffers may wait for this
+//! metadata.
 
 use block::{Channel, Flags, IoError, IoResult, Limits, Op, Request};
 use reactor::{Buffer, BufferPool, MAX_BUFFER};
@@ -11,25 +12,26 @@ use std::task::Poll;
 
 use super::Layout;
 
-/// Longest transfer of metadata: every device takes it.
+/// Longest transfer of metadata; every device accepts it.
 pub(super) const MAX_TRANSFER: usize = 128 << 10;
 
-/// A member that metadata is written to: the caller's channel to it, and where things lie there.
+/// A member that metadata is written to: the caller's channel and the member's layout.
 #[derive(Clone)]
 pub struct Target {
     /// The member's number in the array.
     pub slot: usize,
     /// The channel of the calling core.
     pub channel: Rc<dyn Channel>,
-    /// Where things lie on the member.
+    /// The member's layout.
     pub layout: Layout,
 }
 
-/// The members that metadata goes to: those that are live or being rebuilt, as the calling core reaches them.
+/// The members that metadata is written to, as seen by the calling core: those that are live or
+/// being rebuilt.
 ///
-/// Asked only when something is written; what is written counts once it is durable on all of them.
+/// Asked once for each write. A write counts once it is durable on all of them.
 pub trait Targets {
-    /// The members now.
+    /// The present members.
     fn targets(&self) -> Vec<Target>;
 }
 
@@ -45,9 +47,9 @@ impl Targets for Vec<Target> {
     }
 }
 
-/// Members that could not be written or read: the caller takes them out and tries again.
+/// Members that could not be written or read: the caller marks them failed and tries again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("metadata of members {0:?}")]
+#[error("metadata I/O failed on members {0:?}")]
 pub struct MemberFailures(pub Vec<(usize, IoError)>);
 
 /// Reads `len` bytes, at most [`MAX_BUFFER`].
@@ -78,7 +80,7 @@ pub(crate) async fn write(channel: &dyn Channel, offset: u64, bytes: &[u8]) -> I
     Ok(())
 }
 
-/// Makes a range read as zeroes, durably, however slow that is.
+/// Makes a range read as zeroes, durably, at any cost.
 pub(crate) async fn zero(channel: &dyn Channel, limits: &Limits, offset: u64, len: u64) -> IoResult {
     match zero_cheaply(channel, limits, offset, len).await {
         Err(IoError::Unsupported) => {}
@@ -93,10 +95,11 @@ pub(crate) async fn zero(channel: &dyn Channel, limits: &Limits, offset: u64, le
     Ok(())
 }
 
-/// Makes a range read as zeroes, durably.
+/// Makes a range read as zeroes, durably, without a transfer of zeroes.
 ///
 /// # Errors
-/// [`IoError::Unsupported`] when the device would have to be sent the zeroes; part of the range may be zeroes then.
+/// [`IoError::Unsupported`] if the device needs a transfer of zeroes; part of the range may be
+/// zeroes then.
 pub(crate) async fn zero_cheaply(channel: &dyn Channel, limits: &Limits, offset: u64, len: u64) -> IoResult {
     let most = limits.max_write_zeroes.min(1 << 30) & !4095;
     if most == 0 {
@@ -112,7 +115,7 @@ pub(crate) async fn zero_cheaply(channel: &dyn Channel, limits: &Limits, offset:
     Ok(())
 }
 
-/// Waits for all of any number of futures. Polls each again on every wake: for control paths.
+/// Waits for any number of futures. Polls each again on every wake: for control paths.
 pub(crate) async fn all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     let mut futures: Vec<Pin<Box<F>>> = futures.into_iter().map(Box::pin).collect();
     let mut results: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();

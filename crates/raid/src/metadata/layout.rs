@@ -1,77 +1,79 @@
-//! Where everything lies on a member.
+//! The layout of a member: the offset of each area.
 //!
 //! ```text
-//!   0        4 KiB: zeroes, so that nobody mistakes the member for something else
+//!   0        4 KiB: zeroes, so that no program finds another format's signature
 //!   4 KiB    superblock copies 0 and 1, 12 KiB each
-//!   32 KiB   region map: pages of 4 KiB, two copies of each side by side
+//!   32 KiB   write-intent bitmap: pages of 4 KiB, two copies of each side by side
 //!            bad blocks: two copies
 //!            log: lane 0, lane 1, …
-//!            reserve for a change of shape
+//!            reserve for a reshape
 //!   data     the member's strips, aligned
 //!   …        free
 //!   end      superblock copies 2 and 3, 12 KiB each, before the last whole 4 KiB of the device
 //! ```
 //!
-//! Every place stands in the member's superblock; [`Layout::new`] only chooses them for a new member. So two members
-//! of an array may be laid out differently.
+//! Every offset is stored in the member's superblock; [`Layout::new`] only chooses them for a new
+//! member. So two members of an array may have different layouts.
 
 use crate::{ArrayConfig, Consistency};
 
-/// What every place of metadata is a multiple of: the largest logical block.
+/// Alignment of all metadata: the largest logical block.
 pub const PAGE_BYTES: u64 = 4096;
-/// Bytes of one superblock copy's place: a head of 1 KiB and 256 members of 32 bytes, in whole pages.
+/// Bytes reserved for one superblock copy: a head of 1 KiB and 256 members of 32 bytes, in whole
+/// pages.
 pub const COPY_BYTES: u64 = 12 << 10;
 /// Superblock copies on a member.
 pub const COPIES: usize = 4;
-/// Regions that one page of the region map holds.
+/// Regions in one page of the write-intent bitmap.
 pub const REGIONS_PER_PAGE: u64 = 4032;
-/// Most regions of an array: what is held in memory for each stays small.
+/// Most regions of an array; bounds the memory of their state.
 pub const MAX_REGIONS: u64 = 1 << 20;
-/// From this size on a member has generous areas and data aligned to 1 MiB. Smaller ones exist in tests only.
+/// Smallest member with generous areas and data aligned to 1 MiB. Smaller ones exist only in tests.
 pub const ROOMY_MEMBER_BYTES: u64 = 256 << 20;
 
-/// Where the region map begins: behind the first page and two superblock copies, rounded up.
+/// Offset of the write-intent bitmap: behind the first page and two superblock copies, rounded up.
 const MAP_OFFSET: u64 = 32 << 10;
-/// Pages of the region map on a roomy member: 64 Ki regions twice over, so that the array can double.
+/// Pages of the write-intent bitmap on a roomy member: 64 Ki regions twice over, so that the array
+/// can double.
 const ROOMY_MAP_PAGES: u64 = 34;
 /// Bytes of one copy of the bad blocks on a roomy member: 2728 ranges.
 const ROOMY_BAD_BYTES: u64 = 64 << 10;
 /// Least reserve on a roomy member.
 const ROOMY_RESERVE_BYTES: u64 = 8 << 20;
-/// Strips that the reserve holds at least.
+/// Least size of the reserve, in strips.
 const RESERVE_STRIPS: u64 = 4;
 
-/// Where everything lies on one member. All in bytes from the member's beginning; offsets and lengths are multiples
-/// of [`PAGE_BYTES`].
+/// Offset and length of each area of a member, in bytes from the member's beginning; all are
+/// multiples of [`PAGE_BYTES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Layout {
-    /// Bytes of the member that are used; the device may be larger.
+    /// Used bytes of the member; the device may be larger.
     pub member_bytes: u64,
-    /// What `data_offset` is a multiple of.
+    /// Alignment of `data_offset`.
     pub alignment: u32,
-    /// Pages of the region map, each with two copies.
+    /// Pages of the write-intent bitmap, each with two copies.
     pub map_pages: u32,
-    /// Where the region map begins.
+    /// Offset of the write-intent bitmap.
     pub map_offset: u64,
-    /// Where the bad blocks begin.
+    /// Offset of the bad blocks.
     pub bad_offset: u64,
     /// Bytes of one of the two copies of the bad blocks.
     pub bad_bytes: u32,
-    /// Where the log begins.
+    /// Offset of the log.
     pub log_offset: u64,
     /// Bytes of the log: all lanes.
     pub log_bytes: u64,
-    /// Where the reserve for a change of shape begins.
+    /// Offset of the reserve for a reshape.
     pub reserve_offset: u64,
     /// Bytes of the reserve.
     pub reserve_bytes: u64,
-    /// Where the strips begin.
+    /// Offset of the strips.
     pub data_offset: u64,
     /// Bytes for strips.
     pub data_bytes: u64,
 }
 
-/// Why a member cannot be laid out.
+/// Why a member has no valid layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// The member is too small.
@@ -79,31 +81,31 @@ pub enum LayoutError {
     TooSmall {
         /// Bytes of the member.
         capacity: u64,
-        /// Bytes that it would need.
+        /// Bytes that it needs.
         needed: u64,
     },
-    /// The region map would be too large.
+    /// The write-intent bitmap would be too large.
     #[error("{regions} regions: at most {MAX_REGIONS}")]
     Regions {
         /// Regions of the array.
         regions: u64,
     },
-    /// Places overlap or are out of order.
-    #[error("{area} at {offset}: not where it can be")]
+    /// Areas overlap or have the wrong order.
+    #[error("{area} at {offset}: overlaps another area, or is misplaced")]
     Area {
-        /// What lies there.
+        /// The area.
         area: &'static str,
-        /// Where it was said to lie.
+        /// Its offset.
         offset: u64,
     },
 }
 
 impl Layout {
-    /// Lays out a new member of `capacity` bytes for all stripes of `config`. Data that would not fit otherwise takes
-    /// room from the reserve: a change of shape may have done so on all others.
+    /// The layout of a new member of `capacity` bytes for all stripes of `config`. If the data does
+    /// not fit, it takes room from the reserve: a reshape may have done so on all other members.
     ///
     /// # Errors
-    /// When the member is too small even without a reserve, or `config` has too many regions.
+    /// If the member is too small even without a reserve, or `config` has too many regions.
     pub fn new(capacity: u64, config: &ArrayConfig) -> Result<Layout, LayoutError> {
         if config.regions() > MAX_REGIONS {
             return Err(LayoutError::Regions { regions: config.regions() });
@@ -123,8 +125,9 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The layout of the same member with data that begins `shift` bytes lower and ends where it did: the room comes
-    /// from the reserve. `None` when there is not so much, or data would not be aligned.
+    /// The layout of the same member with data that begins `shift` bytes lower and has the same
+    /// end. The reserve gives the room. `None` if the reserve is too small, or data would not be
+    /// aligned.
     pub fn shifted(&self, shift: u64) -> Option<Layout> {
         let alignment = u64::from(self.alignment).max(PAGE_BYTES);
         if !shift.is_multiple_of(alignment) || shift > self.reserve_room() {
@@ -139,13 +142,13 @@ impl Layout {
         })
     }
 
-    /// Bytes before the data that hold nothing.
+    /// Unused bytes before the data.
     pub fn reserve_room(&self) -> u64 {
         self.data_offset.saturating_sub(self.reserve_offset)
     }
 
-    /// The most stripes that a group can have when its smallest member has `capacity` bytes; 0 when the member has no
-    /// room for any. The stripes in `config` do not matter.
+    /// The most stripes of a group whose smallest member has `capacity` bytes; 0 if the member has
+    /// no room for any. The stripes in `config` do not matter.
     pub fn most_group_stripes(capacity: u64, config: &ArrayConfig) -> u64 {
         let layout = Layout::areas(capacity, config);
         let room = layout.member_bytes.saturating_sub(layout.data_offset).saturating_sub(2 * COPY_BYTES);
@@ -153,11 +156,12 @@ impl Layout {
         room.min(most_data) / u64::from(config.geometry.strip_bytes)
     }
 
-    /// The layout of the same member after its device has grown to `capacity` bytes, with all the room behind the data
-    /// that this gives. What lies before the data stays where it is; the last superblock copies move.
+    /// The layout of the same member after its device has grown to `capacity` bytes, with all the
+    /// new room behind the data. Areas before the data stay in place; the last superblock copies
+    /// move.
     ///
-    /// The end stays where it is, too, unless the new copies lie wholly behind the old ones: those must be intact until
-    /// the new ones are.
+    /// The end does not move unless the new copies lie completely behind the old ones: the old
+    /// copies must be intact until the new ones are.
     #[must_use]
     pub fn grown(&self, capacity: u64) -> Layout {
         let end = capacity & !(PAGE_BYTES - 1);
@@ -167,12 +171,13 @@ impl Layout {
         Layout { member_bytes, data_bytes: last_copies - self.data_offset, ..*self }
     }
 
-    /// The most bytes of data on a member of this layout that the region map has room for.
+    /// The most bytes of data on a member of this layout that the write-intent bitmap can cover.
     pub fn most_mapped(&self, region_bytes: u64) -> u64 {
         region_bytes.saturating_mul(self.map_capacity().min(MAX_REGIONS))
     }
 
-    /// Everything but the data's length. Sums stay far below 2^64: each area is at most 2^48 bytes.
+    /// The layout without the data's length. Sums stay far below 2^64: each area is at most 2^48
+    /// bytes.
     fn areas(capacity: u64, config: &ArrayConfig) -> Layout {
         let member_bytes = capacity & !(PAGE_BYTES - 1);
         let is_roomy = member_bytes >= ROOMY_MEMBER_BYTES;
@@ -207,10 +212,10 @@ impl Layout {
         }
     }
 
-    /// Checks a layout that came from a disk: order, alignment, room for what `config` needs.
+    /// Checks a layout read from a disk: order, alignment, room for `config`.
     ///
     /// # Errors
-    /// Names the area that is wrong.
+    /// Names the invalid area.
     pub fn check(&self, config: &ArrayConfig) -> Result<(), LayoutError> {
         let log_bytes = u64::from(config.lanes) * u64::from(config.lane_bytes);
         let needs_log = config.consistency != Consistency::None;
@@ -229,7 +234,7 @@ impl Layout {
 
     fn check_order(&self) -> Result<(), LayoutError> {
         let areas = [
-            ("the region map", self.map_offset, 2 * u64::from(self.map_pages) * PAGE_BYTES),
+            ("the write-intent bitmap", self.map_offset, 2 * u64::from(self.map_pages) * PAGE_BYTES),
             ("the bad blocks", self.bad_offset, 2 * u64::from(self.bad_bytes)),
             ("the log", self.log_offset, self.log_bytes),
             ("the reserve", self.reserve_offset, self.reserve_bytes),
@@ -254,7 +259,7 @@ impl Layout {
         }
     }
 
-    /// Where the superblock copies of a member of `capacity` bytes lie; `None` when it has no room for them.
+    /// Offsets of the superblock copies of a member of `capacity` bytes; `None` if it is too small.
     pub fn superblocks_at(capacity: u64) -> Option<[u64; COPIES]> {
         let end = capacity & !(PAGE_BYTES - 1);
         if end < MAP_OFFSET + 2 * COPY_BYTES {
@@ -263,31 +268,43 @@ impl Layout {
         Some([PAGE_BYTES, PAGE_BYTES + COPY_BYTES, end - 2 * COPY_BYTES, end - COPY_BYTES])
     }
 
-    /// Where the superblock copies lie.
+    /// Offsets of the superblock copies.
     pub fn superblocks(&self) -> [u64; COPIES] {
         Layout::superblocks_at(self.member_bytes).expect("a member that has been laid out")
     }
 
-    /// Regions that the region map has room for.
+    /// Regions that the write-intent bitmap has room for.
     pub fn map_capacity(&self) -> u64 {
         u64::from(self.map_pages) * REGIONS_PER_PAGE
     }
 
-    /// Where a copy (0 or 1) of a page of the region map lies.
+    /// Offset of a copy (0 or 1) of a page of the write-intent bitmap.
     pub fn map_page(&self, page: u32, copy: usize) -> u64 {
         debug_assert!(page < self.map_pages && copy < 2);
         self.map_offset + (2 * u64::from(page) + copy as u64) * PAGE_BYTES
     }
 
-    /// Where a copy (0 or 1) of the bad blocks lies.
+    /// Offset of a copy (0 or 1) of the bad blocks.
     pub fn bad_copy(&self, copy: usize) -> u64 {
         debug_assert!(copy < 2);
         self.bad_offset + copy as u64 * u64::from(self.bad_bytes)
     }
 
-    /// Where a lane of the log begins.
+    /// Offset of a lane of the log.
     pub fn lane(&self, lane: u16, lane_bytes: u32) -> u64 {
         self.log_offset + u64::from(lane) * u64::from(lane_bytes)
+    }
+}
+
+impl ArrayConfig {
+    /// Lanes that fit in the logs of members with these layouts; the present number if there is no
+    /// log.
+    pub fn lanes_in(&self, layouts: impl Iterator<Item = Layout>) -> u16 {
+        if self.lane_bytes == 0 {
+            return self.lanes;
+        }
+        let lanes = layouts.map(|layout| layout.log_bytes / u64::from(self.lane_bytes)).min();
+        u16::try_from(lanes.unwrap_or(0)).unwrap_or(u16::MAX).max(self.lanes)
     }
 }
 
@@ -388,7 +405,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_chosen_passes_the_check(
+        fn every_chosen_layout_passes_the_check(
             capacity in prop_oneof![0..=u64::MAX, 0..1u64 << 30], strip in 12..=20u32, region_strips in 1..=1u64 << 40,
             lanes in 1..=u16::MAX, lane_pages in 1..=4096u32,
         ) {
@@ -401,7 +418,7 @@ mod tests {
             if config.check().is_ok() {
                 let layout = Layout::new(capacity, &config).unwrap();
                 prop_assert_eq!(layout.check(&config), Ok(()));
-                // As many as there is room for when there is no reserve, and one more.
+                // As many as fit without a reserve, and one more.
                 let least = layout.reserve_offset.next_multiple_of(layout.alignment.into());
                 let room = layout.member_bytes - 2 * COPY_BYTES - least;
                 config.geometry.group_stripes = room >> strip;

@@ -1,15 +1,11 @@
-//! Choices of an operator about the upkeep of an array, and when its next scheduled scrub is due.
-//!
-//! The period counts from the end of the last complete scrub, whoever asked for it, and ends up to a tenth early. By
-//! how much depends on the array's UUID, so that arrays of one age do not all begin at once.
+//! An operator's settings for the upkeep of an array.
 
-use super::superblock::Table;
-use crate::{ArrayConfig, Uuid};
+use crate::ArrayConfig;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Corrected read errors of an hour that a member may have by default, as with md.
+/// Default limit of corrected read errors of a member in an hour, the same as with md.
 pub const READ_ERRORS: u32 = 20;
 /// The shortest period of scheduled scrubs, in seconds: one hour.
 pub const LEAST_PERIOD_S: u32 = 3600;
@@ -18,17 +14,17 @@ pub const MOST_PERIOD_S: u32 = 3650 * 86400;
 
 const DAY_MINUTES: u16 = 1440;
 const MINUTE_NS: u64 = 60_000_000_000;
-const DAY_NS: u64 = DAY_MINUTES as u64 * MINUTE_NS;
-const SECOND_NS: u64 = 1_000_000_000;
+pub(super) const DAY_NS: u64 = DAY_MINUTES as u64 * MINUTE_NS;
+pub(super) const SECOND_NS: u64 = 1_000_000_000;
 
-/// Choices of an operator about the upkeep of an array.
+/// An operator's settings for the upkeep of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Maintenance {
     /// Seconds from the end of a scrub until the next one is due; 0: none is scheduled.
     pub scrub_period_s: u32,
     /// When scheduled scrubs may run; `None`: at any time.
     pub scrub_window: Option<Window>,
-    /// Corrected read errors of an hour that a member may have; 0: no limit.
+    /// Most corrected read errors of a member in an hour; 0: no limit.
     pub read_errors: u32,
 }
 
@@ -59,25 +55,25 @@ impl Maintenance {
     }
 }
 
-/// A time of day, the same every day, in minutes since midnight UTC. It may go past midnight.
+/// A daily period, in minutes since midnight UTC. It may cross midnight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
     /// Its first minute.
     pub start_minute: u16,
-    /// The minute after its last. The same as the first one: the window is the whole day.
+    /// The minute after its last one. If it equals `start_minute`, the window is the whole day.
     pub end_minute: u16,
 }
 
-/// A change of [`Maintenance`]. What is `None` stays as it is.
+/// A change of [`Maintenance`]. A field that is `None` does not change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MaintenanceChange {
     /// Seconds from the end of a scrub until the next one is due; 0: none is scheduled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrub_period_s: Option<u32>,
-    /// When scheduled scrubs may run. Start and end alike: at any time.
+    /// When scheduled scrubs may run. Equal start and end: at any time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scrub_window: Option<Window>,
-    /// Corrected read errors of an hour that a member may have; 0: no limit.
+    /// Most corrected read errors of a member in an hour; 0: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_errors: Option<u32>,
 }
@@ -91,7 +87,9 @@ impl MaintenanceChange {
     /// `before` with this change.
     ///
     /// # Errors
-    /// When a value is out of range, or the array has no redundancy to scrub. The sentence names the value.
+    /// If a value exceeds its range, or the array has no redundancy to scrub. The text names the
+    /// value.
+    /// value.
     pub fn apply(&self, before: Maintenance, config: &ArrayConfig) -> Result<Maintenance, String> {
         if let Some(period) = self.scrub_period_s.filter(|period| *period != 0) {
             if !(LEAST_PERIOD_S..=MOST_PERIOD_S).contains(&period) {
@@ -124,17 +122,17 @@ impl MaintenanceChange {
 }
 
 impl Window {
-    /// Whether it lies within a day.
+    /// Whether both minutes lie within a day.
     pub fn is_valid(&self) -> bool {
         self.start_minute < DAY_MINUTES && self.end_minute < DAY_MINUTES
     }
 
-    /// The window; `None` when it is the whole day.
+    /// The window; `None` if it is the whole day.
     pub fn or_none(self) -> Option<Window> {
         (self.start_minute != self.end_minute).then_some(self)
     }
 
-    /// Whether a time, in nanoseconds since 1970, lies in it.
+    /// Whether the window contains a time, in nanoseconds since 1970.
     pub fn contains(&self, at_ns: u64) -> bool {
         let minute = (at_ns % DAY_NS / MINUTE_NS) as u16;
         match self.start_minute < self.end_minute {
@@ -143,7 +141,7 @@ impl Window {
         }
     }
 
-    /// The first time at or after `at_ns` that lies in it, in nanoseconds since 1970.
+    /// The first time at or after `at_ns` in the window, in nanoseconds since 1970.
     pub fn next_ns(&self, at_ns: u64) -> u64 {
         if self.contains(at_ns) {
             return at_ns;
@@ -182,10 +180,10 @@ impl FromStr for Window {
     }
 }
 
-/// The period that `text` spells, in seconds: `30d`, `12h`, `2w`; 0 for `off`.
+/// Parses a period in seconds: `30d`, `12h`, `2w`; 0 for `off`.
 ///
 /// # Errors
-/// When it is none, or out of range.
+/// If the text is no period, or out of range.
 pub fn parse_period(text: &str) -> Result<u32, String> {
     if text == "off" {
         return Ok(0);
@@ -209,7 +207,7 @@ pub fn parse_period(text: &str) -> Result<u32, String> {
     }
 }
 
-/// A period as [`parse_period`] reads it, in its largest unit without a remainder of hours.
+/// Formats a period for [`parse_period`], in its largest unit without a remainder of hours.
 pub fn period_text(period_s: u32) -> String {
     match period_s {
         0 => "off".into(),
@@ -219,42 +217,10 @@ pub fn period_text(period_s: u32) -> String {
     }
 }
 
-impl Table {
-    /// When the next scheduled scrub is due, in nanoseconds since 1970: the window's first moment from then on. `None`
-    /// when none is scheduled. A last scrub more than a day after `now_ns` does not count: the clock was wrong.
-    pub fn next_scrub_ns(&self, now_ns: u64) -> Option<u64> {
-        let Maintenance { scrub_period_s, scrub_window, .. } = self.maintenance;
-        if scrub_period_s == 0 {
-            return None;
-        }
-        let cancelled_ns = u64::from(self.scrub_cancelled_s) * SECOND_NS;
-        let known = [self.created_ns, self.scrubbed_ns, cancelled_ns];
-        let latest_ns = now_ns.saturating_add(DAY_NS);
-        let last_ns = known.into_iter().filter(|at_ns| *at_ns <= latest_ns).max().unwrap_or(0);
-        let due_ns = last_ns.saturating_add(interval_ns(self.config.uuid, scrub_period_s));
-        Some(scrub_window.map_or(due_ns, |window| window.next_ns(due_ns)))
-    }
-
-    /// Whether a scheduled scrub may run at `now_ns`: one is scheduled, its window is open, every member is live.
-    pub fn allows_scheduled_scrub(&self, now_ns: u64) -> bool {
-        let Maintenance { scrub_period_s, scrub_window, .. } = self.maintenance;
-        let is_open = scrub_window.is_none_or(|window| window.contains(now_ns));
-        scrub_period_s > 0 && is_open && !self.is_degraded() && self.reshape.is_none()
-    }
-}
-
-/// Nanoseconds from the end of a scrub until the next one is due: nine tenths of the period to all of it.
-fn interval_ns(array: Uuid, period_s: u32) -> u64 {
-    let period_ns = u64::from(period_s) * SECOND_NS;
-    let (first, _) = array.0.split_at(8);
-    let random = u64::from_le_bytes(first.try_into().expect("8 bytes"));
-    period_ns - random % (period_ns / 10)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metadata::testing::{config, table};
+    use crate::metadata::testing::config;
 
     const HOUR_NS: u64 = 60 * MINUTE_NS;
 
@@ -316,32 +282,5 @@ mod tests {
         let beyond = Window { start_minute: 1440, end_minute: 0 };
         let change = MaintenanceChange { scrub_window: Some(beyond), ..Default::default() };
         assert!(apply(change, &config(3, 1)).unwrap_err().contains("minute 1440"));
-    }
-
-    #[test]
-    fn the_next_scrub_counts_from_the_last_one_and_arrays_differ() {
-        let mut table = table(&config(3, 1));
-        let now_ns = 20_000 * DAY_NS;
-        assert_eq!(table.next_scrub_ns(now_ns), None);
-        table.maintenance.scrub_period_s = 10 * 86400;
-        (table.created_ns, table.scrubbed_ns) = (now_ns, 0);
-        let due = |table: &Table| table.next_scrub_ns(now_ns).unwrap();
-        let first = due(&table);
-        assert!(first > now_ns + 9 * DAY_NS && first <= now_ns + 10 * DAY_NS);
-        table.scrubbed_ns = now_ns + HOUR_NS;
-        assert_eq!(due(&table), first + HOUR_NS);
-        table.scrub_cancelled_s = ((now_ns + 2 * HOUR_NS) / SECOND_NS) as u32;
-        assert_eq!(due(&table), first + 2 * HOUR_NS);
-        // The clock was wrong.
-        table.scrubbed_ns = now_ns + 40_000 * DAY_NS;
-        assert_eq!(due(&table), first + 2 * HOUR_NS);
-        table.maintenance.scrub_window = Some(window("22:00-06:00"));
-        assert!(due(&table) >= first + 2 * HOUR_NS && due(&table) < first + 26 * HOUR_NS);
-        assert!(window("22:00-06:00").contains(due(&table)));
-        let intervals: Vec<u64> =
-            (0..=255).map(|byte| interval_ns(Uuid::from_random([byte; 16]), 864_000)).collect();
-        assert!(intervals.iter().all(|ns| (9 * DAY_NS..=10 * DAY_NS).contains(ns)));
-        let distinct: std::collections::BTreeSet<u64> = intervals.iter().map(|ns| ns / HOUR_NS).collect();
-        assert!(distinct.len() > 15, "{distinct:?}");
     }
 }

@@ -1,42 +1,44 @@
-//! New members of an array that nobody uses: what every change that brings some has in common.
+//! New members of an array that is not in use: the common steps of every change that adds some.
 //!
 //! ```text
-//!   1  new devices: cleared, region map and bad blocks as the members have them
+//!   1  new devices: cleared, the members' write-intent bitmap and bad blocks
 //!   2  new devices: superblocks with the new table, "being created"
-//!   3  all: superblocks with the new table                ◄─ the change is made as soon as one has it
+//!   3  all: superblocks with the new table                ◄─ the change is done as soon as one has it
 //! ```
 //!
-//! Each step is durable on every device before the next one begins, so power may go anywhere. In 2 no member knows the
-//! new devices: they are left out, and the array is as it was ([`super::assemble()`]). In 3 whoever has the new table
-//! speaks for those that do not have it: old members stand at the table before, which is what was durable on all of them,
-//! and new ones at 2, with everything in its place. Without 2 there could be a table that counts on devices that have no
-//! superblocks.
+//! Each step is durable on every device before the next one begins, so the power may fail at any
+//! point. In step 2 no member knows the new devices: assembly ignores them, and the array is
+//! unchanged ([`super::assemble()`]). In step 3 each device with the new table vouches for those
+//! without it. Old members have the previous table, which was durable on all of them. New ones have
+//! the table of step 2, with all other metadata in place. Without step 2 a table could refer to
+//! devices without superblocks.
 
 use super::Assembly;
 use super::bad_blocks::BadBlocks;
-use super::create::{Candidate, CreateError, Identities, clear};
+use super::create::{Candidate, Identities, clear};
+use super::create_error::CreateError;
+use super::intent_bitmap::IntentBitmap;
 use super::io::{self, MemberFailures, Target};
 use super::layout::Layout;
-use super::region_map::RegionMap;
 use super::store::Store;
 use super::superblock::{Member, Reason, Table};
 
-/// How new members are taken.
+/// Options for new members.
 #[derive(Clone, Debug)]
 pub struct AddOptions {
-    /// Take devices that hold something.
+    /// Whether to overwrite devices with known content.
     pub force: bool,
     /// Nanoseconds since 1970.
     pub now_ns: u64,
-    /// Where identities come from.
+    /// Source of identities.
     pub identities: Identities,
 }
 
-/// Why an array cannot be changed as it is.
+/// Why the state of an array does not allow a change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unready {
-    /// Members are missing or being filled.
-    #[error("array {array}: slots {slots:?} are not live: it grows only when all members are")]
+    /// Members are missing or being rebuilt.
+    #[error("array {array}: slots {slots:?} are not live: all members must be live")]
     NotWhole {
         /// The array.
         array: String,
@@ -44,20 +46,20 @@ pub enum Unready {
         slots: Vec<usize>,
     },
     /// The log must be replayed first.
-    #[error("array {array}: it was not stopped in good order: assemble it first")]
+    #[error("array {array}: not stopped cleanly: assemble it first")]
     NotClean {
         /// The array.
         array: String,
     },
-    /// It is changing its shape already.
-    #[error("array {array}: it is changing its shape")]
+    /// A reshape is in progress.
+    #[error("array {array}: a reshape is in progress")]
     Reshaping {
         /// The array.
         array: String,
     },
 }
 
-/// Whether an array is whole, was stopped in good order, and is not changing already.
+/// Checks that an array is complete, was stopped cleanly, and has no reshape in progress.
 pub(super) fn check_ready(assembly: &Assembly) -> Result<(), Unready> {
     let Assembly { table, members, .. } = assembly;
     let array = table.config.name.clone();
@@ -75,7 +77,7 @@ pub(super) fn check_ready(assembly: &Assembly) -> Result<(), Unready> {
     Ok(())
 }
 
-/// Devices that become members, and where things will lie on them.
+/// Devices that become members, and their layouts.
 pub(super) struct Newcomers<'a> {
     candidates: &'a [Candidate],
     pub layouts: Vec<Layout>,
@@ -83,7 +85,7 @@ pub(super) struct Newcomers<'a> {
 }
 
 impl<'a> Newcomers<'a> {
-    /// For the slots from `first` on.
+    /// `first` is the slot of the first device.
     pub fn new(first: usize, candidates: &'a [Candidate], layouts: Vec<Layout>) -> Newcomers<'a> {
         let target = |(i, (device, layout)): (usize, (&Candidate, &Layout))| Target {
             slot: first + i,
@@ -94,29 +96,30 @@ impl<'a> Newcomers<'a> {
         Newcomers { candidates, layouts, targets }
     }
 
-    /// Clears everything but the data.
+    /// Clears all areas but the data.
     pub async fn clear(&self) -> Result<(), CreateError> {
         let all = self.candidates.iter().zip(&self.layouts);
         io::all(all.map(|(device, layout)| clear(device, layout))).await.into_iter().collect()
     }
 
-    /// Writes region map and bad blocks to them.
-    pub async fn inform(&self, regions: &RegionMap, bad: &BadBlocks) -> Result<(), CreateError> {
+    /// Writes write-intent bitmap and bad blocks to the new devices.
+    pub async fn inform(&self, regions: &IntentBitmap, bad: &BadBlocks) -> Result<(), CreateError> {
         for (device, target) in self.candidates.iter().zip(&self.targets) {
-            regions.write_to(target).await.map_err(device.failed("cannot take the region map"))?;
-            bad.write_to(target).await.map_err(device.failed("cannot take the list of bad blocks"))?;
+            regions.write_to(target).await.map_err(device.failed("cannot store the write-intent bitmap"))?;
+            bad.write_to(target).await.map_err(device.failed("cannot store the bad-block list"))?;
         }
         Ok(())
     }
 
-    /// The table that they get first: `change`, with them as members, being created.
+    /// The first table of the new devices: `change`, with them as members, in the state "being
+    /// created".
     pub fn creating(&self, change: Table, identities: Identities) -> Table {
         let mut creating = Table { is_creating: true, ..change };
         creating.members.extend(self.candidates.iter().map(|_| Member::live(identities.uuid())));
         creating
     }
 
-    /// Writes that table to them.
+    /// Writes that table to the new devices.
     pub async fn write(&self, store: &Store, creating: &Table) -> Result<(), CreateError> {
         let results = store.commit(&self.targets, creating).await;
         for (device, (_, result)) in self.candidates.iter().zip(results) {
@@ -135,8 +138,8 @@ pub(super) fn store_of(assembly: &Assembly, slots: usize) -> Store {
     store
 }
 
-/// Commits the table that makes the change. Who fails is out. The error: members failed that the array cannot do
-/// without.
+/// Commits the table that makes the change, without members that fail. Returns an error if the
+/// array cannot run without the failed members.
 pub(super) async fn finish(
     store: &Store,
     mut targets: Vec<Target>,
@@ -153,7 +156,7 @@ pub(super) async fn finish(
         }
         table = table.retry(options.now_ns);
         for (slot, error) in &failures.0 {
-            tracing::error!(array = table.config.name, slot, %error, "a superblock cannot be written");
+            tracing::error!(array = table.config.name, slot, %error, "superblock cannot be written");
             table.take_out(*slot, Reason::WriteError);
         }
         if !table.is_alive() {

@@ -1,8 +1,8 @@
-//! A small piece of metadata of which every member has two copies.
+//! A small piece of metadata with two copies on every member.
 //!
-//! It is changed in memory and then written beside the newest copy, on all members at once. Whoever changes it while a
-//! write is in flight waits for that one and shares the next: many changes, one write. Any core may be the one that
-//! writes; no lock is held meanwhile.
+//! It is changed in memory. Then one write puts it into the older copy of all members at once. A
+//! task that changes it while a write is in flight waits for that write and shares the next one:
+//! many changes, one write. Any core may write; it holds no lock meanwhile.
 
 use super::io::{self, MemberFailures, Targets};
 use super::layout::Layout;
@@ -15,30 +15,31 @@ pub(super) struct Replicated<T> {
 }
 
 pub(super) struct State<T> {
-    /// What it shall be.
+    /// The content that the next write stores.
     pub wanted: T,
-    /// What it is on all members.
+    /// The content on all members.
     pub durable: T,
-    /// Grows with each write: that of the last one that began.
+    /// The generation of the last write that began; grows with each write.
     pub generation: u64,
     /// The generation of `durable`.
     durable_generation: u64,
-    /// The copy that holds `durable`; the other one is written next.
+    /// The copy with `durable`; the next write goes to the other one.
     copy: usize,
-    /// What is being written, and its generation.
+    /// The content and generation of the write in flight.
     in_flight: Option<(T, u64)>,
-    /// The last write failed: some members may hold it, so that `durable` is not what would be found after a crash.
+    /// The last write failed: some members may have its content, so a crash may restore it instead
+    /// of `durable`.
     is_uncertain: bool,
-    /// Writes that have ended.
+    /// Number of writes that have ended.
     writes: u64,
     waiters: Vec<Waker>,
 }
 
-/// How it is written.
+/// The on-disk format of the content.
 pub(super) trait Format<T> {
     /// The bytes of a generation.
     fn encode(&self, content: &T, generation: u64) -> Vec<u8>;
-    /// Where a copy lies.
+    /// Offset of a copy.
     fn place(&self, layout: &Layout, copy: usize) -> u64;
 }
 
@@ -49,7 +50,7 @@ enum Turn {
 }
 
 impl<T: Clone> Replicated<T> {
-    /// As it was found: of that generation, in that copy.
+    /// The content found on the members, with its generation and copy.
     pub fn new(content: T, generation: u64, copy: usize) -> Replicated<T> {
         Replicated {
             state: Mutex::new(State {
@@ -66,17 +67,17 @@ impl<T: Clone> Replicated<T> {
         }
     }
 
-    /// The state, to look at or to change what is wanted. Never across an await.
+    /// The state, to read it or to change `wanted`. The guard must not be held across an await.
     pub fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // Nothing that runs under the lock can leave it half changed.
+        // Code under the lock never leaves a partial change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Applies `change` to what is wanted and waits until `is_done` of what is durable. Both run under the lock,
-    /// perhaps several times.
+    /// Applies `change` to `wanted` and waits until `is_done` accepts `durable`. Both run under the
+    /// lock, perhaps several times.
     ///
     /// # Errors
-    /// The members that could not be written. What is wanted stays changed.
+    /// The members that could not be written. `wanted` stays changed.
     pub async fn change(
         &self,
         format: &impl Format<T>,
@@ -98,7 +99,6 @@ impl<T: Clone> Replicated<T> {
         }
     }
 
-    /// Waits for the end of the write that is in flight.
     async fn wait(&self, writes: u64) {
         std::future::poll_fn(|cx| {
             let mut state = self.lock();
@@ -120,21 +120,21 @@ impl<T: Clone> Replicated<T> {
         bytes: &[u8],
         copy: usize,
     ) -> Result<(), MemberFailures> {
+        let mut write = InFlight { of: self, is_durable: false };
         let targets = members.targets();
         let writes = targets.iter().map(|t| io::write(&*t.channel, format.place(&t.layout, copy), bytes));
         let results = io::all(writes).await;
         let failed = |(i, result): (usize, block::IoResult)| Some((targets[i].slot, result.err()?));
         let failures: Vec<_> = results.into_iter().enumerate().filter_map(failed).collect();
-        // Without a member to write to nothing becomes durable.
-        let is_durable = failures.is_empty() && !targets.is_empty();
-        let waiters = self.lock().end_write(is_durable);
-        waiters.into_iter().for_each(Waker::wake);
-        if is_durable { Ok(()) } else { Err(MemberFailures(failures)) }
+        // Without members nothing becomes durable.
+        write.is_durable = failures.is_empty() && !targets.is_empty();
+        if write.is_durable { Ok(()) } else { Err(MemberFailures(failures)) }
     }
 
-    /// Writes what is durable to a member that is to become one of those it is durable on. Both copies: what they held
-    /// before may look newer. A write that is in flight, or has failed on some, has a generation of its own, with which
-    /// the others may be found: what that one adds must not matter, as when it only takes bits away.
+    /// Writes `durable` to both copies of a member that joins the others; its old content may look
+    /// newer. A write that is in flight, or has failed on some members, has its own generation, and
+    /// the other members may have it. The difference between that write and `durable` must not
+    /// matter, as when it only clears bits.
     ///
     /// # Errors
     /// When the member cannot be written.
@@ -143,7 +143,7 @@ impl<T: Clone> Replicated<T> {
             let state = self.lock();
             let mut bytes = format.encode(&state.durable, state.durable_generation);
             if state.durable_generation == 0 {
-                bytes.fill(0); // never written, there as elsewhere
+                bytes.fill(0); // as on the other members, never written
             }
             (bytes, state.copy)
         };
@@ -151,6 +151,19 @@ impl<T: Clone> Replicated<T> {
             io::write(&*target.channel, format.place(&target.layout, copy), &bytes).await?;
         }
         Ok(())
+    }
+}
+
+/// The write in flight. If its core ends before it, some members may have its content.
+struct InFlight<'a, T: Clone> {
+    of: &'a Replicated<T>,
+    is_durable: bool,
+}
+
+impl<T: Clone> Drop for InFlight<'_, T> {
+    fn drop(&mut self) {
+        let waiters = self.of.lock().end_write(self.is_durable);
+        waiters.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -162,7 +175,7 @@ impl<T: Clone> State<T> {
         if !self.is_uncertain && is_done(&self.durable) {
             return Turn::Done;
         }
-        // A write that fails on some members uses its generation up: others may hold it.
+        // A write that fails on some members uses up its generation: others may have it.
         self.generation += 1;
         self.in_flight = Some((self.wanted.clone(), self.generation));
         Turn::Write { bytes: format.encode(&self.wanted, self.generation), copy: 1 - self.copy }

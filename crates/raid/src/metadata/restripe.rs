@@ -1,100 +1,104 @@
-//! Beginning a change of shape of an array that nobody uses: more data strips, more parity, or both. Data is moved once
-//! the array is served; here everything is made ready for it ([`super::superblock::Reshape`]).
+//! Begins a reshape of an array that is not in use: more data strips, more parity, or both. Data is
+//! moved once the array is served; this module prepares it ([`super::superblock::Reshape`]).
 //!
 //! ```text
 //!   1  new devices: cleared
-//!   2  members: region map as long as it will be, every region written: as right for the shape before
-//!   3  new devices: region map, superblocks with the new table, "being created"
+//!   2  members: write-intent bitmap of the final length, every region marked as written
+//!   3  new devices: write-intent bitmap, superblocks with the new table, "being created"
 //!   4  all: superblocks with the new table and data that begins lower
 //! ```
 //!
-//! Power may go anywhere: see [`super::newcomers`]. New devices' data is left as it is, since every row is written.
+//! The power may fail at any point: see [`super::newcomers`]. The data of new devices is not
+//! zeroed, since the reshape writes every row.
 
 use super::Assembly;
 use super::bad_blocks::{BadBlocks, LoadError};
-use super::create::{Candidate, CreateError, fit, refuse_twice, refuse_used};
+use super::create::{Candidate, fit, refuse_twice, refuse_used};
+use super::create_error::CreateError;
+use super::intent_bitmap::{IntentBitmap, NEED_SYNC, OPEN, WRITTEN};
 use super::io::{MemberFailures, Target};
 use super::layout::{Layout, LayoutError, PAGE_BYTES};
 use super::newcomers::{self, AddOptions, Newcomers, Unready, check_ready, store_of};
-use super::region_map::{NEED_SYNC, OPEN, RegionMap, WRITTEN};
 use super::shape::matrix_of;
 use super::superblock::{Reshape, Table};
 use crate::{ArrayConfig, ConfigError, Geometry, Level};
 use block::Device;
 use std::sync::Arc;
 
-/// What an array shall be. What is `None` follows from what it is and the devices that it gets.
+/// The target of a reshape. A field that is `None` follows from the array and the new devices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Goal {
-    /// The level: 5, 6, 7.3, or n+m, which leaves parity as it is.
+    /// The level: 5, 6, 7.3, or n+m, which keeps the number of parity strips.
     pub level: Option<Level>,
-    /// Members in all, without spares.
+    /// Total members, without spares.
     pub members: Option<usize>,
 }
 
-/// Why no change of shape begins. The array is as it was, unless the error says otherwise.
+/// Why no reshape begins. The array is unchanged unless the error says otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum RestripeError {
-    /// The array cannot be changed as it is.
+    /// The state of the array does not allow a reshape.
     #[error(transparent)]
     Unready(#[from] Unready),
-    /// It has several groups, or stripes in zones.
-    #[error("array {array}: it has {groups} groups: only an array of one can change its shape")]
+    /// The array has several groups, or stripes in zones.
+    #[error("array {array}: {groups} groups: only an array of one group can be reshaped")]
     Groups {
         /// The array.
         array: String,
         /// Groups.
         groups: usize,
     },
-    /// It is a mirror, or has no parity.
-    #[error("array {array}: of level {}: only one with parity can change its shape", .level.name())]
+    /// The array is a mirror, or has no parity.
+    #[error("array {array}: level {}: only an array with parity can be reshaped", .level.name())]
     NoParity {
         /// The array.
         array: String,
         /// Its level.
         level: Level,
     },
-    /// The level that is wanted is none of one group with parity.
-    #[error("array {array}: it cannot become one of level {}: 5, 6, 7.3 and n+m can be had", .level.name())]
+    /// The requested level has no single group with parity.
+    #[error("array {array}: a reshape to level {} is unsupported: supported are 5, 6, 7.3 and n+m", .level.name())]
     Level {
         /// The array.
         array: String,
         /// The level.
         level: Level,
     },
-    /// There are not as many devices as the goal needs.
-    #[error("array {array}: {members} members are wanted: it has {own}, and {given} devices are given")]
+    /// The number of devices does not match the goal.
+    #[error(
+        "array {array}: {members} members requested: the array has {own}, and {given} devices were given"
+    )]
     Count {
         /// The array.
         array: String,
-        /// Members that are wanted.
+        /// Requested members.
         members: usize,
-        /// Members that it has.
+        /// Members of the array.
         own: usize,
-        /// Devices.
+        /// Given devices.
         given: usize,
     },
     /// A stripe would hold less data than before.
     #[error(
-        "array {array}: {parity} of {members} members for parity leave {data} for data, and it has {before}: it needs \
-         {missing} devices more"
+        "array {array}: {parity} of {members} members for parity leave {data} for data, the array has {before}: \
+         {missing} more devices are needed"
     )]
     LessData {
         /// The array.
         array: String,
-        /// Members that there would be.
+        /// Members after the reshape.
         members: usize,
-        /// Parity strips that there would be.
+        /// Parity strips after the reshape.
         parity: usize,
-        /// Data strips that there would be.
+        /// Data strips after the reshape.
         data: usize,
-        /// Data strips that there are.
+        /// Data strips of the array.
         before: usize,
-        /// Devices that would have to be given beside those that are.
+        /// Number of additional devices that are needed.
         missing: usize,
     },
-    /// The shape is what is wanted already.
-    #[error("array {array}: it has {data} data and {parity} parity strips already")]
+    /// The array already has the requested geometry.
+    #[error("array {array}: the array already has {data} data and {parity} parity strips")]
     Same {
         /// The array.
         array: String,
@@ -103,16 +107,16 @@ pub enum RestripeError {
         /// Parity strips.
         parity: usize,
     },
-    /// A member's reserve is too small: earlier changes have used it.
+    /// A member's reserve is too small: earlier reshapes have used it.
     #[error("array {array}: slot {slot} has {room} bytes of reserve before its data: {needed} are needed")]
     Reserve {
         /// The array.
         array: String,
         /// The member.
         slot: usize,
-        /// What it has.
+        /// Bytes of its reserve.
         room: u64,
-        /// What is needed.
+        /// Bytes needed.
         needed: u64,
     },
     /// A member's log is too small.
@@ -129,27 +133,27 @@ pub enum RestripeError {
         /// Bytes of a lane.
         lane_bytes: u32,
     },
-    /// A member has no room for what the new shape needs.
+    /// A member has no room for the new geometry.
     #[error("array {array}: slot {slot}: {error}")]
     Member {
         /// The array.
         array: String,
         /// The member.
         slot: usize,
-        /// What it lacks.
+        /// The area that lacks room.
         error: LayoutError,
     },
-    /// The new shape makes no sense.
+    /// The new configuration is invalid.
     #[error("array {array}: {error}")]
     Config {
         /// The array.
         array: String,
-        /// What is wrong.
+        /// The rule that it violates.
         error: ConfigError,
     },
-    /// Parity is not right everywhere.
+    /// Parity is not in sync everywhere.
     #[error(
-        "array {array}: parity of {regions} regions is yet to be made: assemble it, and wait for the sync"
+        "array {array}: parity of {regions} regions is not in sync: assemble the array, and wait for the sync"
     )]
     OutOfSync {
         /// The array.
@@ -157,10 +161,10 @@ pub enum RestripeError {
         /// Regions.
         regions: u64,
     },
-    /// Blocks are lost, and noted by their places in the shape before.
+    /// Blocks are lost, and recorded by their stripes in the old geometry.
     #[error(
-        "array {array}: {ranges} ranges of blocks are lost, the first in stripe {stripe}: write them anew before it changes \
-         its shape"
+        "array {array}: {ranges} ranges of blocks are lost, the first in stripe {stripe}: write them again before the \
+         reshape"
     )]
     BadBlocks {
         /// The array.
@@ -170,30 +174,31 @@ pub enum RestripeError {
         /// The first one's stripe.
         stripe: u64,
     },
-    /// Devices cannot be members.
+    /// Devices are not suitable as members.
     #[error(transparent)]
     Device(#[from] CreateError),
-    /// Members could not be read or written before the change began.
+    /// Members could not be read or written before the reshape began.
     #[error(transparent)]
     Members(#[from] MemberFailures),
-    /// The list of bad blocks cannot be read.
+    /// The bad-block list cannot be read.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// Members failed while the last superblocks were written.
     #[error(
-        "array {array}: {failures}, and it cannot do without them: whether it changes its shape is decided when it is \
-         assembled"
+        "array {array}: {failures}: the array cannot run without them; the next assembly decides whether the reshape \
+         has begun"
     )]
     Unfinished {
         /// The array.
         array: String,
-        /// Who failed.
+        /// The failed members.
         failures: MemberFailures,
     },
 }
 
-/// Begins to change an array's shape to `goal`, with `devices` as new members, slot by slot in their order, and returns
-/// its new table. `own` are its members, all of them. Data is moved once the array is served. On a core.
+/// Begins to reshape an array to `goal`, with `devices` as new members, slot by slot in their
+/// order, and returns its new table. `own` are all of its members. Data is moved once the array is
+/// served. Must run on a core.
 ///
 /// # Errors
 /// See [`RestripeError`].
@@ -225,7 +230,7 @@ async fn begin_of(
     if !options.force {
         refuse_used(candidates.iter()).await?;
     }
-    let regions = RegionMap::load(&old.config, old.initial_region, own).await?;
+    let regions = IntentBitmap::load(&old.config, old.initial_region, own).await?;
     let bad = BadBlocks::load(old.config.uuid, own, false).await?;
     refuse_unsound(&old.config.name, &regions, &bad)?;
     let new = Newcomers::new(old.members.len(), candidates, layouts);
@@ -235,7 +240,7 @@ async fn begin_of(
     regions.change_all(own, |_, _| WRITTEN).await?;
     new.inform(&regions, &bad).await?;
     let store = store_of(assembly, config.geometry.members());
-    // Settled stays what members stand at: they will never have this table.
+    // `settled` stays at the generation of the members: they never get this table.
     let next = assembly.next_table(options.now_ns);
     let reshape = Some(reshape);
     let change = Table {
@@ -256,8 +261,8 @@ async fn begin_of(
     finished.map_err(|failures| RestripeError::Unfinished { array, failures })
 }
 
-/// What does not fit a shape that changes.
-fn refuse_unsound(array: &str, regions: &RegionMap, bad: &BadBlocks) -> Result<(), RestripeError> {
+/// Refuses an array with states that a reshape cannot keep.
+fn refuse_unsound(array: &str, regions: &IntentBitmap, bad: &BadBlocks) -> Result<(), RestripeError> {
     let is_unsound = |region: &u64| regions.get(*region) & (NEED_SYNC | OPEN) != 0;
     let unsound = (0..regions.regions()).filter(is_unsound).count() as u64;
     if unsound > 0 {
@@ -272,7 +277,7 @@ fn refuse_unsound(array: &str, regions: &RegionMap, bad: &BadBlocks) -> Result<(
     }
 }
 
-/// What an array is to be, and where things lie on its members then.
+/// The new configuration of an array, and the layouts of its members.
 struct Plan {
     config: ArrayConfig,
     reshape: Reshape,
@@ -300,11 +305,11 @@ fn plan(assembly: &Assembly, own: &[Target], given: usize, goal: Goal) -> Result
         ..old.clone()
     };
     let (least, most) = shifts(old, data, own)?;
-    // The region map may have no room for more rows than it must.
+    // The write-intent bitmap may have no room for more than the least rows.
     shifted(old, &config, own, most).or_else(|_| shifted(old, &config, own, least))
 }
 
-/// Level, data and parity strips that are wanted.
+/// The requested level, data strips and parity strips.
 fn shape(old: &ArrayConfig, given: usize, goal: Goal) -> Result<(Level, usize, usize), RestripeError> {
     let array = || old.name.clone();
     let Geometry { data: before, parity: parity_before, .. } = old.geometry;
@@ -332,7 +337,7 @@ fn shape(old: &ArrayConfig, given: usize, goal: Goal) -> Result<(Level, usize, u
     Ok((level, data, parity))
 }
 
-/// Lanes of each of two logs.
+/// Lanes of each of the two logs.
 fn lanes(old: &ArrayConfig, own: &[Target]) -> Result<u16, RestripeError> {
     let lanes_of = |target: &Target| target.layout.log_bytes / u64::from(old.lane_bytes);
     if let Some(target) = own.iter().find(|target| lanes_of(target) < 2) {
@@ -343,8 +348,8 @@ fn lanes(old: &ArrayConfig, own: &[Target]) -> Result<u16, RestripeError> {
     Ok(old.lanes.min(room.min(u64::from(u16::MAX / 2)) as u16))
 }
 
-/// By how much data must begin lower at least, and by how much it is to: the more, the more units can be moved between
-/// two superblocks. Half of the reserve stays for a later change.
+/// Least and chosen distance by which data begins lower. A larger distance allows more units
+/// between two superblock commits. Half of the reserve stays for a later reshape.
 fn shifts(old: &ArrayConfig, data: usize, own: &[Target]) -> Result<(u64, u64), RestripeError> {
     let strip = u64::from(old.geometry.strip_bytes);
     let alignments = own.iter().map(|target| u64::from(target.layout.alignment));
@@ -363,7 +368,7 @@ fn shifts(old: &ArrayConfig, data: usize, own: &[Target]) -> Result<(u64, u64), 
     Ok((least, least.max(room / 2 / alignment * alignment)))
 }
 
-/// The plan with data that begins so much lower.
+/// The plan with data that begins `shift` bytes lower.
 fn shifted(
     old: &ArrayConfig,
     config: &ArrayConfig,

@@ -1,20 +1,21 @@
-//! From what a user says to a configuration: levels, member counts, defaults.
+//! Computes the configuration of a new array from a user's choices: levels, member counts,
+//! defaults.
 
-use super::create::CreateError;
+use super::create_error::CreateError;
 use super::layout::Layout;
 use super::maintenance::Maintenance;
 use crate::config::MAX_GROUP_MEMBERS;
 use crate::{ArrayConfig, Consistency, Geometry, Level, Matrix, Uuid, Zones};
 
-/// What a user says about a new array. What is `None` has a default.
+/// A user's choices for a new array. A field that is `None` has a default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// The array's name.
     pub name: String,
     /// The level.
     pub level: Level,
-    /// Groups, for levels 10, 50, 60, 70 and n+m. The default is as many as `copies`, or `data` and `parity`, say; two
-    /// for levels 50, 60 and 70.
+    /// Groups, for levels 10, 50, 60, 70 and n+m. By default they follow from `copies`, or `data`
+    /// and `parity`; two for levels 50, 60 and 70.
     pub groups: Option<usize>,
     /// Copies in a mirror, for level 10; default 2. Level 1 has as many as members.
     pub copies: Option<usize>,
@@ -22,25 +23,28 @@ pub struct Shape {
     pub data: Option<usize>,
     /// Parity strips, for level n+m.
     pub parity: Option<usize>,
-    /// Bytes of a strip; by default the largest power of two from 16 to 128 KiB with at most 1 MiB of data in a stripe.
+    /// Bytes of a strip; by default the largest power of two from 16 to 128 KiB with at most 1 MiB
+    /// of data in a stripe.
     pub strip_bytes: Option<u32>,
-    /// How it stays consistent; by default `ppl`, `bitmap` for mirrors and `none` without redundancy.
+    /// The mechanism of consistency; by default `ppl`, `bitmap` for mirrors and `none` without
+    /// redundancy.
     pub consistency: Option<Consistency>,
-    /// Bytes of each member to use at most.
+    /// Most bytes of each member to use.
     pub member_bytes: Option<u64>,
-    /// Bytes of a member's data in a region; by default so that there are at most 64 Ki regions.
+    /// Bytes of a member's data in a region; the default gives at most 64 Ki regions.
     pub region_bytes: Option<u64>,
     /// Lanes of the log, and bytes of each; by default 16 of 1 MiB, less on small members.
     pub lanes: Option<(u16, u32)>,
-    /// When it is scrubbed, and how many read errors a member may have.
+    /// The schedule of scrubs, and the limit of read errors of a member.
     pub maintenance: Maintenance,
 }
 
-/// Regions that a new array has at most.
+/// Most regions of a new array by default.
 const REGIONS: u64 = 64 << 10;
-/// The smallest region that is chosen: below it a write now and then would cost a write of the map each.
+/// The smallest default region. With smaller ones, occasional writes would each cost a write of the
+/// bitmap.
 const LEAST_REGION: u64 = 64 << 10;
-/// The largest part of a member that the log may take by default.
+/// The log's largest share of a member by default, as a divisor.
 const LOG_SHARE: u64 = 16;
 
 impl Shape {
@@ -62,11 +66,11 @@ impl Shape {
         }
     }
 
-    /// The configuration of an array of `members` members, of which the smallest has `capacity` bytes and the largest
-    /// logical block is `block_size`.
+    /// The configuration of an array of `members` members. `capacity` is the size of the smallest
+    /// one, `block_size` the largest logical block of any.
     ///
     /// # Errors
-    /// When members are too few, too many, too small, or what is said does not fit together.
+    /// If members are too few, too many or too small, or the choices contradict each other.
     pub fn config(
         &self,
         uuid: Uuid,
@@ -103,7 +107,7 @@ impl Shape {
             lanes: if consistency == Consistency::None { 0 } else { lanes },
             lane_bytes: if consistency == Consistency::None { 0 } else { lane_bytes },
         };
-        // Checked before it is used for arithmetic, and once more when it is whole.
+        // Checked before arithmetic uses it, and again when it is complete.
         config.check().map_err(|error| CreateError::Shape(error.to_string()))?;
         config.geometry.group_stripes = Layout::most_group_stripes(capacity, &config);
         if config.geometry.group_stripes == 0 {
@@ -141,7 +145,7 @@ impl Shape {
             }
             Level::NPlusM => match (self.data, self.parity) {
                 (Some(data), Some(parity)) => (data.saturating_add(parity), parity),
-                _ => return fail("level n+m: say how many data and how many parity strips".into()),
+                _ => return fail("level n+m: the numbers of data and parity strips are required".into()),
             },
         };
         let least = self.least_group(parity);
@@ -164,7 +168,7 @@ impl Shape {
         Ok((groups, group_members - parity, parity))
     }
 
-    /// Members that a group of the level has at least.
+    /// Least members of a group of the level.
     fn least_group(&self, parity: usize) -> usize {
         match self.level {
             Level::Raid0 => 1,
@@ -175,7 +179,7 @@ impl Shape {
     }
 }
 
-/// How the parity of a new shape is computed.
+/// The parity matrix of a new array.
 pub(super) const fn matrix_of(data: usize, parity: usize) -> Matrix {
     match (data, parity) {
         (1, _) | (_, 0) => Matrix::Copies,
@@ -192,8 +196,8 @@ fn default_strip(data: usize) -> u32 {
         .unwrap_or(16 << 10)
 }
 
-/// 16 lanes of 1 MiB; on small members shorter lanes, then fewer. An entry takes at most half a lane and holds a strip
-/// of parity and at least one of new data.
+/// 16 lanes of 1 MiB; on small members shorter lanes, then fewer. An entry takes at most half a
+/// lane and holds a strip of parity and at least one strip of new data.
 fn default_lanes(capacity: u64, strip_bytes: u32) -> (u16, u32) {
     let least = strip_bytes.saturating_mul(4).clamp(64 << 10, 4 << 20);
     let (mut lanes, mut lane_bytes) = (16u16, least.max(1 << 20));
@@ -242,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_together_is_said() {
+    fn contradicting_choices_are_refused() {
         let n_plus_m = Shape { data: Some(60), parity: Some(5), ..shape(Level::NPlusM) };
         let groups = |level, groups| Shape { groups: Some(groups), ..shape(level) };
         for (shape, members, part) in [
@@ -256,7 +260,7 @@ mod tests {
             (shape(Level::Raid50), 7, "7 members in 2 groups"),
             (groups(Level::Raid60, 3), 9, "at least 4 members in a group are needed, 3 were given"),
             (groups(Level::Raid10, 2), 6, "6 members for 2 groups of 2"),
-            (shape(Level::NPlusM), 6, "say how many"),
+            (shape(Level::NPlusM), 6, "numbers of data and parity strips are required"),
             (n_plus_m, 65, "at most 64"),
             (shape(Level::Raid6), 65, "at most 64"),
             (Shape { strip_bytes: Some(3000), ..shape(Level::Raid5) }, 3, "strip of 3000"),

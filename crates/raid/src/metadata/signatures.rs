@@ -1,13 +1,13 @@
-//! Finds what a device holds before an array takes it. The formats are those of the crate `signatures`.
+//! Finds known formats on a device before an array uses it. The crate `signatures` has the formats.
 
 use super::io;
 use block::{Channel, IoError, Limits};
 use signatures::Findings;
 
-/// Looks for signatures of other formats and of Freestone's own.
+/// Looks for signatures of other formats and of Freestone.
 ///
 /// # Errors
-/// When the device fails. Single blocks that cannot be read are findings.
+/// If the device fails. Single unreadable blocks are findings.
 pub async fn probe(channel: &dyn Channel, limits: &Limits) -> Result<Findings, IoError> {
     let read = async |offset: u64, len: usize| io::read_long(channel, offset, len).await;
     signatures::probe(limits.capacity, limits.block_size, read).await

@@ -1,4 +1,4 @@
-//! What the tests of this module share.
+//! Helpers of this module's tests.
 
 use super::io::Target;
 use super::layout::Layout;
@@ -32,13 +32,13 @@ pub(crate) fn config(data: usize, parity: usize) -> ArrayConfig {
         block_size: 512,
         region_bytes: 16 << 10,
         lanes: 2,
-        // Half a lane holds a block of every strip.
+        // A block of every strip fits in half a lane.
         lane_bytes: if data > 12 { 64 << 10 } else { 16 << 10 },
     }
 }
 
-/// The configuration of an array of `old` that is to have so much data and parity, and the change, of which nothing is
-/// done yet.
+/// The configuration for a reshape of an array of `old` to this number of data and parity strips,
+/// and the reshape at its start.
 pub(crate) fn reshaping(old: &ArrayConfig, (data, parity): (usize, usize)) -> (ArrayConfig, Reshape) {
     let strip = u64::from(old.geometry.strip_bytes);
     let rows = Reshape::unit_strips(old.geometry.data, data) / data as u64;
@@ -100,13 +100,13 @@ pub(crate) fn superblock(config: &ArrayConfig, slot: usize) -> Superblock {
     }
 }
 
-/// A disk that can lose power in the middle of a write, refuse to work, and takes its time.
+/// A disk that can lose power in the middle of a write, fail requests, and delay them.
 #[derive(Clone)]
 pub(crate) struct Disk(Rc<DiskState>);
 
 struct DiskState {
     bytes: RefCell<Vec<u8>>,
-    /// What every request ends with.
+    /// The error of every request.
     fails: Cell<Option<IoError>>,
     /// Longest time of a request in nanoseconds.
     slow_ns: Cell<u64>,
@@ -115,12 +115,12 @@ struct DiskState {
     takes_zeroes: Cell<bool>,
 }
 
-/// The power of several disks: it may go once so many sectors more have been written.
+/// The power of several disks: it may fail after a number of further sectors has been written.
 #[derive(Clone, Default)]
 pub(crate) struct Power(Rc<Cell<Option<u64>>>);
 
 impl Power {
-    /// Lets so many sectors more be written.
+    /// Lets the power fail after `sectors` more sectors.
     pub(crate) fn fail_after(&self, sectors: u64) {
         self.0.set(Some(sectors));
     }
@@ -189,7 +189,7 @@ impl Disk {
         edit(&mut self.0.bytes.borrow_mut());
     }
 
-    /// Does what needs no time; what is to be written comes back.
+    /// Executes the part of a request that takes no time; returns the data to write.
     fn begin(&self, req: &Request<'_>, offset: u64) -> Result<Option<Vec<u8>>, IoError> {
         let state = &*self.0;
         if let Some(error) = state.fails.get() {
@@ -217,7 +217,7 @@ impl Disk {
         Ok(Some(new))
     }
 
-    /// Writes sector by sector, so that power may go in the middle of several writes at once.
+    /// Writes sector by sector, so that the power may fail in the middle of several writes at once.
     async fn write(&self, new: &[u8], offset: u64) -> IoResult {
         for (i, sector) in new.chunks(512).enumerate() {
             self.wait(self.0.slow_ns.get() / 8).await;
@@ -250,7 +250,7 @@ impl Channel for Disk {
     }
 }
 
-/// So many disks of 1 MiB on one power line.
+/// `count` disks of 1 MiB on one power line.
 pub(crate) fn disks(count: usize) -> (Vec<Disk>, Power) {
     let power = Power::default();
     ((0..count).map(|_| Disk::new(1 << 20, &power)).collect(), power)

@@ -1,15 +1,15 @@
-//! What lost strips are made of.
+//! Decoders compute lost strips from other strips.
 //!
-//! With `e` data strips out of reach, `e` parities that are at hand give `e` equations; their inverse says how each data
-//! strip is a sum of parities and of data at hand. A lost parity is a sum of data strips, with those sums put in for
-//! the data out of reach.
+//! With `e` unavailable data strips, `e` available parities give `e` equations. The inverse of
+//! their coefficients gives each unavailable data strip as a sum of parities and of available data.
+//! A lost parity is a sum of data strips, with these sums substituted for the unavailable ones.
 
 use super::gf::multiply;
 use super::kernels::{Job, Kernels};
 use super::matrix::invert;
 use super::{Code, TooManyLost};
 
-/// How lost strips are computed from others.
+/// Computes lost strips from others.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     sources: Vec<usize>,
@@ -18,21 +18,21 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// The strips that are needed, ascending; data strips come first.
+    /// The source strips that the decoder reads, ascending; data strips come first.
     pub fn sources(&self) -> &[usize] {
         &self.sources
     }
 
-    /// What source `source` is multiplied with in lost strip `lost`, both by their places in the order.
+    /// The coefficient of source `source` in lost strip `lost`, both as positions in their order.
     pub fn coefficient(&self, lost: usize, source: usize) -> u8 {
         self.coefficients[lost * self.sources.len() + source]
     }
 
-    /// Computes the lost strips, in the order in which [`Code::decoder`] was told of them, from the sources in the
+    /// Computes the lost strips, in the order passed to [`Code::decoder`], from the sources in the
     /// order of [`Decoder::sources`]. All have one length.
     ///
     /// # Panics
-    /// When the number of strips or their lengths differ.
+    /// If the number of strips or their lengths differ.
     pub fn decode(&self, sources: &[&[u8]], lost: &mut [&mut [u8]]) {
         assert_eq!(sources.len(), self.sources.len(), "the decoder's sources");
         let job = Job { coefficients: &self.coefficients, is_powers: false, is_added: false };
@@ -83,7 +83,7 @@ impl Decoder {
         Ok(Decoder::of_needed(sources, &lost_rows))
     }
 
-    /// Leaves out what no row needs.
+    /// Drops sources that no row needs.
     fn of_needed(sources: Vec<usize>, rows: &[Vec<u8>]) -> Decoder {
         let needed: Vec<usize> = (0..sources.len()).filter(|s| rows.iter().any(|row| row[*s] != 0)).collect();
         Decoder {

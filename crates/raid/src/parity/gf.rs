@@ -1,10 +1,10 @@
-//! The field GF(2^8) with the polynomial x^8 + x^4 + x^3 + x^2 + 1 (0x11d), which RAID 6 uses (H. P. Anvin, "The
-//! mathematics of RAID-6").
+//! The field GF(2^8) with the polynomial x^8 + x^4 + x^3 + x^2 + 1 (0x11d), which RAID 6 uses (H.
+//! P. Anvin, "The mathematics of RAID-6").
 //!
-//! Multiplying with a constant is linear in the bits of a byte: kernels need only a table of the products of the two
-//! nibbles ([`NIBBLES`]), or the 8 × 8 bit matrix ([`AFFINE`]).
+//! A multiplication by a constant is linear in the bits of a byte. So kernels need only a table of
+//! the products of the two nibbles ([`NIBBLES`]), or the 8 × 8 bit matrix ([`AFFINE`]).
 
-/// What `x^8` is reduced to.
+/// The reduction of `x^8`.
 pub(crate) const POLYNOMIAL: u8 = 0x1d;
 
 /// `[c][n]`: `c · n` for n below 16; `[c][16 + n]`: `c · 16n`.
@@ -14,8 +14,8 @@ pub(crate) struct Nibbles(pub [[u8; 32]; 256]);
 /// The nibble products of every coefficient.
 pub(crate) static NIBBLES: Nibbles = nibbles();
 
-/// The bit matrix of every coefficient, as x86's `gf2p8affineqb` wants it: byte `7 - i` says which bits of the source
-/// are summed into bit `i` of the product.
+/// The bit matrix of every coefficient, in the format of x86's `gf2p8affineqb`: byte `7 - i`
+/// selects the bits of the source that are summed into bit `i` of the product.
 #[cfg(any(test, target_arch = "x86_64"))]
 pub(crate) static AFFINE: [u64; 256] = affine();
 
@@ -25,7 +25,7 @@ pub(crate) const fn double(a: u8) -> u8 {
     (a << 1) ^ if a & 0x80 != 0 { POLYNOMIAL } else { 0 }
 }
 
-/// The product.
+/// The product of `a` and `b`.
 pub(crate) const fn multiply(mut a: u8, mut b: u8) -> u8 {
     let mut product = 0;
     while b != 0 {
@@ -38,15 +38,15 @@ pub(crate) const fn multiply(mut a: u8, mut b: u8) -> u8 {
     product
 }
 
-/// `base` to that power; `0^0` is 1.
+/// `base` to the power `exponent`; `0^0` is 1.
 pub(crate) fn power(base: u8, exponent: u32) -> u8 {
     (0..exponent % 255).fold(1, |product, _| multiply(product, base))
 }
 
-/// What gives 1 when multiplied with `a`.
+/// The multiplicative inverse of `a`.
 ///
 /// # Panics
-/// For 0, which has none.
+/// For 0, which has no inverse.
 pub(crate) fn inverse(a: u8) -> u8 {
     assert_ne!(a, 0, "0 has no inverse");
     // a^254 = a^2 · a^4 · … · a^128.

@@ -1,22 +1,24 @@
-//! The locator: which strip of a stripe is wrong, by comparing more strips than decoding needs.
+//! The locator finds the wrong strip of a stripe. It compares more strips than decoding needs.
 //!
-//! Of `p` present strips any `k` compute the others. One strip more shows that a strip is wrong. Two more name it: the
-//! strip without which all others agree. The code is MDS, so a single wrong strip is never mistaken for another. Two
-//! wrong strips never pass for one if three strips or more are spare. With two spare strips they may do so by chance,
-//! where their errors are in the same bytes.
+//! Any `k` of the `p` present strips compute the others. One spare strip shows that a strip is
+//! wrong. Two spare strips identify it: the strip without which all others agree. The code is MDS,
+//! so a single wrong strip is never mistaken for another. With three or more spare strips, two
+//! wrong strips are never mistaken for one. With two spare strips that may happen by chance, where
+//! their errors are in the same bytes.
 
 use super::{Code, Decoder, Slices, SlicesMut};
 
 /// Memory on the stack for strips that are computed for comparison, in bytes.
 const PIECE_BYTES: usize = 16 << 10;
 
-/// The strips of a stripe by number, data first; `None` for a strip that is not present. All have one length.
+/// The strips of a stripe by number, data first; `None` for a strip that is not present. All have
+/// one length.
 pub type Present<'a> = [Option<&'a [u8]>];
 
 /// The locator's judgement of a stripe, or of some bytes of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Located {
-    /// All present strips agree, or none is spare.
+    /// All present strips agree, or there is no spare strip.
     Agreed,
     /// Exactly this strip is wrong: without it all others agree.
     Wrong(usize),
@@ -25,11 +27,11 @@ pub enum Located {
 }
 
 impl Code {
-    /// Finds the wrong strip among those present. The error may differ from byte to byte, but it must be in one strip:
-    /// a caller passes pieces as small as a single fault damages.
+    /// Finds the wrong strip among those present. The error may differ from byte to byte, but must
+    /// be in one strip: callers pass ranges as small as a single fault damages.
     ///
     /// # Panics
-    /// When fewer than `k` strips are present.
+    /// If fewer than `k` strips are present.
     pub fn locate(&self, strips: &Present<'_>) -> Located {
         if self.agree(strips) {
             return Located::Agreed;
@@ -52,10 +54,10 @@ impl Code {
         }
     }
 
-    /// Whether the present strips agree: the first `k` of them compute all others as they are.
+    /// Whether the present strips agree: the first `k` of them compute all others.
     ///
     /// # Panics
-    /// When fewer than `k` strips are present.
+    /// If fewer than `k` strips are present.
     pub fn agree(&self, strips: &Present<'_>) -> bool {
         let mut present = (0..strips.len()).filter(|strip| strips[*strip].is_some());
         let base = present.by_ref().take(self.data).fold(0u64, |mask, strip| mask | 1 << strip);
@@ -66,11 +68,11 @@ impl Code {
 }
 
 impl Decoder {
-    /// Whether the lost strips, in the order in which [`Code::decoder`] was told of them, are what the sources compute.
-    /// Allocates nothing.
+    /// Whether the lost strips, in the order passed to [`Code::decoder`], equal the results of the
+    /// sources. Allocates nothing.
     ///
     /// # Panics
-    /// When a source or a lost strip is not present.
+    /// If a source or a lost strip is not present.
     pub fn agrees(&self, lost: &[usize], strips: &Present<'_>) -> bool {
         let strip = |number: &usize| strips[*number].expect("sources and lost strips are present");
         let Some(len) = lost.first().map(|first| strip(first).len()) else { return true };
@@ -103,14 +105,14 @@ mod tests {
         strips.iter().enumerate().map(|(strip, bytes)| is_there(strip).then_some(&bytes[..])).collect()
     }
 
-    /// Adds an error that is not zero to some bytes of a strip.
+    /// Adds a nonzero error to some bytes of a strip.
     fn damage(strip: &mut [u8], at: usize, error: &[u8]) {
         for (byte, error) in strip[at..].iter_mut().zip(error) {
             *byte ^= (*error).max(1);
         }
     }
 
-    /// Strips from `picks` that are missing, at most `most`.
+    /// At most `most` missing strips, chosen by `picks`.
     fn missing(strips: usize, most: usize, picks: &[prop::sample::Index]) -> u64 {
         picks.iter().take(most).fold(0, |mask, pick| mask | 1 << pick.index(strips))
     }

@@ -1,14 +1,16 @@
-//! The coefficients of a code, and the inverse that a decoder needs.
+//! The coefficients of a code, and the matrix inversion for decoders.
 //!
 //! Both matrices are MDS: every square part of them can be inverted, so any `m` strips can be lost.
 //!
-//! * [`Matrix::Powers`]: of rows `1`, `x`, `x²` over distinct `x = 2^i` every part of up to three rows is a Vandermonde
-//!   matrix, or one with its rows or columns scaled (`x` and `x²` alone: squares are distinct too). A fourth row would break that.
-//! * [`Matrix::Cauchy`]: `1 / (x_j + y_i)` over distinct x and y; scaling columns keeps parts invertible.
+//! * [`Matrix::Powers`]: the rows `1`, `x`, `x²` over distinct `x = 2^i`. Every part of up to three
+//!   rows is a Vandermonde matrix, or one with its rows or columns scaled. (For `x` and `x²` alone:
+//!   squares are distinct too.) A fourth row would break that.
+//! * [`Matrix::Cauchy`]: `1 / (x_j + y_i)` over distinct x and y; scaling columns keeps parts
+//!   invertible.
 
 use super::gf::{inverse, multiply, power};
 
-/// Where the coefficients come from. Its number stands in the superblock.
+/// The matrix of a code's coefficients. The superblock stores its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Matrix {
@@ -21,12 +23,12 @@ pub enum Matrix {
 }
 
 impl Matrix {
-    /// The matrix of that number.
+    /// The matrix with this number.
     pub fn from_number(number: u8) -> Option<Matrix> {
         [Matrix::Copies, Matrix::Powers, Matrix::Cauchy].into_iter().find(|matrix| *matrix as u8 == number)
     }
 
-    /// Whether `parity` strips by this matrix bring back any as many of a stripe.
+    /// Whether `parity` strips by this matrix can restore any set of that many strips of a stripe.
     pub(super) fn fits(self, data: usize, parity: usize) -> bool {
         let matrix_fits = match self {
             Matrix::Copies => data == 1 || parity == 0,
@@ -36,12 +38,13 @@ impl Matrix {
         matrix_fits && data > 0 && data.saturating_add(parity) <= 64
     }
 
-    /// What data strip `i` of `data` is multiplied with in parity `j`.
+    /// The coefficient of data strip `i` of `data` in parity `j`.
     pub(super) fn coefficient(self, data: usize, j: usize, i: usize) -> u8 {
         match self {
             Matrix::Copies => 1,
             Matrix::Powers => power(2, (i * j) as u32),
-            // 1 / (x_j + y_i) with x from k on and y below it, each column divided by its first row.
+            // 1 / (x_j + y_i) with x from k on and y below it; each column is divided by its first
+            // row.
             Matrix::Cauchy => multiply((data ^ i) as u8, inverse(((data + j) ^ i) as u8)),
         }
     }

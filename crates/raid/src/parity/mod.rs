@@ -1,7 +1,8 @@
-//! Parity: sums of data strips over GF(2^8), and what they bring back.
+//! Parity: sums of data strips over GF(2^8), and the reconstruction of lost strips.
 //!
-//! A stripe has `k` data strips and `m` parity strips. Parity `j` is `Σ c_ji · D_i` over GF(2^8) with the
-//! polynomial 0x11d. [`Matrix`] says what the coefficients are; any `m` strips of a stripe can be lost.
+//! A stripe has `k` data strips and `m` parity strips. Parity `j` is `Σ c_ji · D_i` over GF(2^8)
+//! with the polynomial 0x11d. [`Matrix`] defines the coefficients; any `m` strips of a stripe can
+//! be lost.
 //!
 //! Strips are numbered as in [`crate::geometry`]: data `0..k`, parity `k..k+m`.
 
@@ -20,7 +21,7 @@ pub use decoder::Decoder;
 pub use locate::{Located, Present};
 pub use matrix::Matrix;
 
-/// Why there is no such code.
+/// Why a code does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no code of {data} data and {parity} parity strips with matrix {matrix:?}")]
 pub struct CodeError {
@@ -29,25 +30,25 @@ pub struct CodeError {
     parity: usize,
 }
 
-/// More strips are missing than parity can bring back.
+/// More strips are missing than the parities can reconstruct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("too many strips are missing")]
 pub struct TooManyLost;
 
-/// The instructions that parity is computed with on this processor: `avx2` or the like.
+/// The instructions that compute parity on this processor, such as `avx2`.
 pub fn instructions() -> &'static str {
     Kernels::chosen().name
 }
 
-/// Computes with slower instructions than the processor's best, to compare them. False when the processor lacks them or
-/// parity was already computed with others.
+/// Selects other instructions than the processor's best, for comparisons. Returns false if the
+/// processor lacks them, or parity was already computed with others.
 pub fn use_instructions(name: &str) -> bool {
     Kernels::choose(name)
 }
 
 /// Bytes of the strips of a stripe, of one length.
 type Slices<'a> = ArrayVec<&'a [u8], MAX_STRIPS>;
-/// As [`Slices`], to be written.
+/// As [`Slices`], writable.
 type SlicesMut<'a> = ArrayVec<&'a mut [u8], MAX_STRIPS>;
 
 /// Most strips of a stripe.
@@ -55,7 +56,7 @@ const MAX_STRIPS: usize = 64;
 /// Most coefficients of a code: of 32 data and 32 parity strips.
 const MAX_COEFFICIENTS: usize = 32 * 32;
 
-/// A code: how parity of a stripe is computed.
+/// A code: computes the parity of a stripe, and decoders.
 #[derive(Clone, Debug)]
 pub struct Code {
     matrix: Matrix,
@@ -69,7 +70,7 @@ impl Code {
     /// The code of `data` and `parity` strips.
     ///
     /// # Errors
-    /// When the matrix cannot protect such a stripe.
+    /// If the matrix cannot protect such a stripe.
     pub fn new(matrix: Matrix, data: usize, parity: usize) -> Result<Code, CodeError> {
         if !matrix.fits(data, parity) {
             return Err(CodeError { matrix, data, parity });
@@ -78,15 +79,16 @@ impl Code {
         Ok(Code { matrix, data, parity, coefficients: cells.collect() })
     }
 
-    /// What data strip `data` is multiplied with in parity `parity`.
+    /// The coefficient of data strip `data` in parity `parity`.
     #[inline]
     pub fn coefficient(&self, parity: usize, data: usize) -> u8 {
         self.coefficients[parity * self.data + data]
     }
 
-    /// Computes all parity strips (`parity[j]`) from all data strips (`data[i]`), all of one length.
+    /// Computes all parity strips (`parity[j]`) from all data strips (`data[i]`), all of one
+    /// length.
     ///
-    /// # Panics
+    /// If the number of strips or their lengths differ.
     /// When the number of strips or their lengths differ.
     pub fn encode(&self, data: &[&[u8]], parity: &mut [&mut [u8]]) {
         assert!(data.len() == self.data && parity.len() == self.parity);
@@ -98,18 +100,20 @@ impl Code {
         Kernels::chosen().run(&job, data.iter().copied(), parity.iter_mut().map(|parity| &mut **parity));
     }
 
-    /// Sets each parity `(j, bytes)` to the sum of the given data strips `(i, bytes)` alone: a partial parity.
+    /// Sets each parity `(j, bytes)` to the sum of the given data strips `(i, bytes)` alone: a
+    /// partial parity.
     ///
-    /// # Panics
+    /// If the lengths differ.
     /// When the lengths differ.
     pub fn encode_some(&self, data: &[(usize, &[u8])], parity: &mut [(usize, &mut [u8])]) {
         self.add(data, parity, false);
     }
 
-    /// Adds the given data strips `(i, bytes)` to each parity `(j, bytes)`. Adding is taking away.
+    /// Adds the given data strips `(i, bytes)` to each parity `(j, bytes)`. Addition and
+    /// subtraction are the same.
     ///
     /// # Panics
-    /// When the lengths differ.
+    /// If the lengths differ.
     pub fn update(&self, changes: &[(usize, &[u8])], parity: &mut [(usize, &mut [u8])]) {
         self.add(changes, parity, true);
     }
@@ -126,14 +130,15 @@ impl Code {
         Kernels::chosen().run(&job, data.iter().map(|(_, bytes)| *bytes), targets);
     }
 
-    /// How the strips in `lost` are computed from those in `available` (bit `s` for strip `s`; a strip in `lost` is
-    /// not available). Data strips serve before parity, and as few strips as do.
+    /// The decoder of the strips in `lost` from those in `available` (bit `s` for strip `s`; a
+    /// strip in `lost` is not available). It prefers data strips to parity, and uses as few strips
+    /// as possible.
     ///
     /// # Errors
-    /// When fewer than `k` strips are available.
+    /// If fewer than `k` strips are available.
     ///
     /// # Panics
-    /// When a lost strip is none of the stripe's.
+    /// If a lost strip is not one of the stripe.
     pub fn decoder(&self, lost: &[usize], available: u64) -> Result<Decoder, TooManyLost> {
         Decoder::new(self, lost, available)
     }

@@ -1,10 +1,11 @@
-//! Codes against sums made byte by byte, and every loss of strips that parity covers.
+//! Tests compare codes with sums computed byte by byte, for every loss of strips that parity
+//! covers.
 
 use super::gf::multiply;
 use super::*;
 use proptest::prelude::*;
 
-/// Bytes that look random, other ones for each strip.
+/// Pseudorandom bytes, different for each strip.
 pub(super) fn noise(strip: usize, len: usize) -> Vec<u8> {
     let mut state = 0x9E37_79B9_7F4A_7C15u64.wrapping_mul(strip as u64 + 1);
     let mut next = || {
@@ -16,7 +17,7 @@ pub(super) fn noise(strip: usize, len: usize) -> Vec<u8> {
     (0..len).map(|_| next()).collect()
 }
 
-/// A stripe of noise with its parity, made byte by byte.
+/// A stripe of noise with its parity, computed byte by byte.
 pub(super) fn stripe(code: &Code, len: usize) -> Vec<Vec<u8>> {
     let mut strips: Vec<Vec<u8>> = (0..code.data).map(|i| noise(i, len)).collect();
     for j in 0..code.parity {
@@ -27,7 +28,7 @@ pub(super) fn stripe(code: &Code, len: usize) -> Vec<Vec<u8>> {
     strips
 }
 
-/// Every shape that the tests lose all sets of strips of.
+/// Every code of which the tests lose all sets of strips.
 fn codes() -> Vec<Code> {
     let raid5 = (1..=61).map(|k| (Matrix::Powers, k, 1));
     let raid6 = (1..=24).map(|k| (Matrix::Powers, k, 2));

@@ -1,4 +1,4 @@
-//! One stripe: how a request is cut, which rows wait for which, how parity follows data. Nothing here does I/O.
+//! One stripe: cuts requests, locks rows, and plans the update of parity. This module does no I/O.
 
 pub mod plan;
 pub mod rect;

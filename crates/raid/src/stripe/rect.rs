@@ -1,4 +1,5 @@
-//! Cuts a contiguous range of the array into rectangles: the same bytes of neighbouring strips of one stripe.
+//! Cuts a contiguous range of the array into rectangles: the same bytes of neighbouring strips of
+//! one stripe.
 //!
 //! ```text
 //!              strip 0   1   2   3
@@ -7,8 +8,8 @@
 //!   row b..s         ▒   ▒   ▒          band 3: strips 0..3
 //! ```
 //!
-//! A range inside a stripe has at most three bands. All strips of a rectangle are modified in the same rows, so each
-//! is one update of parity and one entry of the log.
+//! A range inside a stripe has at most three bands. All strips of a rectangle are modified in the
+//! same rows, so each is one update of parity and one entry of the log.
 
 use crate::Geometry;
 use arrayvec::ArrayVec;
@@ -20,13 +21,14 @@ pub struct Rect {
     pub stripe: u64,
     /// The first data strip.
     pub first: usize,
-    /// How many data strips.
+    /// Number of data strips.
     pub count: usize,
     /// First byte in each strip.
     pub offset: u32,
     /// Bytes in each strip.
     pub len: u32,
-    /// Where in the request the first strip's bytes are; the next strip's follow a strip later.
+    /// Offset of the first strip's bytes in the request; the next strip's bytes follow one strip
+    /// later.
     pub at: u64,
 }
 
@@ -36,7 +38,7 @@ impl Rect {
         (u64::MAX >> (64 - self.count)) << self.first
     }
 
-    /// Where in the request the bytes of a data strip are.
+    /// Offset of a data strip's bytes in the request.
     pub fn at_strip(&self, geometry: &Geometry, strip: usize) -> u64 {
         self.at + (strip - self.first) as u64 * u64::from(geometry.strip_bytes)
     }
@@ -54,7 +56,7 @@ pub struct Run {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// Where in the request these bytes are.
+    /// Offset of these bytes in the request.
     pub at: u64,
 }
 
@@ -90,7 +92,8 @@ impl Run {
         let mut add = |from: u32, to: u32, first: usize, end: usize| {
             if from < to && first < end {
                 let into_stripe = first as u64 * strip_bytes + u64::from(from);
-                // The first strip of a band may begin before the range does only where the band does not reach it.
+                // The first strip of a band begins before the range only if the band does not reach
+                // that strip.
                 let at = self.at + (into_stripe - self.offset);
                 rects.push(Rect {
                     stripe: self.stripe,

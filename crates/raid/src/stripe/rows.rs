@@ -1,7 +1,8 @@
-//! Locks on rows of stripes, for one core: first come, first served where ranges overlap.
+//! Locks on rows of stripes, for one core. Overlapping ranges are locked in order of the requests.
 //!
-//! Whoever changes rows holds them alone; whoever computes lost strips from others holds them with other readers.
-//! Requests on other rows of the same stripe do not wait.
+//! An operation that changes rows locks them exclusively. An operation that computes lost strips
+//! from others shares the lock with other readers. Requests on other rows of the same stripe do not
+//! wait.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -11,7 +12,7 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-/// Emptied lists that are kept for reuse.
+/// Empty lists that are kept for reuse.
 const SPARE_LISTS: usize = 256;
 
 /// Locks on rows.
@@ -22,7 +23,7 @@ pub struct RowLocks {
     next_id: Cell<u64>,
 }
 
-/// A lock that is held or waited for. Claims stand in the order in which they came.
+/// A lock that is held or waited for. Claims are in order of arrival.
 struct Claim {
     id: u64,
     rows: Range<u32>,
@@ -39,22 +40,22 @@ impl Claim {
 }
 
 impl RowLocks {
-    /// Waits for bytes `rows` of every strip of a stripe, alone.
+    /// Locks bytes `rows` of every strip of a stripe exclusively.
     pub fn lock(&self, stripe: u64, rows: Range<u32>) -> Lock<'_> {
         self.claim(stripe, rows, false)
     }
 
-    /// Waits for rows that nobody else changes meanwhile.
+    /// Locks rows against changes, together with other readers.
     pub fn lock_shared(&self, stripe: u64, rows: Range<u32>) -> Lock<'_> {
         self.claim(stripe, rows, true)
     }
 
-    /// How many locks are held or waited for.
+    /// Number of locks that are held or waited for.
     pub fn len(&self) -> usize {
         self.stripes.borrow().values().map(Vec::len).sum()
     }
 
-    /// Whether nobody holds or waits for a lock.
+    /// Whether no lock is held or waited for.
     pub fn is_empty(&self) -> bool {
         self.stripes.borrow().is_empty()
     }
@@ -116,7 +117,7 @@ impl<'a> Future for Lock<'a> {
     }
 }
 
-/// Rows that are held; given back when dropped.
+/// Locked rows; dropping it unlocks them.
 pub struct RowGuard<'a> {
     locks: &'a RowLocks,
     stripe: u64,
@@ -129,7 +130,7 @@ impl Drop for RowGuard<'_> {
     }
 }
 
-/// Stripe numbers are spread by one multiplication.
+/// Spreads stripe numbers by one multiplication.
 #[derive(Default)]
 pub struct StripeHasher(u64);
 

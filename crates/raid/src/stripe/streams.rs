@@ -1,74 +1,77 @@
-//! Writes that follow each other: which are one *stream*, and whether it is worth waiting for its next write.
+//! Detects *streams* of sequential writes, and decides whether to wait for the next write of one.
 //!
-//! A stream is known by where its next write begins. Two facts about it decide:
+//! A stream is identified by the offset of its next write. Two properties of a stream decide:
 //!
-//! * its *window*, the bytes that its caller keeps in flight. Of these only what is not waiting itself can bring the next
-//!   write, for callers submit when something ends. A caller of one write at a time is never waited for.
-//! * whether it is *steady*: a caller that submits a batch and waits for all of it fills its window, too, and then
-//!   nothing comes. Only bytes that took the place of others that had ended count; a wait in vain counts them from zero
-//!   again, and twice as many are needed until a wait has paid.
+//! * its *window*, the bytes that its caller keeps in flight. Callers submit when a request
+//!   completes, so only bytes that do not wait themselves can bring the next write. A caller of one
+//!   write at a time never causes a wait.
+//! * whether it is *steady*. A caller that submits a batch and waits for all of it also fills its
+//!   window, but no further write follows. So only bytes count that replaced completed ones. A
+//!   futile wait resets this count and doubles the bytes that the next wait requires, until a wait
+//!   succeeds.
 //!
-//! No I/O and no clock here: whoever calls says what time it is.
+//! This module has no I/O and no clock: callers pass the time.
 
 use std::cell::{Cell, RefCell};
 
-/// Streams that are known at a time.
+/// Most known streams.
 const STREAMS: usize = 8;
-/// Ends of writes that may become streams.
+/// Ends of recent writes that may become streams.
 const ENDS: usize = 16;
-/// How long the next write is waited for when nothing of the stream is in flight any more: callers submit when something
-/// has ended, a guest some ten microseconds later.
+/// Longest wait for the next write if no write of the stream is in flight: callers submit when a
+/// request has completed, a guest some ten microseconds later.
 pub const IDLE_NS: u64 = 100_000;
-/// How long it is waited for at most.
+/// Longest wait.
 pub const HOLD_NS: u64 = 10_000_000;
-/// So many times what is waited for must have come steadily before.
+/// A wait requires this many times its held and missing bytes as steady bytes before it.
 const STEADY_TIMES: u64 = 2;
-/// Waits in vain that are remembered: each doubles that.
+/// Most futile waits that count: each doubles the steady bytes required.
 const MOST_FAILURES: u32 = 6;
-/// What comes sooner would have come anyway.
+/// A write that arrives within this time would have come anyway.
 const PAYS_NS: u64 = 20_000;
 
-/// Names a stream as long as a write of it is in flight.
+/// Identifies a stream while a write of it is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamId(usize);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
-    /// Bytes of writes that have not ended.
+    /// Bytes of writes in flight.
     in_flight: u64,
-    /// The most of them lately.
+    /// Their recent maximum.
     window: u64,
-    /// Bytes of the window that have ended and that no new write has replaced.
+    /// Bytes of the window that have completed without a replacement.
     room: u64,
-    /// Bytes that have replaced others.
+    /// Bytes that have replaced completed ones.
     steady: u64,
-    /// Waits in vain since one paid.
+    /// Futile waits since the last success.
     failures: u32,
-    /// What writes take, smoothed.
+    /// Smoothed latency of writes.
     latency_ns: u64,
-    /// When a write came or ended last.
+    /// Time of the last begin or end of a write.
     last_ns: u64,
 }
 
 /// The streams of one core.
 pub struct Streams {
-    /// Where the next write of each stream begins; apart, because every write is compared with them.
+    /// Offset of the next write of each stream. Separate, because every write is compared with
+    /// them.
     next: RefCell<[u64; STREAMS]>,
     streams: RefCell<[Stream; STREAMS]>,
     ends: RefCell<[u64; ENDS]>,
     oldest_end: Cell<usize>,
 }
 
-/// What is waiting for its stream's next write.
+/// A partial stripe that waits for its stream's next write.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
-    /// Its stream.
+    /// The stream.
     pub stream: StreamId,
-    /// Bytes of whole requests that cannot end before it is written.
+    /// Bytes of whole requests that cannot complete before it is written.
     pub held: u64,
-    /// Bytes that it lacks up to the stripe's end.
+    /// Bytes missing up to the stripe's end.
     pub missing: u64,
-    /// Since when it waits.
+    /// Begin of the wait.
     pub since_ns: u64,
 }
 
@@ -84,7 +87,8 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// A write comes. Its stream, if it goes on where another has ended; [`Streams::end`] is called for that.
+    /// Records the begin of a write. Returns its stream if it continues where another write ended;
+    /// then the caller must call [`Streams::end`].
     #[inline]
     pub fn begin(&self, offset: u64, len: u64, now_ns: impl FnOnce() -> u64) -> Option<StreamId> {
         let known = self.next.borrow().iter().position(|next| *next == offset);
@@ -107,7 +111,7 @@ impl Streams {
         Some(StreamId(index))
     }
 
-    /// A place for a stream that begins with this write, if it follows another one.
+    /// The place of a new stream that begins with this write, if the write follows another one.
     #[inline]
     fn found(&self, offset: u64, len: u64) -> Option<usize> {
         let ends = &mut *self.ends.borrow_mut();
@@ -125,7 +129,7 @@ impl Streams {
         Some(index)
     }
 
-    /// A write of a stream has ended.
+    /// Records the end of a stream's write.
     pub fn end(&self, id: StreamId, len: u64, taken_ns: u64, now_ns: u64) {
         let stream = &mut self.streams.borrow_mut()[id.0];
         stream.in_flight -= len;
@@ -137,20 +141,20 @@ impl Streams {
         };
     }
 
-    /// What was waited for has come.
+    /// Records that the missing bytes have arrived.
     pub fn came(&self, waiting: &Waiting, now_ns: u64) {
         if now_ns.saturating_sub(waiting.since_ns) > PAYS_NS {
             self.streams.borrow_mut()[waiting.stream.0].failures = 0;
         }
     }
 
-    /// Whether nothing of a stream is in flight but what waits itself.
+    /// Whether all writes of a stream in flight wait themselves.
     pub fn is_quiet(&self, waiting: &Waiting) -> bool {
         self.streams.borrow()[waiting.stream.0].in_flight <= waiting.held
     }
 
-    /// Until when the next write of a stream is waited for; `None` when it is not, or not any more. The wait costs at most as much as
-    /// a write of the stream takes anyway.
+    /// Time until which to wait for a stream's next write; `None` if there is no wait, or it is
+    /// over. The wait takes at most as long as a write of the stream.
     pub fn deadline_ns(&self, waiting: &Waiting, now_ns: u64) -> Option<u64> {
         let Waiting { stream, held, missing, since_ns } = *waiting;
         let wanted = held + missing;
@@ -178,7 +182,7 @@ mod tests {
 
     const STRIPE: u64 = 1000;
 
-    /// Writes of one length, some in flight; each takes 50 µs.
+    /// A caller with writes of one length, some in flight; each takes 50 µs.
     struct Caller {
         streams: Streams,
         len: u64,
@@ -203,7 +207,7 @@ mod tests {
             }
         }
 
-        /// Keeps `depth` writes in flight for a while.
+        /// Keeps `depth` writes in flight for `writes` writes.
         fn flow(&mut self, depth: usize, writes: usize) -> std::collections::VecDeque<Option<StreamId>> {
             let mut running = std::collections::VecDeque::new();
             for _ in 0..writes {
@@ -218,7 +222,7 @@ mod tests {
             running
         }
 
-        /// Until when the write that came last would wait, with nothing of its last stripe there but itself.
+        /// Time until which the latest write would wait, as the only write of its stripe.
         fn wait(&self, stream: Option<StreamId>) -> Option<u64> {
             let (held, missing) = (self.len, STRIPE - self.len % STRIPE);
             let waiting = Waiting { stream: stream?, held, missing, since_ns: self.now_ns };
@@ -232,7 +236,8 @@ mod tests {
         let mut running = caller.flow(4, 30);
         let last = *running.back().unwrap();
         assert_eq!(caller.wait(last), Some(caller.now_ns + IDLE_NS));
-        // Once nothing else is in flight it does not wait any longer, and in vain it does not wait again.
+        // When no other write is in flight, the wait ends. After a futile wait it does not wait
+        // again.
         let waiting = Waiting { stream: last.unwrap(), held: 300, missing: 700, since_ns: caller.now_ns };
         assert!(!caller.streams.is_quiet(&waiting));
         while running.len() > 1 {
@@ -244,7 +249,7 @@ mod tests {
         let late_ns = caller.now_ns + HOLD_NS;
         assert_eq!(caller.streams.deadline_ns(&waiting, late_ns), None);
         assert_eq!(caller.wait(last), None);
-        // It takes twice as long to be trusted again, until a wait has paid.
+        // It needs twice the steady bytes, until a wait has succeeded.
         let last = *caller.flow(4, 10).back().unwrap();
         assert_eq!(caller.wait(last), None);
         caller.streams.came(&waiting, caller.now_ns);

@@ -1,7 +1,8 @@
-//! Disks in memory that write down what is done to them, and in which order.
+//! Disks in memory that log all operations in order.
 
 use block::{
-    Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request,
+    Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion,
+    Op, Request,
 };
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -10,24 +11,24 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Bytes of a sector, which a write never tears.
 pub const SECTOR: usize = 512;
-/// Bytes that become unreadable at once.
+/// Bytes that become unreadable together.
 pub const BLOCK: usize = 4096;
 
-/// What a write leaves on a disk.
+/// The effect of a write on a disk.
 #[derive(Clone)]
 pub struct Change {
     /// The disk.
     pub disk: usize,
-    /// Bytes from its beginning.
+    /// Offset on the disk, in bytes.
     pub offset: usize,
-    /// How many.
+    /// Length in bytes.
     pub len: usize,
-    /// What; `None` for zeroes.
+    /// The new content; `None` for zeroes.
     bytes: Option<Vec<u8>>,
 }
 
 impl Change {
-    /// Applies some of its sectors.
+    /// Applies some sectors of the change.
     pub fn apply(&self, disk: &mut [u8], sectors: Range<usize>) {
         let part = sectors.start * SECTOR..sectors.end * SECTOR;
         let place = &mut disk[self.offset + part.start..self.offset + part.end];
@@ -37,12 +38,12 @@ impl Change {
         }
     }
 
-    /// How many sectors it has.
+    /// Number of sectors.
     pub fn sectors(&self) -> usize {
         self.len / SECTOR
     }
 
-    /// Whether both touch a byte.
+    /// Whether two changes have a byte in common.
     pub fn overlaps(&self, other: &Change) -> bool {
         self.disk == other.disk
             && self.offset < other.offset + other.len
@@ -50,30 +51,31 @@ impl Change {
     }
 }
 
-/// What happens, in its order. Changes and flushes are named by their number.
+/// An event of the log. Changes and flushes have numbers.
 pub enum Event {
-    /// A write has come to a disk.
+    /// A disk has received a write.
     Write { number: usize, change: Change, is_fua: bool },
-    /// A flush has come to a disk.
+    /// A disk has received a flush.
     Flush { number: usize, disk: usize },
-    /// A write or a flush has been answered.
+    /// A disk has completed a write or a flush.
     Done { number: usize },
-    /// The array's user, or the operator.
+    /// An observation of the array's user or operator.
     Note(Note),
 }
 
-/// What the array's user and its operator see.
+/// The observations of the array's user and its operator.
 #[derive(Clone, Debug)]
 pub enum Note {
     /// The array was made.
     Created,
-    /// Something new is to stand in sectors of the array; the tag says what.
+    /// A write to sectors of the array begins; the tag names its content.
     Begin { write: u64, tag: u64, sectors: Range<u64> },
-    /// The array has said that it does.
+    /// The array has acknowledged the write.
     Acknowledged { write: u64 },
-    /// So many members may be lost from now on.
+    /// Number of members that may be lost from now on.
     Redundancy(usize),
-    /// From now on a crash may cost blocks, or not any more: a member is lost while regions are marked as dirty.
+    /// Whether a crash may lose blocks from now on: a member is lost while regions are marked as
+    /// dirty.
     Exposed(bool),
 }
 
@@ -86,17 +88,17 @@ impl Log {
         self.0.lock().expect("no test panics with the log locked")
     }
 
-    /// Notes what the user or the operator sees.
+    /// Adds an observation of the user or the operator.
     pub fn note(&self, note: Note) {
         self.lock().0.push(Event::Note(note));
     }
 
-    /// Everything so far; the log is empty afterwards.
+    /// Takes all events; the log is empty afterwards.
     pub fn take(&self) -> Vec<Event> {
         std::mem::take(&mut self.lock().0)
     }
 
-    /// Notes the beginning of a write or a flush; its number.
+    /// Adds the begin of a write or a flush; returns its number.
     fn begin(&self, event: impl FnOnce(usize) -> Event) -> usize {
         let (events, next) = &mut *self.lock();
         *next += 1;
@@ -109,7 +111,7 @@ impl Log {
     }
 }
 
-/// A disk with a volatile cache: what was not flushed or written with FUA may be lost.
+/// A disk with a volatile cache: a write without flush or FUA may be lost.
 pub struct Disk {
     name: String,
     index: usize,
@@ -120,18 +122,18 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// An empty disk of `bytes` bytes that writes into a log.
+    /// An empty disk of `bytes` bytes that adds its events to a log.
     pub fn logged(index: usize, bytes: usize, log: &Log) -> Disk {
         Disk { log: Some(log.clone()), ..Disk::holding(index, vec![0; bytes]) }
     }
 
-    /// A disk that holds `bytes`.
+    /// A disk with this content.
     pub fn holding(index: usize, bytes: Vec<u8>) -> Disk {
         let (bytes, unreadable) = (Arc::new(Mutex::new(bytes)), Arc::default());
         Disk { name: format!("disk{index}"), index, log: None, bytes, unreadable }
     }
 
-    /// What it holds.
+    /// The content of the disk.
     pub fn content(&self) -> Vec<u8> {
         self.bytes.lock().expect("no test panics with a disk locked").clone()
     }
@@ -141,7 +143,7 @@ impl Disk {
         !self.unreadable.lock().expect("no test panics with a disk locked").contains(&block)
     }
 
-    /// The disk, which cannot read a block until it is written.
+    /// The disk with a block that is unreadable until it is written.
     #[must_use]
     pub fn with_unreadable(self, block: usize) -> Disk {
         self.unreadable.lock().expect("nothing has run").insert(block);
@@ -174,6 +176,10 @@ impl Device for Disk {
         Ok(())
     }
     fn unmap_region(&self, _: &MemoryRegion) {}
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }
 
 struct DiskChannel {
@@ -191,7 +197,7 @@ impl DiskChannel {
         self.unreadable.lock().is_ok_and(|unreadable| unreadable.range(blocks).next().is_none())
     }
 
-    /// Blocks that are written as a whole can be read again.
+    /// Makes blocks readable that are written as a whole.
     fn heal(&self, change: &Change) {
         let blocks = change.offset.div_ceil(BLOCK)..(change.offset + change.len) / BLOCK;
         if let Ok(mut unreadable) = self.unreadable.lock() {

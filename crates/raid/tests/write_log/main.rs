@@ -1,11 +1,15 @@
-//! Every write to the members of small arrays is logged, over a life of theirs (made, written to, a member out, another
-//! one filled, stopped, started), and the log is replayed up to every point where more became durable: every write with
-//! FUA, every flush. At each, writes that were under way survive in several ways, whole or torn, and a member may be
-//! missing. What is left must assemble, hold every acknowledged write, and check clean after recovery.
+//! The tests log every write to the members of small arrays over their life: created, written to, a
+//! member failed and replaced, a live one replaced, stopped, started. Then they replay the log up
+//! to every point where more became durable: every write with FUA, every flush. At each point,
+//! writes in flight survive in several ways, whole or torn, and a member may be missing. The
+//! resulting disks must assemble with every member, hold every acknowledged write, and check clean
+//! after recovery.
 //!
-//! The same moments are replayed with damaged metadata (`sweep.rs`): blocks that cannot be read, or hold something else.
+//! The same moments are replayed with damaged metadata (`sweep.rs`): blocks that are unreadable, or
+//! have other content.
 //!
-//! As with dm-log-writes, but a log says what the array's user knew at each moment, and a run is the same every time.
+//! The method is that of dm-log-writes, but the log also has the knowledge of the array's user at
+//! each moment, and a run is deterministic.
 
 mod disk;
 mod replay;
@@ -17,10 +21,10 @@ use raid::{Consistency, Level};
 use replay::{Cut, Moment, Survival};
 use story::Plan;
 
-/// Points at which disks that lie are looked at: enough to catch them.
+/// With lying disks one point in this many is checked: enough to detect them.
 const LIARS_LOOK: u64 = 8;
 
-/// Everything that happens in the life of an array; its disks' size and count.
+/// Records the life of an array; returns its events, and the size and number of its disks.
 fn record(plan: Plan) -> (Vec<Event>, usize, usize) {
     let log = Log::default();
     let (bytes, disks) = reactor::run_simulated(1, {
@@ -30,24 +34,25 @@ fn record(plan: Plan) -> (Vec<Event>, usize, usize) {
     (log.take(), bytes, disks)
 }
 
-/// The ways in which power may go at a moment.
+/// The kinds of power loss at a moment.
 fn cuts(moment: &Moment, plan: Plan, number: u64) -> Vec<Cut> {
     let cut = |survival| Cut::plain(survival, number);
     let mut cuts = vec![cut(Survival::None)];
     if moment.pending() > 0 {
         cuts.extend([Survival::All, Survival::Half, Survival::Any].map(cut));
     }
-    // In bitmap mode a parity array may lose idle blocks then, and says so.
+    // In bitmap mode a parity array may lose idle blocks then, and reports that.
     let is_sound = plan.consistency == Consistency::Ppl || plan.level == Level::Raid1;
     if moment.is_created && moment.redundancy > 0 && is_sound {
         let missing = Some(number as usize % plan.members);
-        let force = number.is_multiple_of(4); // makes nothing worse
+        let force = number.is_multiple_of(4); // has no bad effect
         cuts.push(Cut { missing, force, ..cut(Survival::Any) });
     }
     cuts
 }
 
-/// Cuts everywhere. `lie`: every so many-th durable write is lost although it was answered. What is wrong where.
+/// Cuts the power at all points. With `lie`, every so many-th durable write is lost although it was
+/// completed. Returns all errors found.
 fn replay(plan: Plan, lie: Option<usize>) -> Vec<String> {
     let (events, bytes, disks) = record(plan);
     let mut moment = Moment::new(disks, bytes);

@@ -1,4 +1,5 @@
-//! The disks as they are when power goes at some moment of the log, and what an array on them must still hold.
+//! The disks after a power loss at some moment of the log, and the content that an array on them
+//! must have.
 
 use crate::disk::{BLOCK, Change, Disk, Event, Note, SECTOR};
 use crate::story::{fill, start};
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A write that has not become durable.
+/// A write that is not durable.
 struct Pending {
     number: usize,
     change: Change,
@@ -21,18 +22,18 @@ struct Pending {
     is_done: bool,
 }
 
-/// Everything at one moment of the log.
+/// The state at one moment of the log.
 #[derive(Default)]
 pub struct Moment {
-    /// What is durable, by disk.
+    /// The durable content, by disk.
     disks: Vec<Vec<u8>>,
-    /// What may be, oldest first.
+    /// Writes that may be durable, oldest first.
     pending: Vec<Pending>,
-    /// Flushes under way: their disks, and the writes that they make durable.
+    /// Flushes in flight: their disks, and the writes that they make durable.
     flushes: BTreeMap<usize, Vec<usize>>,
-    /// What was acknowledged last, by sector of the array.
+    /// The last acknowledged tag, by sector of the array.
     acknowledged: BTreeMap<u64, u64>,
-    /// Writes of the array under way: their tags and sectors.
+    /// Writes of the array in flight: their tags and sectors.
     open: BTreeMap<u64, (u64, Range<u64>)>,
     /// Whether the array was made.
     pub is_created: bool,
@@ -40,55 +41,55 @@ pub struct Moment {
     pub redundancy: usize,
     /// Whether every member is live, and was made so durably.
     pub is_whole: bool,
-    /// Whether blocks may be lost: never replaced by anything else.
+    /// Whether blocks may be lost; they never get other content.
     is_exposed: bool,
 }
 
-/// What becomes of the writes that were under way, and of a member.
+/// The effect of a power loss on writes in flight and on the members.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
-    /// How many of them survive.
+    /// The writes in flight that survive.
     pub survival: Survival,
     /// A disk that is missing afterwards.
     pub missing: Option<usize>,
     /// Whether the array is started by force.
     pub force: bool,
-    /// For what is drawn.
+    /// Seed of random choices.
     pub seed: u64,
     /// Metadata that is damaged afterwards.
     pub damage: Option<Damage>,
 }
 
-/// A block of metadata is damaged, the same on each of some disks.
+/// Damage to a block of metadata, the same on each of some disks.
 #[derive(Clone, Copy, Debug)]
 pub struct Damage {
     /// The block, of 4 KiB.
     pub block: usize,
     /// The disks: a bit for each.
     pub disks: u32,
-    /// Whether it holds something else and says nothing; otherwise it cannot be read.
+    /// Whether the block has other content without an error; otherwise it is unreadable.
     pub is_rotten: bool,
     /// Whether it belongs to the log.
     pub is_log: bool,
 }
 
 impl Damage {
-    /// Whether a disk is damaged.
+    /// Whether the damage affects a disk.
     fn is_on(&self, disk: usize) -> bool {
         self.disks >> disk & 1 == 1
     }
 }
 
-/// Where metadata lies on every disk, in blocks of 4 KiB.
+/// The places of metadata on every disk, in blocks of 4 KiB.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// All of it.
+    /// All metadata.
     pub blocks: Vec<usize>,
     /// The log.
     pub log: Range<usize>,
 }
 
-/// Which sectors of writes that were under way survive.
+/// The sectors of writes in flight that survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Survival {
     /// No write.
@@ -101,23 +102,23 @@ pub enum Survival {
     Any,
 }
 
-/// Blocks that the two copies of the superblock at the end have.
+/// Blocks of the two copies of the superblock at the end.
 const SUPERBLOCKS_BEHIND: usize = 6;
 
 impl Cut {
-    /// Power goes, and nothing else happens.
+    /// A power loss without another fault.
     pub fn plain(survival: Survival, seed: u64) -> Cut {
         Cut { survival, missing: None, force: false, seed, damage: None }
     }
 }
 
 impl Moment {
-    /// Before anything was written to so many disks of `bytes` bytes.
+    /// The moment before any write, for `count` disks of `bytes` bytes.
     pub fn new(count: usize, bytes: usize) -> Moment {
         Moment { disks: vec![vec![0; bytes]; count], ..Moment::default() }
     }
 
-    /// Goes on by an event. Returns whether more is durable than before: a place to cut.
+    /// Applies an event. Returns whether more is durable than before: a point for a power loss.
     pub fn advance(&mut self, event: &Event) -> bool {
         match event {
             Event::Write { number, change, is_fua } => {
@@ -146,7 +147,7 @@ impl Moment {
         }
         let at = self.pending.iter().position(|write| write.number == number);
         let Some(at) = at else { return false };
-        // Those that were answered stand first, in the order of their answers.
+        // Completed writes come first, in the order of completion.
         let mut write = self.pending.remove(at);
         write.is_done = true;
         let is_fua = write.is_fua;
@@ -158,7 +159,7 @@ impl Moment {
         is_fua
     }
 
-    /// Makes a write durable, and before it those that it would be written over by.
+    /// Makes a write durable, and before it the older completed writes that overlap it.
     fn settle(&mut self, number: usize) {
         let Some(at) = self.pending.iter().position(|write| write.number == number) else { return };
         let write = self.pending.remove(at);
@@ -171,13 +172,14 @@ impl Moment {
         change.apply(&mut self.disks[change.disk], 0..change.sectors());
     }
 
-    /// The number of the write that is answered by an event and so becomes durable, if it is one with FUA.
+    /// The number of the write that an event completes, if the write has FUA and so becomes
+    /// durable.
     pub fn fua_of(&self, event: &Event) -> Option<usize> {
         let Event::Done { number } = event else { return None };
         self.pending.iter().find(|write| write.number == *number && write.is_fua).map(|write| write.number)
     }
 
-    /// Loses a write that was answered, as a disk does that lies.
+    /// Loses a completed write, as a disk that lies does.
     pub fn forget(&mut self, number: usize) {
         self.pending.retain(|write| write.number != number);
     }
@@ -200,12 +202,12 @@ impl Moment {
         }
     }
 
-    /// Writes that may or may not be there.
+    /// Number of writes that may or may not be durable.
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// Whether the array is being written to: it was not stopped cleanly then.
+    /// Whether the array has writes in flight: it was not stopped cleanly.
     pub fn is_busy(&self) -> bool {
         !self.open.is_empty()
     }
@@ -224,7 +226,7 @@ impl Moment {
         self.images(cut).into_iter().enumerate().filter(present).map(disk).collect()
     }
 
-    /// Where the metadata lies. The array was made.
+    /// The places of the metadata. The array must have been created.
     pub fn places(&self) -> Places {
         let image = self.images(Cut::plain(Survival::None, 1)).swap_remove(0);
         let (layout, blocks) = reactor::run_simulated(1, move |_| async move {
@@ -242,7 +244,7 @@ impl Moment {
         }
     }
 
-    /// What the disks hold after a cut.
+    /// The content of the disks after a cut.
     fn images(&self, cut: Cut) -> Vec<Vec<u8>> {
         let mut disks = self.disks.clone();
         let mut state = cut.seed | 1;
@@ -273,8 +275,8 @@ impl Moment {
         disks
     }
 
-    /// Starts the array on what a cut has left, and looks at everything it holds; lets it do what it has to do, looks
-    /// again, stops it, and checks its members. Says what is wrong.
+    /// Starts the array on the disks after a cut, and reads all of it. Runs its jobs, reads it
+    /// again, stops it, and checks its members. Returns an error if a result is wrong.
     pub fn judge(&self, cut: Cut) -> Result<(), String> {
         let disks: Vec<Arc<dyn Device>> =
             self.damaged(cut).into_iter().map(|disk| disk as Arc<dyn Device>).collect();
@@ -283,19 +285,21 @@ impl Moment {
     }
 }
 
-/// What is right after a cut.
+/// The correct results after a cut.
 struct Expected {
-    /// The tags that sectors may hold; one, unless they were being written.
+    /// The tags that sectors may hold: one, except for sectors with a write in flight.
     tags: BTreeMap<u64, Vec<u64>>,
     is_created: bool,
     is_exposed: bool,
     has_missing: bool,
     force: bool,
-    /// Whether parity of a stripe that was being written may have been left open: its log entry holds something else.
+    /// Whether parity of a stripe with a write in flight may be wrong: its log entry has other
+    /// content.
     may_be_open: bool,
-    /// Whether parity is made again, which waits for members that are missing: the log could not be read.
+    /// Whether a resync of parity is pending, which waits for missing members: the log was
+    /// unreadable.
     may_be_unsynced: bool,
-    /// Whether every member must be live: damaged metadata costs no member.
+    /// Whether every member must be live: neither power loss nor damaged metadata costs a member.
     must_be_whole: bool,
 }
 
@@ -316,7 +320,7 @@ impl Expected {
             has_missing: cut.missing.is_some(),
             force: cut.force,
             may_be_open: cut.damage.is_some_and(|damage| damage.is_log && damage.is_rotten),
-            must_be_whole: cut.damage.is_some() && cut.missing.is_none() && moment.is_whole,
+            must_be_whole: cut.missing.is_none() && moment.is_whole,
             may_be_unsynced: cut.damage.is_some_and(|damage| damage.is_log && !damage.is_rotten),
         }
     }
@@ -337,14 +341,14 @@ impl Expected {
         jobs.idle().await;
         jobs.stop().await;
         if self.read(&array).await? != first {
-            return Err("a second look finds something else".into());
+            return Err("the second read returns other content".into());
         }
         array.stop().await.map_err(|error| format!("stop: {error}"))?;
         drop((jobs, array));
         self.check(disks).await
     }
 
-    /// Reads whatever may have been written, and a little more, and judges each sector.
+    /// Reads all sectors that may have been written, and a few more, and checks each.
     async fn read(&self, array: &Arc<Array>) -> Result<Vec<u8>, String> {
         let channel = array.open_channel().map_err(|error| error.to_string())?;
         let end = self.tags.keys().last().map_or(0, |sector| sector + 1).next_multiple_of(8) + 8;
@@ -356,7 +360,7 @@ impl Expected {
             let tags = self.tags.get(&lba).map_or(&[0][..], |tags| tags);
             match result {
                 Ok(()) => found.extend_from_slice(buffer.as_slice()),
-                // Cut off in the middle of a write, and then a member is missing.
+                // The power failed in the middle of a write, and a member is missing.
                 Err(_) if self.is_exposed || self.has_missing && tags.len() > 1 => {
                     found.extend_from_slice(&[0; SECTOR]);
                     continue;

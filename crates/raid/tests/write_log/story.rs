@@ -1,4 +1,5 @@
-//! The life of an array whose members' writes are logged: made, written to, a member out, rebuilt, stopped, started again.
+//! The life of an array with logged writes of its members: created, written to, a member failed and
+//! replaced, a live member replaced, stopped, started again.
 
 use crate::disk::{Disk, Log, Note, SECTOR};
 use block::{Channel, Device, Flags, IoFuture, IoResult, Op, Request, join_all};
@@ -6,7 +7,7 @@ use raid::admin::open::{Candidate, Wanted, select};
 use raid::array::{Array, Start};
 use raid::jobs::Options;
 use raid::metadata::create::Identities;
-use raid::metadata::region_map::DIRTY;
+use raid::metadata::intent_bitmap::DIRTY;
 use raid::metadata::{CreateOptions, Shape, create};
 use raid::{Consistency, Level};
 use std::cell::Cell;
@@ -18,11 +19,11 @@ use std::sync::Arc;
 pub struct Plan {
     /// Its level.
     pub level: Level,
-    /// How many members.
+    /// Number of members.
     pub members: usize,
-    /// How many of them may be lost.
+    /// Number of members that may be lost.
     pub redundancy: usize,
-    /// How it stays consistent.
+    /// Its mechanism of consistency.
     pub consistency: Consistency,
 }
 
@@ -30,9 +31,9 @@ const DISK_BYTES: usize = 320 << 10;
 const STRIP: u64 = 4096;
 /// Nanoseconds since 1970.
 pub const WALL_NS: u64 = 1_700_000_000_000_000_000;
-/// Sectors that are written: small enough for most to be written again and again.
+/// Sectors that are written: few, so that most are rewritten.
 const SECTORS: u64 = 144;
-/// After that long without writes no region is marked as dirty.
+/// Without writes for this time no region is marked as dirty.
 const MARKS_GO_NS: u64 = 50_000_000;
 
 impl Plan {
@@ -59,7 +60,7 @@ impl Plan {
     }
 }
 
-/// Starts what is found on disks. Everything random comes from the core.
+/// Starts the array on these disks. All random choices come from the core.
 pub async fn start(disks: &[Arc<dyn Device>], force: bool) -> Result<Arc<Array>, String> {
     let candidate = |disk: &Arc<dyn Device>| Candidate {
         name: disk.name().to_owned(),
@@ -74,7 +75,7 @@ pub async fn start(disks: &[Arc<dyn Device>], force: bool) -> Result<Arc<Array>,
     Array::start(start).await.map_err(|error| error.to_string())
 }
 
-/// What a sector of the array holds once it was written under a tag; tag 0 is zeroes.
+/// Fills a sector with the content of a tag; tag 0 is zeroes.
 pub fn fill(sector: &mut [u8], tag: u64, lba: u64) {
     let mut state = tag;
     for word in sector.chunks_exact_mut(8) {
@@ -83,10 +84,10 @@ pub fn fill(sector: &mut [u8], tag: u64, lba: u64) {
     }
 }
 
-/// Who uses the array.
+/// The user of the array.
 struct Client {
     channel: Rc<dyn Channel>,
-    /// What makes a write durable before it is acknowledged.
+    /// Flags that make a write durable before it is acknowledged.
     flags: Flags,
     log: Log,
     next: Cell<u64>,
@@ -130,7 +131,7 @@ impl Client {
         self.end(write, result)
     }
 
-    /// Some writes, one after the other or several at once: within a strip, over several, whole stripes.
+    /// Some writes, in sequence or several at once: within a strip, over several, whole stripes.
     async fn work(&self, rounds: u64) {
         let core = reactor::current();
         for _ in 0..rounds {
@@ -149,7 +150,7 @@ impl Client {
     }
 }
 
-/// A member fails while the array is used, and a new disk takes its place.
+/// Fails a member while the array is used, and replaces it with a new disk.
 async fn lose_and_replace(plan: Plan, array: &Arc<Array>, client: &Client, new: Arc<dyn Device>) {
     client.log.note(Note::Redundancy(plan.redundancy - 1));
     let is_exposed =
@@ -173,7 +174,18 @@ async fn lose_and_replace(plan: Plan, array: &Arc<Array>, client: &Client, new: 
     jobs.stop().await;
 }
 
-/// Lives through it; returns the disks' size and how many there were.
+/// A live member is copied to a new disk while the array is used, and gives its slot to the copy.
+async fn replace_live(array: &Arc<Array>, client: &Client, new: Arc<dyn Device>) {
+    let jobs = array.keep(Options::default()).expect("a keeper");
+    jobs.replace(0, new.clone()).await.expect("it fits");
+    client.work(2).await;
+    jobs.idle().await;
+    let own = array.members().attached(0)[0].clone().expect("a member");
+    assert!(Arc::ptr_eq(&own.device, &new) && !array.table().is_degraded(), "{:?}", jobs.status());
+    jobs.stop().await;
+}
+
+/// Runs the whole life; returns the disks' size and number.
 pub async fn live(plan: Plan, log: Log) -> (usize, usize) {
     let new_disk = |index| -> Arc<dyn Device> { Arc::new(Disk::logged(index, DISK_BYTES, &log)) };
     let mut disks: Vec<Arc<dyn Device>> = (0..plan.members).map(new_disk).collect();
@@ -188,6 +200,9 @@ pub async fn live(plan: Plan, log: Log) -> (usize, usize) {
         let new = new_disk(plan.members);
         disks.push(new.clone());
         lose_and_replace(plan, &array, &client, new).await;
+        let new = new_disk(plan.members + 1);
+        disks.push(new.clone());
+        replace_live(&array, &client, new).await;
     }
     client.work(3).await;
     let next = client.next.get();

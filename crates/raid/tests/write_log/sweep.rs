@@ -1,17 +1,19 @@
-//! Damaged metadata: at moments all over the life of an array power goes, and one block of 4 KiB, of a superblock, the
-//! region map, the bad blocks or the log, cannot be read afterwards, or holds something else; on one member, or the same
-//! block on two. The array must start, hold what it acknowledged, and check clean.
+//! Damaged metadata. At many moments of an array's life the power fails, and afterwards one block
+//! of 4 KiB is unreadable or has other content. It is a block of a superblock, the write-intent
+//! bitmap, the bad blocks or the log, on one member, or the same block on two. The array must
+//! start, hold its acknowledged writes, and check clean.
 //!
-//! The same is done to arrays that were stopped cleanly. Unreadable blocks of the log are readable after a start that
-//! replays it.
+//! The same damage is done to arrays that were stopped cleanly. Unreadable blocks of the log are
+//! readable after a start that replays it.
 //!
-//! What is left out, since nothing can stand for it:
+//! Some damage is beyond all redundancy and left out:
 //!
-//! * The same block on two members of a mirror of two: both copies of it are gone.
-//! * The log while a member is missing or being filled, when the members that cannot read it are more than the parity that
-//!   is left, or when it is silently wrong. With unreadable blocks the start is refused unless forced.
-//! * Parity after a block of the log was silently wrong, which looks as if the write had never begun: the next scrub finds
-//!   the stripe. Its data is right.
+//! * The same block on two members of a mirror of two: both copies of it are lost.
+//! * The log while a member is missing or being rebuilt, if more members than the remaining parity
+//!   cannot read it, or if it is silently wrong. With unreadable blocks the start is refused unless
+//!   forced.
+//! * Parity after a block of the log was silently wrong. The write then seems not to have begun,
+//!   and the next scrub finds the stripe. Its data is correct.
 
 use crate::disk::Disk;
 use crate::replay::{Cut, Damage, Moment, Places, Silent, Survival};
@@ -22,10 +24,10 @@ use raid::admin::open::{Candidate, Wanted, select};
 use raid::{Consistency, Level};
 use std::sync::Arc;
 
-/// Moments of a life at which every block is damaged in every way; all others see one block each.
+/// Moments of a life with damage of every kind to every block; all others damage one block each.
 const WHOLE_SWEEPS: usize = 6;
 
-/// The damages that an array must bear at a moment, of those of one block.
+/// The kinds of damage to one block that an array must survive at a moment.
 fn damages<'a>(
     plan: Plan,
     moment: &'a Moment,
@@ -82,8 +84,8 @@ fn sweep(plan: Plan) {
     assert!(wrong.is_empty(), "{} replays of {replays}, among them\n{few}", wrong.len());
 }
 
-/// With a member missing, unreadable blocks of another one's log cost nothing while parity is left. Where they may cost
-/// blocks the start is refused.
+/// With a member missing, unreadable blocks of another one's log lose no data while parity remains.
+/// The start is refused if blocks may be lost.
 fn sweep_with_a_member_missing(plan: Plan) {
     let (events, bytes, disks) = crate::record(plan);
     let mut moment = Moment::new(disks, bytes);
@@ -136,7 +138,7 @@ fn an_unreadable_log_block_beside_a_missing_member_is_refused_where_it_may_cost_
     });
 }
 
-/// The disks of an array that was stopped, with a block of metadata damaged on one of them.
+/// The disks of a stopped array, with a damaged block of metadata on one of them.
 fn stopped(plan: Plan, damaged: impl Fn(&Moment, Damage)) {
     let (events, bytes, disks) = crate::record(plan);
     let mut moment = Moment::new(disks, bytes);
@@ -153,7 +155,8 @@ fn stopped(plan: Plan, damaged: impl Fn(&Moment, Damage)) {
     }
 }
 
-/// Damages every block in every way after a clean stop, on one member and on two, and starts the array for writing.
+/// Damages every block in every way after a clean stop, on one member and on two, and starts the
+/// array for writing.
 fn sweep_after_a_stop(level: Level, members: usize, redundancy: usize, consistency: Consistency) {
     let plan = Plan { level, members, redundancy, consistency };
     let (events, bytes, disks) = crate::record(plan);
@@ -162,7 +165,7 @@ fn sweep_after_a_stop(level: Level, members: usize, redundancy: usize, consisten
         moment.advance(event);
     }
     let places = moment.places();
-    // Disk 1 was replaced by the last one, if any was.
+    // The last disk replaced disk 1, if the plan replaces one.
     let used: Vec<usize> = (0..disks).filter(|disk| disks == members || *disk != 1).collect();
     let (mut replays, mut wrong) = (0, Vec::new());
     for (turn, block) in places.blocks.iter().copied().enumerate() {
@@ -211,7 +214,7 @@ fn unreadable_blocks_of_the_log_can_be_read_again_after_a_start() {
     let mut moment = Moment::new(disks, bytes);
     let (mut points, mut healed) = (0, 0);
     for event in &events {
-        // The array is being written to, so that a start recovers it.
+        // The array has writes in flight, so a start recovers it.
         if !moment.advance(event) || !moment.is_created || !moment.is_whole || !moment.is_busy() {
             continue;
         }
@@ -230,7 +233,7 @@ fn unreadable_blocks_of_the_log_can_be_read_again_after_a_start() {
     assert!(points > 100 && healed == points, "{healed} of {points} blocks were rewritten");
 }
 
-/// Devices that may belong to an array: as a user names them, or as a directory holds them.
+/// Devices that may belong to an array, as a user names them, or as a directory lists them.
 fn candidates(disks: &[Arc<Disk>], is_named: bool) -> Vec<Candidate> {
     let candidate = |disk: &Arc<Disk>| Candidate {
         name: disk.name().to_owned(),
@@ -278,7 +281,7 @@ fn a_named_member_whose_superblocks_cannot_be_read_is_missing() {
         let bad = blocks.iter().filter(|_| index == 2);
         Arc::new(bad.fold(copy, |copy, block| copy.with_unreadable(*block)))
     };
-    // The disk of the member that was replaced is no part of it.
+    // The disk of the replaced member is not part of the array.
     let all: Vec<Arc<Disk>> = content.iter().enumerate().filter(|(i, _)| *i != 1).map(fill).collect();
     reactor::run_simulated(1, move |_| async move {
         let selection = select(candidates(&all, true), &Wanted { run: true, ..Wanted::default() })

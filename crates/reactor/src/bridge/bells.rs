@@ -1,31 +1,31 @@
-//! How the two sides of a bridge wake each other: an eventfd each, written to only while its owner
-//! asked for it.
+//! Wake-ups between the two sides of a bridge: an eventfd for each side, written to only while that
+//! side waits.
 
 use super::ring::Padded;
 use crate::doorbell::Doorbell;
 use crate::sync::{AtomicBool, AtomicU64, fence, is_broken};
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
-/// Nobody wants to be woken.
+/// The caller does not wait.
 const NEVER: u64 = u64::MAX;
 
-/// What both sides share beside the rings.
+/// The state that both sides share, in addition to the rings.
 pub(super) struct Bells {
     core: Doorbell,
     caller: Doorbell,
-    /// The core has left its rings and is to be woken at the next request.
+    /// The core has stopped polling its rings; the next request must wake it.
     core_waits: Padded<AtomicBool>,
-    /// The caller is to be woken when so many completions have been published in all.
+    /// Total of published completions at which the core must wake the caller.
     caller_waits_for: Padded<AtomicU64>,
-    /// The core has ended without answering.
+    /// The core has ended and completes nothing more.
     is_gone: AtomicBool,
 }
 
 impl Bells {
     pub(super) fn new() -> io::Result<Bells> {
-        Ok(Bells::with(Doorbell::new(event_fd()?), Doorbell::new(event_fd()?)))
+        Ok(Bells::with(Doorbell::open()?, Doorbell::open()?))
     }
 
     fn with(core: Doorbell, caller: Doorbell) -> Bells {
@@ -46,9 +46,9 @@ impl Bells {
         self.caller.fd()
     }
 
-    /// From now on the core is woken by requests. It looks for some once more after this.
+    /// From now on a request wakes the core. The core looks for requests once more after this call.
     pub(super) fn arm_core(&self) {
-        // Both flags change by read-modify-write alone: loom takes a store beside one for
+        // Both flags change by read-modify-write only: loom treats a plain store to such a flag as
         // unordered.
         self.core_waits.0.swap(true, Ordering::Relaxed);
         if !is_broken("a side that goes to sleep puts a fence before its last look") {
@@ -60,18 +60,19 @@ impl Bells {
         self.core_waits.0.swap(false, Ordering::Relaxed);
     }
 
-    /// Called after requests were published.
+    /// Wakes the core if it waits. Called after requests were published.
     #[inline]
     pub(super) fn wake_core(&self) {
-        // Either the core sees the requests when it looks once more, or we see that it waits.
+        // Either the core finds the requests when it looks once more, or this thread finds that the
+        // core waits.
         fence(Ordering::SeqCst);
         if self.core_waits.0.load(Ordering::Relaxed) && self.core_waits.0.swap(false, Ordering::Relaxed) {
             self.core.ring();
         }
     }
 
-    /// From now on the caller is woken once `count` completions have been published in all. It
-    /// looks for them once more after this.
+    /// From now on the core wakes the caller once it has published `count` completions in total.
+    /// The caller looks for them once more after this call.
     pub(super) fn arm_caller(&self, count: u64) {
         self.caller_waits_for.0.swap(count, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -81,7 +82,7 @@ impl Bells {
         self.caller_waits_for.0.swap(NEVER, Ordering::Relaxed);
     }
 
-    /// Called after completions were published, `count` in all by now.
+    /// Wakes the caller if it waits for `count` completions or fewer, the total published so far.
     #[inline]
     pub(super) fn wake_caller(&self, count: u64) {
         if !is_broken("a core that wakes the caller puts a fence before its look") {
@@ -96,7 +97,8 @@ impl Bells {
         }
     }
 
-    /// The core ends. Whatever it published before is seen by who learns of this.
+    /// Marks the core as ended. A thread that reads the mark sees all that the core published
+    /// before.
     pub(super) fn say_goodbye(&self) {
         self.is_gone.store(true, Ordering::Release);
         self.caller.ring();
@@ -106,16 +108,6 @@ impl Bells {
     pub(super) fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
     }
-}
-
-fn event_fd() -> io::Result<OwnedFd> {
-    // SAFETY: no pointer is passed.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 #[cfg(all(test, loom))]
@@ -144,8 +136,8 @@ mod models {
         }
     }
 
-    /// A caller with room for one request sends two, one after the other; each side sleeps while it
-    /// has nothing to do.
+    /// A caller with room for one request sends two, one after the other. Each side sleeps while it
+    /// has no work.
     fn requests_and_completions() {
         let (core_bell, caller_bell) = (Doorbell::of_model(), Doorbell::of_model());
         let bells = Arc::new(Bells::with(core_bell.clone(), caller_bell.clone()));
@@ -157,7 +149,7 @@ mod models {
                 for _ in 0..2 {
                     let arm = |_| bells.arm_core();
                     let value = pop_or_sleep(&mut incoming, &core_bell, arm, || bells.disarm_core());
-                    // SAFETY: the caller has taken the completion before.
+                    // SAFETY: the caller has popped the previous completion.
                     unsafe { outgoing.push(!value) };
                     outgoing.publish();
                     bells.wake_caller(outgoing.published());
@@ -165,7 +157,7 @@ mod models {
             })
         };
         for value in 0..2 {
-            // SAFETY: the request before has its completion.
+            // SAFETY: the previous request has completed.
             unsafe { requests.push(value) };
             requests.publish();
             bells.wake_core();

@@ -1,4 +1,4 @@
-//! The caller's side: a [`Queue`] that any thread may have, one at a time.
+//! The caller's side: a [`Queue`] for any thread, one thread at a time.
 
 use super::bells::Bells;
 use super::engine::{Engine, EngineParts};
@@ -11,31 +11,30 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How a queue over a bridge is to be.
+/// Options of a queue over a bridge.
 #[derive(Clone, Copy, Debug)]
 pub struct BridgeOptions {
-    /// Requests in flight at most, 1 to [`BridgeOptions::MAX_DEPTH`].
+    /// Largest number of requests in flight, 1 to [`BridgeOptions::MAX_DEPTH`].
     pub depth: u32,
-    /// The caller polls: there is no event.
+    /// The caller polls; the queue has no event.
     pub is_polled: bool,
-    /// How long the caller looks for completions before it sleeps.
+    /// How long the caller polls for completions before it sleeps.
     pub spin: PollWindow,
 }
 
 impl BridgeOptions {
-    /// Deepest queue: what the deepest rings of virtio and NVMe hold, in 4 MiB of commands.
+    /// Largest depth: that of the deepest rings of virtio and NVMe, in 4 MiB of commands.
     pub const MAX_DEPTH: u32 = 1 << 16;
 }
 
 impl Default for BridgeOptions {
-    /// 128 requests, an event, and up to 20 µs of looking: twice what it costs to sleep and be
-    /// woken.
+    /// 128 requests, an event, and up to 20 µs of polling, twice the cost of a sleep and a wake-up.
     fn default() -> BridgeOptions {
         BridgeOptions { depth: 128, is_polled: false, spin: PollWindow::up_to(20_000) }
     }
 }
 
-/// A queue of a device that a core serves. Dropping it waits for what is in flight.
+/// A queue of a device that a core serves. Dropping it waits for the requests in flight.
 pub struct BridgeQueue {
     requests: Producer<Command>,
     completions: Consumer<Completion>,
@@ -50,18 +49,19 @@ pub struct BridgeQueue {
     cores: Arc<Cores>,
 }
 
-/// Looks between two at the clock.
+/// Polls of the ring between two readings of the clock.
 const LOOKS_PER_TICK: u32 = 32;
 
 impl BridgeQueue {
-    /// A queue of `device`, served by the core with number `core`. Not to be called on a core.
+    /// Opens a queue of `device`, served by the core with number `core`. Must not be called on a
+    /// core.
     ///
     /// # Errors
-    /// When the depth is none, the device cannot be opened on that core, or the kernel is out of
-    /// resources.
+    /// If the depth is outside its range, the device cannot be opened on that core, or the kernel
+    /// refuses an eventfd.
     ///
     /// # Panics
-    /// When there is no such core.
+    /// If no core has that number.
     pub fn open(
         cores: &Arc<Cores>,
         core: usize,
@@ -94,7 +94,7 @@ impl BridgeQueue {
         })
     }
 
-    /// How many requests were pushed and not reaped.
+    /// Number of requests that were pushed and not reaped.
     pub fn in_flight(&self) -> u32 {
         self.in_flight
     }
@@ -104,28 +104,29 @@ impl BridgeQueue {
         self.is_polled
     }
 
-    /// As [`Queue::arm`], with the event at the last of `count` completions from now on, or of as
-    /// many as can come.
+    /// As [`Queue::arm`], with the event at the last of the next `count` completions. `count` is
+    /// limited to the requests in flight.
     pub fn arm_for(&mut self, count: u32) -> bool {
         let count = count.min(self.in_flight).max(1);
         self.bells.arm_caller(self.completions.taken() + u64::from(count));
         !self.has(count)
     }
 
-    /// Looks until `count` completions wait, or as many as can come, for no longer than lately has
-    /// been worth it, nor than `limit`; whether they do.
+    /// Polls until `count` completions (at most the requests in flight) wait; returns whether they
+    /// do. Stops after the adaptive spin time, or after `limit` if that is shorter.
     pub fn spin_for(&mut self, count: u32, limit: Option<Duration>) -> bool {
         let budget = Duration::from_nanos(self.spin_ns);
         self.look_for(count, limit.map_or(budget, |limit| budget.min(limit)))
     }
 
-    /// Tells how long a sleep was that followed on spinning: the next spin adapts.
+    /// Adapts the next spin to the length of the sleep that followed the last one.
     pub fn note_slept(&mut self, slept: Duration) {
         let slept_ns = u64::try_from(slept.as_nanos()).unwrap_or(u64::MAX);
         self.spin_ns = self.window.after_sleep(self.spin_ns, slept_ns);
     }
 
-    /// Looks for `limit` until `count` completions wait, or as many as can come; whether they do.
+    /// Polls for up to `limit` until `count` completions (at most the requests in flight) wait;
+    /// returns whether they do.
     pub fn look_for(&mut self, count: u32, limit: Duration) -> bool {
         let count = count.min(self.in_flight).max(1);
         if self.has(count) {
@@ -143,14 +144,13 @@ impl BridgeQueue {
         false
     }
 
-    /// Whether so many completions wait. Those of a core that has ended do.
+    /// Whether `count` completions wait. After the core has ended all requests count as completed.
     #[inline]
     fn has(&mut self, count: u32) -> bool {
         self.completions.available() >= count as usize || (self.in_flight > 0 && self.bells.is_gone())
     }
 
-    /// Fails everything in flight: the core that was to answer has ended, and with it every use of
-    /// the memory.
+    /// Fails all requests in flight. Their core has ended, and nothing uses their memory any more.
     #[cold]
     fn fail_all(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
         for (slot, is_busy) in self.is_busy.iter_mut().enumerate() {
@@ -194,7 +194,8 @@ impl Queue for BridgeQueue {
 
     #[inline]
     fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
-        // What the core published before it ended is seen after this.
+        // The mark orders all that the core published before it ended, so the ring is read after
+        // it.
         let is_gone = self.in_flight > 0 && self.bells.is_gone();
         let mut count = 0;
         while let Some(Completion { slot, result }) = self.completions.pop() {

@@ -1,4 +1,4 @@
-//! The core's side: a source that wakes slots, each of which serves one request at a time.
+//! The core's side: a source that wakes slots. Each slot serves one request at a time.
 
 use super::bells::Bells;
 use super::ring::{Consumer, Producer};
@@ -19,11 +19,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
-/// Requests that one slot completes without waiting before it lets the core publish them and look
-/// elsewhere.
+/// Requests that one slot completes without a pause before it lets the core publish them and serve
+/// other sources.
 const BATCH: u32 = 64;
 
-/// What a core needs to serve a bridge.
+/// The parts of a bridge that move to its core.
 pub(super) struct EngineParts {
     pub(super) device: Arc<dyn Device>,
     pub(super) incoming: Consumer<Command>,
@@ -33,11 +33,11 @@ pub(super) struct EngineParts {
 }
 
 thread_local! {
-    /// The bridges that this core serves, by number: how messages find them.
+    /// The bridges that this core serves, by the number that messages carry.
     static SERVED: RefCell<HashMap<u64, Rc<Served>>> = RefCell::default();
 }
 
-/// The caller's hold on a bridge that a core serves.
+/// The caller's handle of a bridge that a core serves.
 pub(super) struct Engine {
     core: usize,
     id: u64,
@@ -57,11 +57,10 @@ impl Engine {
         Ok(Engine { core: core.index(), id })
     }
 
-    /// Takes the bridge down, in which nothing is in flight. The device's channel is closed after
-    /// this.
+    /// Stops the bridge, which must have no requests in flight, and closes the device's channel.
     pub(super) fn stop(&self, cores: &Cores) {
         let id = self.id;
-        // A core that has ended has taken it down.
+        // A core that has ended has dropped the bridge.
         let _ = cores.get(self.core).block_on(move |_| async move {
             let served = SERVED.with_borrow_mut(|all| all.remove(&id));
             if let Some(served) = served {
@@ -80,7 +79,7 @@ struct Served {
     outgoing: RefCell<Producer<Completion>>,
     slots: ServingSlots,
     depth: usize,
-    /// The device has completed the last request at once: a single slot is enough.
+    /// The device completed the last request at once, so a single slot is enough.
     is_inline: Cell<bool>,
     is_stopping: Cell<bool>,
     handle: OnceCell<SourceHandle>,
@@ -109,20 +108,21 @@ impl Served {
         Ok(served)
     }
 
-    /// A slot's life.
+    /// Serves requests in one slot until the bridge stops.
     async fn serve(self: Rc<Self>, slot: u32) {
         let mut batch = 0;
         while let Some(command) = (Next { served: &self, slot, batch: &mut batch }).await {
             let result = self.execute(&command, &mut batch).await;
-            // SAFETY: a completion is for a command, of which at most `depth` are without; the
-            // caller pushed this one after it had taken the completion out that was in its cell.
+            // SAFETY: at most `depth` commands have no completion, and each completion belongs to
+            // one. The caller pushed this command after it had popped the completion that was in
+            // the cell.
             unsafe { self.outgoing.borrow_mut().push(Completion { slot: command.slot, result }) };
             self.handle().activate();
         }
         self.slots.end();
     }
 
-    /// Carries a request out, and notes whether the device lets us wait.
+    /// Runs a request, and notes whether the device completed it at once.
     #[inline]
     async fn execute(&self, command: &Command, batch: &mut u32) -> IoResult {
         let Command { op, flags, len, offset, data, .. } = *command;
@@ -147,7 +147,7 @@ impl Served {
     }
 
     fn start_slot(&self, slot: u32) {
-        let served = self.weak.upgrade().expect("somebody calls us");
+        let served = self.weak.upgrade().expect("the caller holds a reference");
         current().spawn(served.serve(slot));
     }
 }
@@ -193,11 +193,11 @@ impl Drop for Served {
     }
 }
 
-/// Waits for the next command; `None` when the slot is to end.
+/// Waits for the next command; `None` when the slot must end.
 struct Next<'a> {
     served: &'a Served,
     slot: u32,
-    /// Requests completed since the slot last waited for anything.
+    /// Requests completed since the slot last waited.
     batch: &'a mut u32,
 }
 

@@ -6,10 +6,9 @@
 //!   reap ◄─ ring of completions ◄─ (event) ── flush ◄──────────────────────┘
 //! ```
 //!
-//! So a program drives a device with layers, or one without a ring of its own, as it drives a
-//! leaf's queue. Nothing is allocated and no lock is taken for a request. Doorbell and event are
-//! written to only while the other side sleeps: the core after its polling window, the caller while
-//! it is armed.
+//! A program drives a device with layers, or a device without rings, in the same way as a leaf's
+//! queue. A request allocates nothing and takes no lock. Doorbell and event are written to only
+//! while the other side sleeps: the core after its poll window, the caller while it is armed.
 
 mod bells;
 mod caller;
@@ -32,11 +31,11 @@ struct Command {
     data: Data<'static>,
 }
 
-// SAFETY: the data's memory is valid until the completion, on whatever thread, by the contract of
-// `Queue::push`.
+// SAFETY: by the contract of `Queue::push` the data's memory is valid until the completion, on any
+// thread.
 unsafe impl Send for Command {}
 
-/// The end of a request on its way back.
+/// The result of a request on its way back.
 #[derive(Clone, Copy)]
 struct Completion {
     slot: u32,

@@ -1,25 +1,25 @@
-//! A ring from one thread to another, without a look at whether it is full: whoever uses it has
-//! bounded how much is in it.
+//! A ring from one thread to another. It does not check whether it is full: its users bound the
+//! number of values in it.
 
 use crate::sync::{AtomicU64, UnsafeCell, is_broken};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Keeps what one thread writes off the cache lines of what the other does. Two lines: processors
-/// fetch them in pairs.
+/// Keeps the data that one thread writes off the cache lines of the other thread's data. Two lines
+/// long, because processors fetch lines in pairs.
 #[repr(align(128))]
 #[derive(Default)]
 pub(super) struct Padded<T>(pub(super) T);
 
 struct Ring<T> {
     cells: Box<[UnsafeCell<MaybeUninit<T>>]>,
-    /// How many values were published in all.
+    /// Total of values published.
     tail: Padded<AtomicU64>,
 }
 
-// SAFETY: a cell is written by the one producer before it is published, and read by the one
-// consumer after that; by the contract of `Producer::push` it is not written again before it was
+// SAFETY: the one producer writes a cell before it publishes it, and the one consumer reads it
+// afterwards. By the contract of `Producer::push` the producer writes it again only after that
 // read.
 unsafe impl<T: Copy + Send> Sync for Ring<T> {}
 
@@ -29,14 +29,14 @@ impl<T> Ring<T> {
     }
 }
 
-/// Both ends of a ring that holds `capacity` values or a few more.
+/// Both ends of a ring for `capacity` values, rounded up to a power of two.
 pub(super) fn ring<T: Copy + Send>(capacity: u32) -> (Producer<T>, Consumer<T>) {
     let cells = (0..capacity.next_power_of_two()).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
     let ring = Arc::new(Ring { cells, tail: Padded::default() });
     (Producer { ring: ring.clone(), next: 0, published: 0 }, Consumer { ring, next: 0, seen: 0 })
 }
 
-/// The end that values are put into.
+/// The writing end of a ring.
 pub(super) struct Producer<T> {
     ring: Arc<Ring<T>>,
     next: u64,
@@ -44,20 +44,19 @@ pub(super) struct Producer<T> {
 }
 
 impl<T: Copy + Send> Producer<T> {
-    /// Puts a value in; the consumer sees it after the next [`Producer::publish`].
+    /// Adds a value; the consumer sees it after the next [`Producer::publish`].
     ///
     /// # Safety
-    /// Fewer than the ring's capacity are in it, and this thread knows that from the consumer:
-    /// through something that the consumer published after it had taken values out.
+    /// The ring holds fewer values than its capacity. This thread knows that from data that the
+    /// consumer published after it had popped values.
     #[inline]
     pub(super) unsafe fn push(&mut self, value: T) {
-        // SAFETY: by contract the cell's last value has been read, and that read happened before
-        // now.
+        // SAFETY: by contract the read of the cell's last value happened before this write.
         self.ring.cell(self.next).with_mut(|cell| unsafe { (*cell).write(value) });
         self.next += 1;
     }
 
-    /// Shows the consumer what was put in; whether there was anything new.
+    /// Makes the added values visible to the consumer; returns whether any were new.
     #[inline]
     pub(super) fn publish(&mut self) -> bool {
         let is_new = self.published != self.next;
@@ -72,14 +71,14 @@ impl<T: Copy + Send> Producer<T> {
         is_new
     }
 
-    /// How many values were published in all.
+    /// Total of values published.
     #[inline]
     pub(super) fn published(&self) -> u64 {
         self.published
     }
 }
 
-/// The end that values are taken from.
+/// The reading end of a ring.
 pub(super) struct Consumer<T> {
     ring: Arc<Ring<T>>,
     next: u64,
@@ -87,27 +86,27 @@ pub(super) struct Consumer<T> {
 }
 
 impl<T: Copy + Send> Consumer<T> {
-    /// Takes the oldest value out.
+    /// Removes the oldest value.
     #[inline]
     pub(super) fn pop(&mut self) -> Option<T> {
         if self.next == self.seen && self.available() == 0 {
             return None;
         }
-        // SAFETY: the producer wrote the cell before it published it, and will not write it again
-        // before it learns of this read.
+        // SAFETY: the producer wrote the cell before it published it, and writes it again only
+        // after it has learned of this read.
         let value = self.ring.cell(self.next).with(|cell| unsafe { (*cell).assume_init_read() });
         self.next += 1;
         Some(value)
     }
 
-    /// How many values can be taken out.
+    /// Number of values that can be popped.
     #[inline]
     pub(super) fn available(&mut self) -> usize {
         self.seen = self.ring.tail.0.load(Ordering::Acquire);
         (self.seen - self.next) as usize
     }
 
-    /// How many values were taken out in all.
+    /// Total of values popped.
     #[inline]
     pub(super) fn taken(&self) -> u64 {
         self.next
@@ -129,7 +128,7 @@ mod tests {
                 while let Some(value) = here.pop() {
                     assert_eq!(value, expected);
                     expected += 1;
-                    // SAFETY: an answer is for a value, of which there are at most five.
+                    // SAFETY: each answer is for one value, and at most five have no answer.
                     unsafe { back.push(!value) };
                 }
                 if !back.publish() {

@@ -1,5 +1,5 @@
-//! Models of how other threads wake a core and its tasks. A wake or a message that is lost leaves
-//! the core asleep for ever, and loom reports the deadlock. Counted references are std's: loom's
+//! Models of how other threads wake a core and its tasks. After a lost wake or message the core
+//! sleeps for ever, and loom reports the deadlock. Counted references are std's, because loom's
 //! cannot be dropped after a deadlock.
 
 use super::*;
@@ -18,7 +18,7 @@ fn body() -> (&'static Body, Doorbell) {
     (body, doorbell)
 }
 
-/// Sleeps as a core does (`Core::sleep_until_event`), unless there is something to do.
+/// Sleeps as a core does (`Core::sleep_until_event`), unless `has_work`.
 fn sleep(body: &'static Body, doorbell: &Doorbell, has_work: impl Fn() -> bool) {
     body.begin_sleep();
     if !has_work() {
@@ -27,8 +27,8 @@ fn sleep(body: &'static Body, doorbell: &Doorbell, has_work: impl Fn() -> bool) 
     body.woke_up();
 }
 
-/// Two threads write something each and wake the same task. The core polls the task when it is
-/// woken, until it has seen both.
+/// Two threads each set a flag and wake the same task. The core polls the task when it is woken,
+/// until it has seen both flags.
 fn two_threads_wake_a_task() {
     let (body, doorbell) = body();
     let task = body.new_task();
@@ -58,7 +58,7 @@ fn two_threads_wake_a_task() {
 }
 
 /// A thread writes data and wakes a task, which reads the data.
-fn a_task_reads_what_it_was_woken_for() {
+fn a_woken_task_reads_the_data() {
     let (body, doorbell) = body();
     let task = body.new_task();
     let data = Arc::new(UnsafeCell::new(0));
@@ -104,7 +104,7 @@ fn messages_reach_a_core_that_sleeps() {
     sending.join().unwrap();
 }
 
-/// A core ends while a thread sends it a message: the message is refused or dropped, never kept.
+/// A core ends while a thread sends it a message. The message is refused or dropped, never kept.
 fn a_message_to_a_core_that_ends_is_dropped() {
     let (body, _) = body();
     let inbox = Inbox::new(body);
@@ -128,13 +128,10 @@ fn no_wake_of_a_task_is_lost() {
 }
 
 #[test]
-fn a_woken_task_sees_what_it_was_woken_for() {
-    model(a_task_reads_what_it_was_woken_for);
-    must_fail(
-        "a core that goes to sleep puts a fence before its last look",
-        a_task_reads_what_it_was_woken_for,
-    );
-    must_fail("a thread that wakes a core puts a fence before its look", a_task_reads_what_it_was_woken_for);
+fn a_woken_task_sees_the_data_of_its_waker() {
+    model(a_woken_task_reads_the_data);
+    must_fail("a core that goes to sleep puts a fence before its last look", a_woken_task_reads_the_data);
+    must_fail("a thread that wakes a core puts a fence before its look", a_woken_task_reads_the_data);
 }
 
 #[test]

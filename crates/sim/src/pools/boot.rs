@@ -1,4 +1,5 @@
-//! One boot: the pools are opened and judged, everything is read, steps are carried out, power goes.
+//! One boot: the pools are opened and judged, everything is read, steps are carried out, power
+//! goes.
 
 use super::damage;
 use super::mover::{self, Mover};
@@ -9,7 +10,7 @@ use crate::disk::SimDisk;
 use crate::gate::Gate;
 use crate::machine::CrashAt;
 use block::{Device, Request};
-use layers::relocate::Relocatable;
+use layers::migrate::Migratable;
 use reactor::{Core, Simulation};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -26,7 +27,7 @@ pub(super) struct Running<'a> {
     pub(super) pools: &'a [Arc<Pool>],
     pub(super) mover: Mover<'a>,
     /// Volumes that users have open.
-    open: RefCell<BTreeMap<u32, Weak<Relocatable>>>,
+    open: RefCell<BTreeMap<u32, Weak<Migratable>>>,
     pub(super) reserved: Option<(Reservation<'a>, Known)>,
     pub(super) is_tracing: bool,
 }
@@ -185,13 +186,13 @@ impl<'a> Running<'a> {
     }
 
     /// The device by which users have a volume open.
-    pub(super) fn open(&self, known: &Known) -> Option<Arc<Relocatable>> {
+    pub(super) fn open(&self, known: &Known) -> Option<Arc<Migratable>> {
         if let Some(device) = self.open.borrow().get(&known.id).and_then(Weak::upgrade) {
             return Some(device);
         }
         match self.pools[known.pool].open_volume(&known.name) {
             Ok(volume) => {
-                let device = Arc::new(Relocatable::new(volume));
+                let device = Arc::new(Migratable::new(volume));
                 self.open.borrow_mut().insert(known.id, Arc::downgrade(&device));
                 Some(device)
             }
@@ -209,7 +210,8 @@ impl<'a> Running<'a> {
         W: FnOnce(User) -> F + 'static,
     {
         let Some(device) = self.open(known) else { return };
-        // All users of a volume are on one core: in one thread the channels of all cores are on one list of its layer.
+        // All users of a volume are on one core: in one thread the channels of all cores are on one
+        // list of its layer.
         let cores = self.simulation.cores();
         let core = &cores[known.id as usize % cores.len()];
         let (world, id) = (self.world.clone(), known.id);

@@ -1,11 +1,12 @@
 //! Damage to the copies of a pool's table while power is off, and what the pool owes then.
 //!
-//! `docs/on-disk-formats.md` promises: one bad copy in each set costs nothing; where a set has no whole copy, the pool may
-//! refuse to open, names every copy, and never falls back to an older table.
+//! `docs/on-disk-formats.md` promises that one bad copy in each set costs nothing. Where a set has
+//! no whole copy, the pool may refuse to open, names every copy, and never falls back to an older
+//! table.
 
 use super::world::World;
 use crate::disk::{SimDisk, Unreadable};
-use crate::rng::Rng;
+use base::Rng;
 use volume::PoolError;
 use volume::store::{ReadError, SETS};
 use volume::table::{ALIGNMENT, Table};
@@ -13,7 +14,7 @@ use volume::table::{ALIGNMENT, Table};
 /// Bytes of a table that rot where it is damaged; those behind its end cost nothing.
 const ROTTEN: u64 = 600;
 
-/// What happens to the table of a pool.
+/// Damage to the table of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damage {
     pool: u64,
@@ -73,7 +74,7 @@ pub fn broken(disk: &SimDisk) -> Vec<u64> {
     offsets().filter(|offset| look(disk, *offset).is_none()).collect()
 }
 
-/// Damages tables. What was there is kept in the world until the pool is open.
+/// Damages tables. The world keeps the old bytes until the pool is open.
 pub fn apply(world: &World, damages: &[(u32, Damage)]) {
     let mut saved = world.saved.borrow_mut();
     for (_, damage) in damages {
@@ -116,7 +117,7 @@ impl Which {
     }
 }
 
-/// Puts back what was there.
+/// Puts the old bytes back.
 pub fn restore(world: &World, pool: usize) {
     for copy in world.saved.borrow().iter().filter(|copy| copy.pool == pool) {
         let disk = &world.disks[pool];
@@ -125,7 +126,8 @@ pub fn restore(world: &World, pool: usize) {
     }
 }
 
-/// Whether a pool on this disk may refuse to open, as far as the copies decide: a set has no whole copy.
+/// Whether a pool on this disk may refuse to open, as far as the copies decide: a set has no whole
+/// copy.
 pub fn may_refuse(world: &World, pool: usize) -> bool {
     let disk = &world.disks[pool];
     let has_whole = |set: &[u64; 2]| set.iter().any(|offset| look(disk, *offset).is_some());
@@ -133,7 +135,7 @@ pub fn may_refuse(world: &World, pool: usize) -> bool {
     is_damaged && !SETS.iter().all(has_whole)
 }
 
-/// What is wrong with a refusal, if anything is.
+/// Returns the fault of a refusal, if it has one.
 pub fn judge(disk: &SimDisk, error: &PoolError) -> Option<String> {
     if offsets().all(|offset| look(disk, offset).is_none()) {
         return None;

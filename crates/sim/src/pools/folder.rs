@@ -1,11 +1,11 @@
 //! The folder of the state file: what a loss of power leaves of it is whatever POSIX allows.
 //!
-//! A file's content survives once it was synced, else any prefix of it does. Changes of names survive once the names
-//! were synced; of the others any may survive, each as a whole.
+//! A file's content survives once it was synced, else any prefix of it does. Changes of names
+//! survive once the names were synced; of the others any may survive, each as a whole.
 
 use crate::machine::Machine;
-use crate::rng::Rng;
-use durable::Folder;
+use atomic_file::Folder;
+use base::Rng;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -26,9 +26,9 @@ enum Change {
 #[derive(Default)]
 struct Files {
     inodes: Vec<Inode>,
-    /// What names mean now.
+    /// The inodes of names now.
     names: BTreeMap<String, usize>,
-    /// What they mean after a loss of power, at least.
+    /// The inodes of names after a loss of power, at least.
     durable: BTreeMap<String, usize>,
     /// Changes of names since they were synced.
     changes: Vec<Change>,
@@ -82,13 +82,13 @@ impl SimFolder {
         self.has_failed.take()
     }
 
-    /// What is in a file.
+    /// Returns the content of a file.
     pub fn content(&self, name: &str) -> Option<Vec<u8>> {
         let files = self.files.borrow();
         files.names.get(name).map(|inode| files.inodes[*inode].content.clone())
     }
 
-    /// Puts something else into a file that is there.
+    /// Replaces the content of a file if it exists.
     pub fn damage(&self, name: &str, content: Vec<u8>) {
         let mut files = self.files.borrow_mut();
         if let Some(inode) = files.names.get(name).copied() {

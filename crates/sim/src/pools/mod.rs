@@ -1,15 +1,17 @@
-//! Pools and their volumes on simulated disks: made, grown, renamed and deleted while users write, with power loss and
-//! damaged tables.
+//! Pools and their volumes on simulated disks: made, grown, renamed and deleted while users write,
+//! with power loss and damaged tables.
 //!
 //! ```text
 //!   seed ─► Plan ─► boots: open and judge the pools ─► read all volumes ─► steps, users beside them ─► power goes
 //! ```
 //!
-//! The pool's code is for threads that wait. It runs here on the thread that owns the simulated cores
-//! ([`reactor::Simulation`]): while it waits for a core, all cores work, those of users included.
+//! The pool's code is for threads that wait. It runs here on the thread that owns the simulated
+//! cores ([`reactor::Simulation`]): while it waits for a core, all cores work, those of users
+//! included.
 //!
-//! After each start the tables must be those before the change that was cut off, or after it; a volume reads as its own
-//! oracle says, so that it never shows bytes of another volume or of a former owner of its disk.
+//! After each start the tables must be those before the change that was cut off, or after it. A
+//! volume reads as its own oracle says: it never shows bytes of another volume or of a former owner
+//! of its disk.
 
 mod boot;
 mod change;
@@ -23,8 +25,8 @@ mod world;
 pub use plan::Plan;
 pub use volume::mutant::{Mutant, choose};
 
-use crate::rng::mix;
 use crate::run::{Outcome, Shrunk, caught, shrink_with};
+use base::mix;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use volume::extents::Extent;

@@ -1,11 +1,11 @@
-//! Moves of volumes between the pools of a run, with the records of them in a state file: the crates `moves` and
-//! `durable`, as the daemon uses them.
+//! Moves of volumes between the pools of a run, with the records of them in a state file: the
+//! crates `moves` and `durable`, as the daemon uses them.
 
 use super::world::{Known, World};
-use crate::rng::Rng;
+use atomic_file::{Meaning, Recovered};
+use base::Rng;
 use block::{Device, DeviceError, IoError, Request};
-use durable::{Meaning, Recovered};
-use layers::relocate::{Relocatable, Relocation};
+use layers::migrate::{Migratable, Migration};
 use moves::{Copier, MoveRecord, Owner, Records};
 use reactor::CoreRef;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ const MOST_BYTES: u64 = 1 << 20;
 /// Attempts of what is tried again until it works.
 const ATTEMPTS: u32 = 20;
 
-/// What the state file says.
+/// The content of the state file.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Journal {
     generation: u64,
@@ -89,14 +89,14 @@ fn place(pool: usize) -> String {
 }
 
 impl<'a> Mover<'a> {
-    /// Reads the state file, and finishes moves as far as they were done. `None` when power goes before, or something is
-    /// wrong.
+    /// Reads the state file, and finishes moves as far as they were done. `None` when power goes
+    /// before, or something is wrong.
     pub fn open(world: &'a World, pools: &'a [Arc<Pool>], core: CoreRef) -> Option<Mover<'a>> {
         let decode = |bytes: &[u8]| match serde_json::from_slice::<Journal>(bytes) {
             Ok(journal) => Meaning::Value(journal),
             Err(error) => Meaning::Damaged(error.to_string()),
         };
-        let journal = match durable::recover(&world.folder, NAMES, MOST_BYTES, decode) {
+        let journal = match atomic_file::recover(&world.folder, NAMES, MOST_BYTES, decode) {
             Ok(Recovered::None) => Journal::default(),
             Ok(Recovered::Current(value) | Recovered::Previous { value, .. }) => value,
             Err(error) => {
@@ -127,7 +127,7 @@ impl<'a> Mover<'a> {
         known.uuid.is_some_and(|uuid| self.journal.borrow().moves.contains_key(&uuid.to_string()))
     }
 
-    /// Whether a volume of a pool is not shown. What is hidden is the copy of a move that is on.
+    /// Whether a volume of a pool is not shown. Only the copy of an active move is hidden.
     pub fn is_hidden(&self, pool: usize, info: &Info) -> bool {
         let journal = self.journal.borrow();
         let is_hidden = moves::is_hidden(&journal.moves, &place(pool), info);
@@ -156,11 +156,12 @@ impl<'a> Mover<'a> {
         self.set(&uuid.to_string(), Some(&record))
     }
 
-    /// Carries a move out that has begun. The volume is open as `device`. Says with an error whether the new place counts.
+    /// Carries a move out that has begun. The volume is open as `device`. Says with an error
+    /// whether the new place counts.
     ///
     /// # Errors
     /// When it fails: then it is given up, or a later boot ends it.
-    pub fn carry_out(&self, known: &Known, device: &Arc<Relocatable>) -> Result<(), (bool, Failure)> {
+    pub fn carry_out(&self, known: &Known, device: &Arc<Migratable>) -> Result<(), (bool, Failure)> {
         let uuid = known.uuid.expect("it is there").to_string();
         let record = self.records()[&uuid].clone();
         match self.copy_and_switch(known, &record, device) {
@@ -185,7 +186,7 @@ impl<'a> Mover<'a> {
         &self,
         known: &Known,
         record: &MoveRecord,
-        device: &Arc<Relocatable>,
+        device: &Arc<Migratable>,
     ) -> Result<(), Failure> {
         moves::make_copy(self, record, known.size)?;
         let (from, to) = (self.pool(&record.from)?, self.pool(&record.to)?);
@@ -193,19 +194,19 @@ impl<'a> Mover<'a> {
             from.volumes().into_iter().find(|info| Some(info.uuid) == known.uuid).expect("it is there");
         let places: [Arc<dyn Device>; 2] =
             [from.open_volume(&info.uuid.to_string())?, to.open_volume(&record.copy)?];
-        let relocation = device.begin(places[1].clone(), true)?;
-        self.copy(&relocation, &places, false)?;
-        moves::switch(self, &info, record, relocation, |relocation| self.copy(relocation, &places, true))
+        let migration = device.begin(places[1].clone(), true)?;
+        self.copy(&migration, &places, false)?;
+        moves::switch(self, &info, record, migration, |migration| self.copy(migration, &places, true))
     }
 
     /// Copies what is dirty; the last time the copy is flushed.
     fn copy(
         &self,
-        relocation: &Relocation,
+        migration: &Migration,
         places: &[Arc<dyn Device>; 2],
         is_last: bool,
     ) -> Result<(), Failure> {
-        let ([old, new], dirty) = (places.clone(), relocation.dirty().clone());
+        let ([old, new], dirty) = (places.clone(), migration.dirty().clone());
         let copied = self.core.block_on(move |_| async move {
             let copier = Copier::new(&old, &new)?;
             copier.copy(&dirty, is_last, async |_| Ok(()), |_| {}, Failure::Copy).await?;
@@ -222,7 +223,7 @@ impl<'a> Mover<'a> {
         edit(&mut journal);
         journal.generation += 1;
         let bytes = serde_json::to_vec(&journal).expect("it has text keys");
-        durable::replace(&self.world.folder, NAMES[0], &bytes, Some(NAMES[1])).map_err(Failure::State)?;
+        atomic_file::replace(&self.world.folder, NAMES[0], &bytes, Some(NAMES[1])).map_err(Failure::State)?;
         *self.journal.borrow_mut() = journal;
         Ok(())
     }

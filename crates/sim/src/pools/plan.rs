@@ -1,8 +1,9 @@
-//! What a run does: a few pools, and for each boot its steps and the end of power. All of it is drawn from one number.
+//! The plan of a run: a few pools, and for each boot its steps and the end of power. All of it is
+//! drawn from one number.
 
 use super::damage::Damage;
 use crate::machine::CrashAt;
-use crate::rng::Rng;
+use base::Rng;
 use std::collections::BTreeSet;
 
 /// The disks of a run, and how their pools begin.
@@ -10,9 +11,11 @@ use std::collections::BTreeSet;
 pub struct Shape {
     /// Units of each pool at first.
     pub units: Vec<u64>,
-    /// Bytes of a unit: 1 MiB where the pool's own code makes the pool, else less, so that a boot reads less.
+    /// Bytes of a unit: 1 MiB where the pool's own code makes the pool, else less, so that a boot
+    /// reads less.
     pub unit: u64,
-    /// Volumes of one unit that the first pool has at first: its table is long, and torn more often.
+    /// Volumes of one unit that the first pool has at first: its table is long, and torn more
+    /// often.
     pub crowd: u64,
     /// Whether [`volume::Pool::create`] makes the pools, with power loss at any of its writes.
     pub is_created: bool,
@@ -26,7 +29,8 @@ pub struct Shape {
     pub cores: usize,
 }
 
-/// What a boot does next. Numbers are drawn at large and reduced to what is there when the step is carried out.
+/// The next action of a boot. Numbers are drawn at large and reduced to the objects that exist when
+/// the step is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Makes a volume.
@@ -47,7 +51,7 @@ pub enum Action {
     Work { volume: u64, requests: u64, seed: u64 },
     /// Waits until no user makes requests any more.
     Join,
-    /// Moves a volume to another pool, while its users go on.
+    /// Moves a volume to another pool, while its users continue.
     Move { volume: u64, to: u64 },
     /// A system call for the state file fails: the `number`th from now on.
     FailState { number: u64 },
@@ -65,13 +69,13 @@ pub struct Step {
 /// From power on to power off.
 #[derive(Clone, Debug, Default)]
 pub struct Boot {
-    /// What becomes of the tables before power comes.
+    /// Damage to the tables before power comes.
     pub damages: Vec<(u32, Damage)>,
     /// The state file is damaged, with this seed.
     pub state_damage: Option<(u32, u64)>,
     /// Whether moves that an earlier boot began are given up.
     pub gives_up: bool,
-    /// What is done.
+    /// The steps, in their order.
     pub steps: Vec<Step>,
     /// When power goes before the steps have ended.
     pub crash: Option<CrashAt>,

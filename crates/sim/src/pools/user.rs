@@ -1,8 +1,8 @@
-//! A user of a volume: every request is told to the oracle.
+//! A user of a volume: it reports every request to the oracle.
 
 use super::world::{Content, World};
 use crate::oracle::{SECTOR, ZEROES};
-use crate::rng::Rng;
+use base::Rng;
 use block::{Channel, Device, Flags, IoError, IoResult, Op, Request};
 use std::rc::Rc;
 

@@ -1,4 +1,4 @@
-//! What outlives a boot: disks, and what the oracle knows of the volumes on them.
+//! State that outlives a boot: disks, and the oracle's knowledge of the volumes on them.
 
 use super::damage::Saved;
 use super::folder::SimFolder;
@@ -7,8 +7,8 @@ use crate::disk::{DiskConfig, SimDisk};
 use crate::gate::Gate;
 use crate::machine::Machine;
 use crate::oracle::Oracle;
-use crate::rng::{Rng, mix};
 use crate::world::Stats;
+use base::{Rng, mix};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -20,7 +20,7 @@ use volume::store::RESERVED;
 const MOST_EXTRA_UNITS: u64 = 64;
 const PAGE: u64 = 4096;
 
-/// A volume that is there.
+/// A volume that exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     /// The number by which the run knows it: names and places change.
@@ -44,10 +44,10 @@ pub struct State {
     pub units: Vec<u64>,
 }
 
-/// What a volume holds.
+/// The content of a volume.
 #[derive(Clone)]
 pub struct Content {
-    /// What may be read.
+    /// The data that reads may return.
     pub oracle: Rc<RefCell<Oracle>>,
     /// Bytes that users may address.
     pub size: Rc<Cell<u64>>,
@@ -67,7 +67,7 @@ pub struct World {
     pub is_made: RefCell<Vec<bool>>,
     /// Copies of tables that were damaged since their pool was last open.
     pub saved: RefCell<Vec<Saved>>,
-    /// What may be there: more than one state after a change was cut off.
+    /// The states that may exist: more than one after a change was cut off.
     pub states: RefCell<Vec<State>>,
     contents: RefCell<BTreeMap<u32, Content>>,
     next_id: Cell<u32>,
@@ -86,6 +86,7 @@ impl World {
                     capacity: RESERVED + shape.units[number] * shape.unit,
                     block_size: shape.block_size,
                     has_volatile_cache: shape.has_volatile_cache,
+                    has_zeroes: true,
                     latency_ns: shape.latency_ns,
                     seed: rng.draw(),
                 };
@@ -141,7 +142,7 @@ impl World {
         self.failure.borrow_mut().get_or_insert(what);
     }
 
-    /// What is wrong.
+    /// Returns the first failure.
     pub fn failure(&self) -> Option<String> {
         self.failure.borrow().clone()
     }
@@ -151,7 +152,7 @@ impl World {
         self.machine.is_on() && self.failure.borrow().is_none()
     }
 
-    /// What is there, when only one state may be.
+    /// Returns the state, when only one may exist.
     pub fn state(&self) -> State {
         let states = self.states.borrow();
         assert_eq!(states.len(), 1, "it is not known what is there");
@@ -183,7 +184,7 @@ impl World {
         id
     }
 
-    /// What a volume holds.
+    /// Returns the content of a volume.
     pub fn content(&self, id: u32) -> Content {
         self.contents.borrow()[&id].clone()
     }
@@ -204,7 +205,7 @@ impl World {
         self.contents.borrow().values().for_each(|content| content.oracle.borrow_mut().crash());
     }
 
-    /// One of the states is what is there.
+    /// Decides for one of the states.
     pub fn decide(&self, state: State) {
         let before = self.states.replace(Vec::new());
         let is_gone = |known: &&Known| state.volumes.iter().all(|other| other.id != known.id);

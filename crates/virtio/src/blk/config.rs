@@ -7,7 +7,7 @@ pub struct ConfigSpace {
     pub capacity: u64,
     /// Longest segment in bytes (SIZE_MAX).
     pub size_max: u32,
-    /// Most data segments in a request (SEG_MAX).
+    /// Largest number of data segments in a request (SEG_MAX).
     pub seg_max: u32,
     /// Cylinders (GEOMETRY).
     pub cylinders: u16,
@@ -27,23 +27,23 @@ pub struct ConfigSpace {
     pub opt_io_size: u32,
     /// 1 when the volatile cache is on; the driver writes it (CONFIG_WCE).
     pub writeback: u8,
-    /// How many queues there are (MQ).
+    /// Number of queues (MQ).
     pub num_queues: u16,
     /// Longest discard range in sectors (DISCARD).
     pub max_discard_sectors: u32,
-    /// Most ranges in a discard (DISCARD).
+    /// Largest number of ranges in a discard (DISCARD).
     pub max_discard_seg: u32,
     /// Alignment of discard ranges in sectors (DISCARD).
     pub discard_sector_alignment: u32,
     /// Longest write-zeroes range in sectors (WRITE_ZEROES).
     pub max_write_zeroes_sectors: u32,
-    /// Most ranges in a write zeroes (WRITE_ZEROES).
+    /// Largest number of ranges in a write zeroes (WRITE_ZEROES).
     pub max_write_zeroes_seg: u32,
     /// 1 when a write zeroes may deallocate (WRITE_ZEROES).
     pub write_zeroes_may_unmap: u8,
     /// Longest secure-erase range in sectors (SECURE_ERASE).
     pub max_secure_erase_sectors: u32,
-    /// Most ranges in a secure erase (SECURE_ERASE).
+    /// Largest number of ranges in a secure erase (SECURE_ERASE).
     pub max_secure_erase_seg: u32,
     /// Alignment of secure-erase ranges in sectors (SECURE_ERASE).
     pub secure_erase_sector_alignment: u32,
@@ -52,7 +52,7 @@ pub struct ConfigSpace {
 impl ConfigSpace {
     /// Bytes up to `secure_erase_sector_alignment`, the last field before those of zoned devices.
     pub const BYTES: usize = 72;
-    /// Where [`ConfigSpace::writeback`] lies: the one byte a driver may write.
+    /// Offset of [`ConfigSpace::writeback`], the only byte that a driver may write.
     pub const WRITEBACK_OFFSET: usize = 32;
 
     /// The configuration space as the driver reads it.
@@ -83,7 +83,7 @@ impl ConfigSpace {
         bytes
     }
 
-    /// The configuration space that lies in `bytes`; what is missing at its end reads as 0.
+    /// Decodes a configuration space; bytes missing at its end read as 0.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let byte = |offset: usize| bytes.get(offset).copied().unwrap_or(0);
         let u16_at = |offset| u16::from_le_bytes(std::array::from_fn(|i| byte(offset + i)));

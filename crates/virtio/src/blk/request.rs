@@ -1,4 +1,4 @@
-//! A request as the device sees it: what a chain's bytes ask for.
+//! A request as the device sees it: decodes the bytes of a descriptor chain.
 
 use super::*;
 use crate::device::Chain;
@@ -6,17 +6,17 @@ use block::{Data, IoError, Segment};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What a request asks for.
+/// Operation of a request.
 #[derive(Debug)]
 pub enum Command<'a> {
-    /// Fill `data` from `sector` on.
+    /// Read from `sector` into `data`.
     Read {
         /// First sector.
         sector: u64,
-        /// Where the data goes.
+        /// Destination.
         data: Data<'a>,
     },
-    /// Write `data` from `sector` on.
+    /// Write `data` at `sector`.
     Write {
         /// First sector.
         sector: u64,
@@ -25,30 +25,31 @@ pub enum Command<'a> {
     },
     /// Make completed writes durable.
     Flush,
-    /// Fill up to [`ID_BYTES`] of this with the identity.
+    /// Copy the identity, up to [`ID_BYTES`], into this buffer.
     GetId(Data<'a>),
     /// Discard these ranges.
     Discard(Ranges<'a>),
     /// Make these ranges read as zeroes.
     WriteZeroes(Ranges<'a>),
-    /// A request of a type nobody knows: answered with [`VIRTIO_BLK_S_UNSUPP`].
+    /// A request of an unknown type: answered with [`VIRTIO_BLK_S_UNSUPP`].
     Unknown(u32),
-    /// A known request with impossible memory: answered with this error's status.
+    /// A known request with invalid memory: answered with the status of this error.
     Malformed(IoError),
 }
 
-/// A request, with the place for its status.
+/// A request with its status byte.
 #[derive(Debug)]
 pub struct BlkRequest<'a> {
-    /// What is asked for.
+    /// Operation.
     pub command: Command<'a>,
-    /// Where the driver waits for the answer.
+    /// Status byte that the driver reads.
     pub status: Status<'a>,
-    /// Bytes of the writable part without the status byte: what a read or GET_ID may fill.
+    /// Bytes of the writable part without the status byte, which a read or GET_ID may fill.
     pub writable_len: u32,
 }
 
-/// The byte that tells the driver how its request ended. Written once, before the chain is pushed as used.
+/// The byte that reports the result to the driver. It is written once, before the chain is pushed
+/// as used.
 #[derive(Debug)]
 pub struct Status<'a> {
     at: *mut u8,
@@ -64,7 +65,7 @@ impl Status<'_> {
     }
 }
 
-/// The ranges of a discard or write zeroes, each copied out of guest memory once, when it is asked for.
+/// The ranges of a discard or write zeroes. The iterator copies each from guest memory once.
 #[derive(Debug)]
 pub struct Ranges<'a> {
     left: Data<'a>,
@@ -89,18 +90,18 @@ impl Iterator for Ranges<'_> {
 
 impl ExactSizeIterator for Ranges<'_> {}
 
-/// A request that cannot even be answered: the driver is broken, and so is its queue.
+/// An error that the driver cannot be informed of: the driver is broken, and so is its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
-    /// No byte for the status.
+    /// The request has no byte for the status.
     #[error("a virtio-blk request without room for its status")]
     NoStatus,
 }
 
-/// Reads a request out of its chain.
+/// Decodes the request of a chain.
 ///
 /// # Errors
-/// When the request has no room for a status. Everything else that is wrong can be answered, and comes back as
+/// When the request has no room for a status. Every other error can be answered and is returned as
 /// [`Command::Unknown`] or [`Command::Malformed`].
 #[inline]
 pub fn parse(chain: &Chain) -> Result<BlkRequest<'_>, ParseError> {
@@ -113,11 +114,11 @@ pub fn parse(chain: &Chain) -> Result<BlkRequest<'_>, ParseError> {
     Ok(BlkRequest { command, status: Status { at: status, borrow: PhantomData }, writable_len })
 }
 
-/// The last writable byte, and what lies before it.
+/// The last writable byte and the segments before it.
 #[inline]
 fn split_status(writable: &[Segment]) -> Result<(*mut u8, Data<'_>), ParseError> {
     let (last, before) = writable.split_last().ok_or(ParseError::NoStatus)?;
-    // A queue hands out no empty segment.
+    // A queue returns no empty segment.
     let status = last.base.wrapping_add(last.len - 1);
     let data = match last.len {
         1 => data(before),
@@ -129,7 +130,7 @@ fn split_status(writable: &[Segment]) -> Result<(*mut u8, Data<'_>), ParseError>
     Ok((status, data))
 }
 
-/// The header, and what follows it; `None` when there are not bytes enough.
+/// The header and the bytes after it; `None` when the chain has too few bytes.
 #[inline]
 fn split_header(readable: &[Segment]) -> Option<(Header, Data<'_>)> {
     let mut bytes = [0; HEADER_BYTES];
@@ -171,8 +172,9 @@ fn is_range_list(len: usize) -> bool {
 
 #[inline]
 fn data(segments: &[Segment]) -> Data<'_> {
-    // SAFETY: the segments come from a chain in flight. Its queue keeps their memory mapped until the chain is
-    // given back, which needs it mutably: not before the borrow has ended. Guest memory is never a reference.
+    // SAFETY: the segments come from a chain in flight. Its queue keeps their memory mapped until
+    // the chain is given back, which needs it mutably: not before the borrow has ended. Guest
+    // memory is never a reference.
     unsafe { Data::new(segments) }
 }
 
@@ -180,7 +182,7 @@ fn data(segments: &[Segment]) -> Data<'_> {
 mod tests {
     use super::*;
 
-    /// Bytes cut into segments of these lengths (the last takes the rest).
+    /// Splits bytes into segments of these lengths; the last takes the rest.
     fn cut(bytes: &mut [u8], lens: &[usize]) -> Vec<Segment> {
         let mut segments = Vec::new();
         let mut rest = bytes;

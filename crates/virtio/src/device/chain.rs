@@ -1,18 +1,16 @@
-//! One descriptor chain, and its way out of guest addresses.
+//! A descriptor chain, and the translation of its guest addresses.
 
 use super::RingError;
 use crate::memory::GuestMemory;
+use crate::ring::MAX_SEGMENTS;
 use block::Segment;
 use std::sync::Arc;
 
-/// Most memory segments in one chain: the 1024 that a request can carry at most (`IOV_MAX` of Linux, and what
-/// devices offer in `seg_max`), a header and a status byte.
-pub const MAX_SEGMENTS: usize = 1024 + 2;
-
-/// What a driver made available: segments of memory, first those the device reads, then those it writes.
+/// A request that a driver made available: segments of memory, first those the device reads, then
+/// those it writes.
 ///
-/// Made once and reused: [`super::VirtQueue::pop`] fills it and [`super::VirtQueue::push_used`] empties it, with
-/// no allocation once the list is long enough.
+/// A chain is made once and reused: [`super::VirtQueue::pop`] fills it and
+/// [`super::VirtQueue::push_used`] empties it. Neither allocates once the list is long enough.
 #[derive(Debug, Default)]
 pub struct Chain {
     pub(super) id: u16,
@@ -20,45 +18,45 @@ pub struct Chain {
     pub(super) slots: u16,
     /// First and last entry in the in-flight region (packed).
     pub(super) entries: (u16, u16),
-    /// The memory snapshot and queue the chain belongs to while it is in flight; 0 when it is not.
+    /// The memory snapshot and queue of the chain while it is in flight, else 0.
     pub(super) tag: u64,
     readable: usize,
     segments: Vec<Segment>,
 }
 
-// SAFETY: the pointers lead to guest memory, which the queue keeps mapped for all threads until it gets the
-// chain back; the chain itself has no tie to a thread.
+// SAFETY: the pointers lead to guest memory, which the queue keeps mapped for all threads until it
+// gets the chain back; the chain itself has no tie to a thread.
 unsafe impl Send for Chain {}
 
 impl Chain {
-    /// A chain with room for a common request; grows when a longer one comes.
+    /// A chain with room for a common request; it grows for longer ones.
     pub fn new() -> Chain {
         Chain { segments: Vec::with_capacity(16), ..Chain::default() }
     }
 
-    /// The driver's name of the chain: its head descriptor (split) or buffer id (packed).
+    /// The driver's identifier of the chain: its head descriptor (split) or buffer ID (packed).
     pub fn id(&self) -> u16 {
         self.id
     }
 
-    /// Whether the chain has been popped and not been given back.
+    /// Whether the chain was popped and not returned.
     pub fn is_in_flight(&self) -> bool {
         self.tag != 0
     }
 
-    /// What the device reads.
+    /// Segments that the device reads.
     #[inline]
     pub fn readable(&self) -> &[Segment] {
         &self.segments[..self.readable]
     }
 
-    /// What the device writes.
+    /// Segments that the device writes.
     #[inline]
     pub fn writable(&self) -> &[Segment] {
         &self.segments[self.readable..]
     }
 
-    /// A chain that no queue has made, for tests of what is in it.
+    /// A chain that no queue made, for tests of its content.
     #[cfg(test)]
     pub(crate) fn of(readable: &[Segment], writable: &[Segment]) -> Chain {
         Chain { readable: readable.len(), segments: [readable, writable].concat(), ..Chain::default() }
@@ -71,7 +69,7 @@ impl Chain {
     }
 }
 
-/// Guest addresses to addresses of this process, with the regions of the last hits at hand.
+/// Translates guest addresses to addresses of this process and caches the last regions used.
 #[derive(Debug)]
 pub(super) struct Translator {
     memory: Arc<GuestMemory>,
@@ -80,10 +78,10 @@ pub(super) struct Translator {
     oldest: usize,
 }
 
-/// Regions at hand: rings, tables and data of one guest rarely lie in more.
+/// Number of cached regions: rings, tables and data of one guest rarely lie in more.
 const WINDOWS: usize = 4;
 
-/// A region, for a quick look.
+/// A cached region.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     start: u64,
@@ -143,7 +141,7 @@ impl Translator {
         self.windows.iter().find_map(|window| window.part(addr, len))
     }
 
-    /// What the fast path does not do: other regions, buffers over several adjacent ones, errors.
+    /// The slow path: other regions, buffers over several adjacent regions, errors.
     #[cold]
     #[inline(never)]
     fn append_slowly(
@@ -184,8 +182,8 @@ impl Translator {
         Ok(())
     }
 
-    /// Where an indirect table of `len` bytes lies, and how many descriptors it has. A table that is spread over
-    /// two regions is refused: no driver allocates one.
+    /// Returns the address of an indirect table of `len` bytes and its number of descriptors. A
+    /// table that spans two regions is refused: no driver allocates one.
     #[inline]
     pub(super) fn table(&mut self, addr: u64, len: u32) -> Result<(*const u8, u16), RingError> {
         if len == 0 || !len.is_multiple_of(16) || len as usize > 16 * MAX_SEGMENTS {

@@ -1,4 +1,5 @@
-//! What split and packed queues share: memory and its lifetime, the dirty log, what was negotiated.
+//! State common to split and packed queues: memory and its lifetime, dirty log, negotiated
+//! features.
 
 use super::chain::Translator;
 use super::{Chain, QueueLog, RingError};
@@ -6,25 +7,25 @@ use crate::memory::GuestMemory;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Names for pairs of queue and memory snapshot, never used twice; 0 is nobody's.
+/// Tags of pairs of queue and memory snapshot, never reused; 0 means none.
 static NEXT_TAG: AtomicU64 = AtomicU64::new(1);
 
 /// The shared state of a queue.
 ///
-/// It is what makes the windows that [`Chain`] gives out sound: the memory a chain points to stays mapped until
-/// the chain has come back, even when the guest's memory changes meanwhile. A queue that is dropped with chains
-/// in flight leaves their memory mapped for ever.
+/// It keeps the windows that [`Chain`] exposes sound: the memory of a chain stays mapped until the
+/// chain is returned, even when the guest's memory changes meanwhile. A queue that is dropped with
+/// chains in flight leaves their memory mapped forever.
 #[derive(Debug)]
 pub(super) struct Common {
     pub translator: Translator,
     pub log: Option<QueueLog>,
     pub event_idx: bool,
     pub indirect: bool,
-    /// The driver gets an interrupt with the next `publish`, whatever it wishes.
+    /// The next `publish` interrupts the driver, whatever the driver requested.
     pub must_interrupt: bool,
     tag: u64,
     in_flight: u16,
-    /// Memory that chains in flight still use, under their tag and with their number.
+    /// Memory that chains in flight still use, with their tag and number.
     retired: Vec<(u64, Arc<GuestMemory>, u16)>,
 }
 
@@ -50,8 +51,9 @@ impl Common {
         self.in_flight + self.retired.iter().map(|&(_, _, count)| count).sum::<u16>()
     }
 
-    /// Whether another chain may be popped from a ring of `size` entries, when `unpublished` chains are back but
-    /// not with the driver. Chains under retired memory are summed up only when there are any.
+    /// Checks that another chain may be popped from a ring of `size` entries while `unpublished`
+    /// returned chains are not visible to the driver yet. Chains of retired memory are counted only
+    /// if any exist.
     #[inline]
     pub fn check_room(&self, size: u16, unpublished: u16) -> Result<(), RingError> {
         let limit = size - unpublished;
@@ -61,14 +63,14 @@ impl Common {
         Err(RingError::TooManyInFlight { size })
     }
 
-    /// The chain is in flight from now on.
+    /// Marks the chain as in flight.
     #[inline]
     pub fn hand_out(&mut self, chain: &mut Chain) {
         chain.tag = self.tag;
         self.in_flight += 1;
     }
 
-    /// The chain is no longer in flight, and what the device may have written is logged.
+    /// Marks the chain as returned and logs the memory that the device may have written.
     #[inline]
     pub fn take_back(&mut self, chain: &mut Chain) {
         if self.log.is_some() {
@@ -79,7 +81,7 @@ impl Common {
             false => self.take_back_retired(chain),
         }
         chain.tag = 0;
-        chain.clear(); // what its memory holds is the driver's business from now on
+        chain.clear(); // its memory belongs to the driver from here on
     }
 
     #[cold]
@@ -104,7 +106,7 @@ impl Common {
         }
     }
 
-    /// Logs a write to the used ring of a split queue, `offset` bytes into it.
+    /// Logs a write of `len` bytes at `offset` in the used ring of a split queue.
     #[inline]
     pub fn log_used(&self, offset: usize, len: usize) {
         if let Some(QueueLog { log, used_addr: Some(addr) }) = &self.log {
@@ -122,7 +124,7 @@ impl Common {
         }
     }
 
-    /// Chains are popped from `memory` from now on.
+    /// Pops later chains from `memory`.
     pub fn set_memory(&mut self, memory: Arc<GuestMemory>) {
         let old = std::mem::replace(&mut self.translator, Translator::new(memory));
         if self.in_flight > 0 {
@@ -142,7 +144,7 @@ impl Drop for Common {
     }
 }
 
-/// The address in this process of one of a ring's areas.
+/// The address of one of a ring's areas in this process.
 pub(super) fn area(
     memory: &GuestMemory,
     area: &'static str,

@@ -1,9 +1,10 @@
-//! Why a ring cannot be served.
+//! Errors that make a ring unusable.
 
-use super::chain::MAX_SEGMENTS;
+use crate::ring::MAX_SEGMENTS;
 
-/// What a driver (or whoever writes its memory) did that the specification forbids. Fatal to the queue: nothing
-/// in it can be trusted any more, and asking again gives the same answer. Other queues are not concerned.
+/// A violation of the specification by a driver or by the process that writes its memory. It is
+/// fatal to the queue: the ring cannot be trusted, and every later call returns the same error.
+/// Other queues are not affected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the messages say it
 pub enum RingError {

@@ -1,4 +1,4 @@
-//! The side of virtqueues that serves requests.
+//! The device side of virtqueues, which serves requests.
 //!
 //! ```text
 //!   guest:  avail ──► pop ──► Chain ──► (the device works) ──► push_used ──► publish ──► interrupt?
@@ -6,14 +6,15 @@
 //!                      └────────── in-flight region, dirty log ───┴─────────────┘
 //! ```
 //!
-//! A [`VirtQueue`] is owned by one core at a time and may move between cores. Used entries become visible in
-//! batches, with [`VirtQueue::publish`]: one store, at most one interrupt.
+//! A [`VirtQueue`] is owned by one core at a time and may move between cores. Used entries become
+//! visible in batches, with [`VirtQueue::publish`]: one store, at most one interrupt.
 //!
-//! Nothing is prefetched ahead of a pop: the driver may still be writing the lines in question, and taking them
-//! away from its core gained nothing in the exchange between two cores (`speed_between_cores`).
+//! Nothing is prefetched ahead of a pop. The driver may still be writing those cache lines, and
+//! taking them from its core gained nothing in the exchange between two cores
+//! (`speed_between_cores`).
 //!
-//! Whatever the driver does, a queue answers with chains inside guest memory or with a [`RingError`]; it never
-//! panics and never touches anything else.
+//! Whatever the driver does, a queue returns chains inside guest memory or a [`RingError`]. It
+//! never panics and never touches other memory.
 
 mod chain;
 mod common;
@@ -23,7 +24,8 @@ mod split;
 #[cfg(test)]
 mod tests;
 
-pub use chain::{Chain, MAX_SEGMENTS};
+pub use crate::ring::MAX_SEGMENTS;
+pub use chain::Chain;
 pub use error::RingError;
 
 use crate::dirty_log::DirtyLog;
@@ -35,7 +37,7 @@ use packed::PackedQueue;
 use split::SplitQueue;
 use std::sync::Arc;
 
-/// Where the three areas of a ring lie, as addresses of the front-end's process ([`crate::memory`]).
+/// Addresses of the three areas of a ring in the front-end's process ([`crate::memory`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingAreas {
     /// Descriptor table (split) or descriptor ring (packed).
@@ -46,7 +48,7 @@ pub struct RingAreas {
     pub device: u64,
 }
 
-/// How far a ring has come: what vhost calls its base.
+/// Progress of a ring, which vhost calls its base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingState {
     /// A split ring; its used index lies in the ring itself.
@@ -56,15 +58,15 @@ pub enum RingState {
     },
     /// A packed ring.
     Packed {
-        /// The next slot to be popped.
+        /// Next slot to pop.
         avail: PackedPosition,
-        /// The next slot to be used.
+        /// Next slot to use.
         used: PackedPosition,
     },
 }
 
 impl RingState {
-    /// The state that SET_VRING_BASE hands over.
+    /// Decodes the state of SET_VRING_BASE.
     pub fn from_vring_base(base: u32, is_packed: bool) -> Self {
         match is_packed {
             false => RingState::Split { next_avail: base as u16 },
@@ -75,7 +77,7 @@ impl RingState {
         }
     }
 
-    /// The state as GET_VRING_BASE answers it.
+    /// Encodes the state for GET_VRING_BASE.
     pub fn to_vring_base(self) -> u32 {
         match self {
             RingState::Split { next_avail } => u32::from(next_avail),
@@ -89,19 +91,19 @@ impl RingState {
 pub struct QueueLog {
     /// The bitmap of all queues.
     pub log: Arc<DirtyLog>,
-    /// Guest address of the used ring when writes to it are to be logged (VHOST_VRING_F_LOG). For a packed ring
-    /// only whether it is there counts: the ring's own guest addresses are used.
+    /// Guest address of the used ring when writes to it are logged (VHOST_VRING_F_LOG). For a
+    /// packed ring only its presence matters: the ring's own guest addresses are used.
     pub used_addr: Option<u64>,
 }
 
-/// What a [`VirtQueue`] is made from.
+/// Configuration of a [`VirtQueue`].
 #[derive(Debug)]
 pub struct QueueConfig {
     /// Entries; a power of two for a split ring.
     pub size: u16,
-    /// Where the ring lies.
+    /// Addresses of the ring.
     pub areas: RingAreas,
-    /// Where it goes on, and whether it is split or packed.
+    /// Initial position, and the layout of the ring.
     pub state: RingState,
     /// VIRTIO_F_EVENT_IDX was negotiated.
     pub event_idx: bool,
@@ -109,13 +111,13 @@ pub struct QueueConfig {
     pub indirect: bool,
     /// The guest's memory.
     pub memory: Arc<GuestMemory>,
-    /// Where requests in flight are remembered.
+    /// Region that tracks requests in flight.
     pub inflight: Option<InflightQueue>,
-    /// Where writes to guest memory are logged.
+    /// Log of writes to guest memory.
     pub log: Option<QueueLog>,
 }
 
-/// A virtqueue, seen from the device.
+/// The device side of a virtqueue.
 #[derive(Debug)]
 pub struct VirtQueue {
     ring: Ring,
@@ -127,7 +129,7 @@ enum Ring {
     Packed(PackedQueue),
 }
 
-/// Runs the same expression for either ring.
+/// Evaluates the same expression for either layout.
 macro_rules! either {
     ($self:expr, $queue:ident => $call:expr) => {
         match $self {
@@ -140,26 +142,28 @@ macro_rules! either {
 impl VirtQueue {
     /// Takes a ring over. Notifications are enabled.
     ///
-    /// When the in-flight region has been used before, the ring goes on where that says, whatever
-    /// [`QueueConfig::state`] is, and the chains that were in flight are popped first, in their old order.
+    /// If the in-flight region was used before, the ring continues at the position stored there,
+    /// whatever [`QueueConfig::state`] is. The chains that were in flight are popped first, in
+    /// their old order.
     ///
     /// # Errors
-    /// When size or areas are impossible, or the in-flight region does not belong to such a ring.
+    /// When the size or an area is invalid, or the in-flight region does not match the ring.
     pub fn new(config: QueueConfig) -> Result<VirtQueue, RingError> {
         let ring = match config.state {
             RingState::Split { next_avail } => Ring::Split(SplitQueue::new(config, next_avail)?),
             RingState::Packed { avail, used } => Ring::Packed(PackedQueue::new(config, avail, used)?),
         };
         let mut queue = VirtQueue { ring };
-        let _ = queue.enable_notifications(); // whoever starts a queue looks at it once
+        let _ = queue.enable_notifications(); // the caller polls a new queue once
         Ok(queue)
     }
 
-    /// Fills `chain` with the next available chain; `false` when there is none. Chains that were in flight when
-    /// the device's predecessor died come first.
+    /// Fills `chain` with the next available chain; `false` when none is available. Chains that
+    /// were in flight when the device's predecessor died come first.
     ///
     /// # Errors
-    /// When the driver breaks the rules. The ring is beyond help then: every later call says the same.
+    /// When the driver violates the specification. The ring is unusable then: every later call
+    /// returns the same error.
     ///
     /// # Panics
     /// When `chain` is in flight.
@@ -174,18 +178,18 @@ impl VirtQueue {
         result
     }
 
-    /// Gives a chain back as used; `written` is how many bytes of its writable part the device has filled. The
-    /// driver sees it after [`VirtQueue::publish`].
+    /// Returns a chain as used; `written` is the number of bytes of its writable part that the
+    /// device filled. The driver sees it after [`VirtQueue::publish`].
     ///
     /// # Panics
-    /// When `chain` is not in flight or not of this queue.
+    /// When `chain` is not in flight, or belongs to another queue.
     #[inline]
     pub fn push_used(&mut self, chain: &mut Chain, written: u32) {
         either!(&mut self.ring, q => q.push_used(chain, written));
     }
 
-    /// Gives a chain back without using it: the driver goes on waiting for it, and a successor that takes the
-    /// in-flight region over pops it again. For a queue that is to be dropped.
+    /// Returns a chain without using it, for a queue that is about to be dropped. The driver keeps
+    /// waiting for it, and a successor that takes over the in-flight region pops it again.
     ///
     /// # Panics
     /// As [`VirtQueue::push_used`].
@@ -193,10 +197,11 @@ impl VirtQueue {
         self.common_mut().take_back(chain);
     }
 
-    /// Makes everything visible that was pushed since the last call. `true` when the driver wants an interrupt.
+    /// Makes all chains visible that were pushed since the last call. Returns `true` when the
+    /// driver wants an interrupt.
     ///
-    /// On a ring that was taken over from a predecessor the first call is always `true`: that one may have died
-    /// between publishing and interrupting.
+    /// On a ring taken over from a predecessor the first call always returns `true`: the
+    /// predecessor may have died between publishing and interrupting.
     #[inline]
     pub fn publish(&mut self) -> bool {
         either!(&mut self.ring, q => q.publish())
@@ -208,30 +213,41 @@ impl VirtQueue {
         either!(&self.ring, q => q.has_available())
     }
 
-    /// About how many chains are available, at most `limit`: a hint for how many takers to wake.
+    /// Estimated number of available chains, at most `limit`: a hint for how many tasks to wake.
     pub fn available_hint(&self, limit: usize) -> usize {
         either!(&self.ring, q => q.available_hint(limit))
     }
 
-    /// Asks the driver for no notifications: the queue is polled from now on. The driver may send some anyway.
+    /// Asks the driver to send no notifications, because the queue is polled. The driver may send
+    /// some anyway.
     pub fn disable_notifications(&mut self) {
         either!(&mut self.ring, q => q.disable_notifications());
     }
 
-    /// Asks the driver for a notification when it makes a chain available. `true` when one became available
-    /// before the driver could know: pop again.
+    /// Asks the driver for a notification when it makes a chain available. Returns `true` when one
+    /// became available before the driver could see the request: pop again.
     #[must_use = "work that arrived meanwhile is announced by nobody else"]
     pub fn enable_notifications(&mut self) -> bool {
         either!(&mut self.ring, q => q.enable_notifications())
     }
 
-    /// How far the ring has come. A successor without in-flight region can go on from here once nothing is in
-    /// flight and everything is published.
+    /// Progress of the ring. A successor without in-flight region can continue here once nothing is
+    /// in flight and everything is published.
     pub fn state(&self) -> RingState {
         either!(&self.ring, q => q.state())
     }
 
-    /// How many chains have been popped and not given back.
+    /// The index of a split ring's used area, if every chain that was popped is published there:
+    /// another server can continue from this position. `None` for a packed ring, and while chains
+    /// of a predecessor or of this queue are in flight.
+    pub fn idle_position(&self) -> Option<u16> {
+        match &self.ring {
+            Ring::Split(queue) => queue.idle_position(),
+            Ring::Packed(_) => None,
+        }
+    }
+
+    /// Number of chains popped and not returned.
     pub fn in_flight(&self) -> u16 {
         self.common().in_flight()
     }
@@ -241,16 +257,16 @@ impl VirtQueue {
         self.common().memory()
     }
 
-    /// The guest's memory has changed. Chains in flight keep the memory they were popped with, until the last of
-    /// them has been given back; `areas` are the ring's in the new memory.
+    /// Replaces the guest's memory. Chains in flight keep the memory they were popped with until
+    /// the last of them is returned; `areas` are the ring's in the new memory.
     ///
     /// # Errors
-    /// When the ring does not lie in the new memory; then nothing has changed.
+    /// When the ring does not lie in the new memory; then nothing changes.
     pub fn set_memory(&mut self, memory: Arc<GuestMemory>, areas: RingAreas) -> Result<(), RingError> {
         either!(&mut self.ring, q => q.set_memory(memory, areas))
     }
 
-    /// Starts or ends logging. Chains that are in flight are logged when they come back.
+    /// Starts or stops logging. Chains in flight are logged when they are returned.
     pub fn set_log(&mut self, log: Option<QueueLog>) {
         self.common_mut().log = log;
     }

@@ -13,13 +13,13 @@ use std::sync::atomic::{Ordering, fence};
 #[derive(Debug)]
 pub(super) struct PackedQueue {
     ring: PackedRing,
-    /// The next slot to pop.
+    /// Next slot to pop.
     avail: PackedPosition,
-    /// The next slot that the driver expects to be used.
+    /// Next slot that the driver expects to be used.
     used: PackedPosition,
-    /// Where the next used descriptor goes: `used` and the slots of the batch.
+    /// Slot of the next used descriptor: `used` plus the slots of the batch.
     next_used: PackedPosition,
-    /// What was pushed since the last publish, in order.
+    /// Chains pushed since the last publish, in order.
     batch: Vec<Used>,
     /// Chains to pop before any from the ring, the next one last.
     resubmit: Vec<RecoveredChain>,
@@ -36,14 +36,15 @@ struct Used {
 }
 
 impl Used {
-    /// A used descriptor says with WRITE that its length counts.
+    /// WRITE in a used descriptor marks its length as valid.
     #[inline]
     fn flags(&self) -> u16 {
         self.at.used_flags() | if self.has_written { DESC_F_WRITE } else { 0 }
     }
 }
 
-// SAFETY: the ring's pointers lead into guest memory, which `common` keeps mapped, and access is atomic.
+// SAFETY: the ring's pointers lead into guest memory, which `common` keeps mapped, and access is
+// atomic.
 unsafe impl Send for PackedQueue {}
 
 impl PackedQueue {
@@ -94,7 +95,8 @@ impl PackedQueue {
         Ok(true)
     }
 
-    /// Collects the buffers of the chain that starts at the next slot and has at most `limit` descriptors.
+    /// Collects the buffers of the chain that starts at the next slot and has at most `limit`
+    /// descriptors.
     #[inline]
     fn walk(&mut self, limit: u16, chain: &mut Chain) -> Result<(), RingError> {
         if let Some(tracker) = &mut self.tracker {
@@ -114,7 +116,8 @@ impl PackedQueue {
         Err(RingError::ChainTooLong { limit })
     }
 
-    /// A chain that was in flight when the predecessor died. Its slots may hold other descriptors by now.
+    /// Pops a chain that was in flight when the predecessor died. Its slots may hold other
+    /// descriptors by now.
     #[cold]
     fn pop_again(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
         let recovered = self.resubmit.last().expect("the caller has looked");
@@ -137,7 +140,7 @@ impl PackedQueue {
     #[inline]
     pub fn push_used(&mut self, chain: &mut Chain, written: u32) {
         self.common.take_back(chain);
-        // The slot was popped before, and by now nobody needs what it held.
+        // The slot was popped before, and its former content is no longer needed.
         self.ring.set_used(self.next_used.slot, written, chain.id);
         self.batch.push(Used { at: self.next_used, entries: chain.entries, has_written: written > 0 });
         self.next_used = self.next_used.advanced(chain.slots, self.ring.size());
@@ -151,8 +154,9 @@ impl PackedQueue {
         if let Some(tracker) = &mut self.tracker {
             tracker.publishing(self.batch.iter().map(|used| used.entries), self.next_used);
         }
-        // The driver goes from slot to slot: it sees none of the batch before the first. Release for all of them,
-        // so that a device killed in between has told the in-flight region before.
+        // The driver reads the slots in order: it sees none of the batch before the first slot.
+        // Every store is a release, so that the in-flight region is updated before a crash in
+        // between.
         for used in rest {
             crash_point();
             self.ring.flags(used.at.slot).store(used.flags(), Ordering::Release);
@@ -173,11 +177,12 @@ impl PackedQueue {
 
     #[inline]
     fn wants_interrupt(&mut self, old: PackedPosition) -> bool {
-        // The driver writes its wish and then looks at the next slot; we do it the other way round.
+        // The driver writes its event request and then reads the next slot; the device does the
+        // reverse.
         fence(Ordering::SeqCst);
         let wish = EventSuppression::from_word(self.ring.driver_event().load(Ordering::Relaxed));
         let wants = match wish.flags {
-            EVENT_F_DESC if !self.common.event_idx => true, // makes no sense; better one interrupt too many
+            EVENT_F_DESC if !self.common.event_idx => true, // invalid: interrupt to be safe
             _ => wish.wants_event(self.ring.size(), old.slot, self.used.slot, self.used.wrap),
         };
         std::mem::take(&mut self.common.must_interrupt) || wants
@@ -215,7 +220,8 @@ impl PackedQueue {
             true => EventSuppression { slot_and_wrap: self.avail.to_bits(), flags: EVENT_F_DESC },
             false => EventSuppression { slot_and_wrap: 0, flags: EVENT_F_ENABLE },
         });
-        // The driver writes a slot's flags and then looks at our wish; we do it the other way round.
+        // The driver writes a slot's flags and then reads our event request; the device does the
+        // reverse.
         fence(Ordering::SeqCst);
         self.has_available()
     }
@@ -247,7 +253,7 @@ enum IsLast {
     No,
 }
 
-/// Appends what one descriptor of the ring stands for.
+/// Appends the buffer or the indirect table of one descriptor.
 #[inline]
 fn append(common: &mut Common, chain: &mut Chain, desc: PackedDescriptor) -> Result<IsLast, RingError> {
     if desc.flags & DESC_F_INDIRECT != 0 {
@@ -261,7 +267,7 @@ fn append(common: &mut Common, chain: &mut Chain, desc: PackedDescriptor) -> Res
     Ok(if desc.flags & DESC_F_NEXT != 0 { IsLast::No } else { IsLast::Yes })
 }
 
-/// Appends all descriptors of an indirect table: in a packed one NEXT means nothing (2.8.7).
+/// Appends all descriptors of an indirect table. Packed tables ignore NEXT (2.8.7).
 #[inline]
 fn walk_table(
     translator: &mut Translator,
@@ -299,6 +305,7 @@ fn view(memory: &GuestMemory, size: u16, areas: RingAreas) -> Result<PackedRing,
     let desc = area(memory, "descriptor ring", areas.descriptors, PackedRing::desc_bytes(size), 16)?;
     let driver = area(memory, "driver event suppression", areas.driver, PackedRing::EVENT_BYTES, 4)?;
     let device = area(memory, "device event suppression", areas.device, PackedRing::EVENT_BYTES, 4)?;
-    // SAFETY: the areas are mapped as long as `memory` is, which the queue keeps; `area` checked alignment.
+    // SAFETY: the areas are mapped as long as `memory` is, which the queue keeps; `area` checked
+    // alignment.
     Ok(unsafe { PackedRing::new(size, desc, driver, device) })
 }

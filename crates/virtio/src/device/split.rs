@@ -13,13 +13,13 @@ use std::sync::atomic::{Ordering, fence};
 #[derive(Debug)]
 pub(super) struct SplitQueue {
     ring: SplitRing,
-    /// The next entry of the available ring to pop.
+    /// Next entry of the available ring to pop.
     next_avail: u16,
-    /// The available index when it was last read: entries before it need no further look.
+    /// The available index when it was last read: entries before it are available.
     seen_avail: u16,
     /// The used index that the driver sees.
     used_idx: u16,
-    /// Heads pushed since, in order.
+    /// Heads pushed since then, in order.
     batch: Vec<u16>,
     /// Heads to pop before any from the ring, the next one last.
     resubmit: Vec<u16>,
@@ -27,7 +27,8 @@ pub(super) struct SplitQueue {
     pub common: Common,
 }
 
-// SAFETY: the ring's pointers lead into guest memory, which `common` keeps mapped, and access is atomic.
+// SAFETY: the ring's pointers lead into guest memory, which `common` keeps mapped, and access is
+// atomic.
 unsafe impl Send for SplitQueue {}
 
 impl SplitQueue {
@@ -57,6 +58,12 @@ impl SplitQueue {
         })
     }
 
+    /// See [`super::VirtQueue::idle_position`].
+    pub fn idle_position(&self) -> Option<u16> {
+        let is_idle = self.resubmit.is_empty() && self.batch.is_empty() && self.common.in_flight() == 0;
+        is_idle.then_some(self.used_idx)
+    }
+
     #[inline]
     pub fn pop(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
         if !self.resubmit.is_empty() {
@@ -76,7 +83,7 @@ impl SplitQueue {
         Ok(true)
     }
 
-    /// Reads the available index. `false` when nothing new is there.
+    /// Reads the available index. Returns `false` when no chain is new.
     #[inline]
     fn look(&mut self) -> Result<bool, RingError> {
         let avail_idx = self.ring.avail_idx().load(Ordering::Acquire);
@@ -89,7 +96,7 @@ impl SplitQueue {
         Ok(ahead > 0)
     }
 
-    /// A chain that was in flight when the predecessor died. It is marked so already.
+    /// Pops a chain that was in flight when the predecessor died. The region marks it already.
     #[cold]
     fn pop_again(&mut self, chain: &mut Chain) -> Result<bool, RingError> {
         let head = *self.resubmit.last().expect("the caller has looked");
@@ -166,7 +173,8 @@ impl SplitQueue {
 
     #[inline]
     fn wants_interrupt(&mut self, old: u16, new: u16) -> bool {
-        // The driver writes its wish and then looks at the used index; we do it the other way round.
+        // The driver writes its event request and then reads the used index; the device does the
+        // reverse.
         fence(Ordering::SeqCst);
         let wants = match self.common.event_idx {
             true => need_event(self.ring.used_event().load(Ordering::Relaxed), new, old),
@@ -189,7 +197,7 @@ impl SplitQueue {
     }
 
     pub fn disable_notifications(&mut self) {
-        // With EVENT_IDX an event index that is left behind is silence enough.
+        // With EVENT_IDX an outdated event index suppresses notifications.
         if !self.common.event_idx {
             self.ring.used_flags().store(USED_F_NO_NOTIFY, Ordering::Relaxed);
             self.common.log_used(0, 2);
@@ -197,14 +205,15 @@ impl SplitQueue {
     }
 
     pub fn enable_notifications(&mut self) -> bool {
-        // Without EVENT_IDX the flags count; with it they must be 0 (2.7.10).
+        // Without EVENT_IDX the flags decide; with it they must be 0 (2.7.10).
         self.ring.used_flags().store(0, Ordering::Relaxed);
         self.common.log_used(0, 2);
         if self.common.event_idx {
             self.ring.avail_event().store(self.next_avail, Ordering::Relaxed);
             self.common.log_used(SplitRing::used_bytes(self.ring.size()) - 2, 2);
         }
-        // The driver writes the available index and then looks at our wish; we do it the other way round.
+        // The driver writes the available index and then reads our event request; the device does
+        // the reverse.
         fence(Ordering::SeqCst);
         self.has_available()
     }
@@ -220,8 +229,8 @@ impl SplitQueue {
     }
 }
 
-/// Collects the buffers of an indirect table. The table may be longer than the ring: Linux makes such tables,
-/// although the specification forbids them.
+/// Collects the buffers of an indirect table. The table may be longer than the ring: Linux makes
+/// such tables, although the specification forbids them.
 #[inline]
 fn walk_table(
     translator: &mut Translator,
@@ -258,6 +267,7 @@ fn view(memory: &GuestMemory, size: u16, areas: RingAreas) -> Result<SplitRing, 
     let desc = area(memory, "descriptor table", areas.descriptors, SplitRing::desc_bytes(size), 16)?;
     let avail = area(memory, "available ring", areas.driver, SplitRing::avail_bytes(size), 2)?;
     let used = area(memory, "used ring", areas.device, SplitRing::used_bytes(size), 4)?;
-    // SAFETY: the areas are mapped as long as `memory` is, which the queue keeps; `area` checked alignment.
+    // SAFETY: the areas are mapped as long as `memory` is, which the queue keeps; `area` checked
+    // alignment.
     Ok(unsafe { SplitRing::new(size, desc, avail, used) })
 }

@@ -1,4 +1,4 @@
-//! virtio-blk requests on a [`Ring`], laid out so that a request touches as few cache lines as it can.
+//! virtio-blk requests on a [`Ring`], laid out so that a request touches few cache lines.
 //!
 //! ```text
 //!   slot's line (64 B)   │ header │ table: header ─ data ─ status │   one read or write of one segment
@@ -6,48 +6,51 @@
 //!   slot's long table    │ header, data × max_segments, status │ payload │ everything else
 //! ```
 //!
-//! With indirect descriptors the ring's descriptor of a slot always leads to the same line, so in a split ring it
-//! stays as it is, and a read of 4 KiB costs the device one line of the driver's beside the available ring.
+//! With indirect descriptors the ring's descriptor of a slot always points to the same line. In a
+//! split ring it therefore never changes, and a read of 4 KiB costs the device one line of the
+//! driver besides the available ring.
 
 use super::ring::PAGE;
 use super::{Buffer, Ring, RingBroken, RingConfig, RingLayout, SharedArea};
 use crate::blk::{HEADER_BYTES, Header, ID_BYTES, Range, VIRTIO_BLK_T_GET_ID};
 use crate::ring::{DESC_BYTES, DESC_F_NEXT, DESC_F_WRITE, PackedDescriptor, SplitDescriptor};
 
-/// Offset of the three-entry table in a slot's line; the header is in front of it.
+/// Offset of the three-entry table in a slot's line, after the header.
 const TABLE_IN_LINE: usize = HEADER_BYTES;
 /// Bytes of a slot's line.
 const LINE: usize = 64;
-/// Bytes behind a slot's long table for the range of a discard, or the identity.
+/// Bytes after a slot's long table for the range of a discard, or the identity.
 const PAYLOAD_BYTES: usize = 32;
-/// What a status byte holds until the device has written it for the first time, and after an error.
+/// Value of a status byte until the device first writes it, and after an error.
 const NO_STATUS: u8 = 0xff;
 
-/// What a queue is made of.
+/// Configuration of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct BlkQueueConfig {
     /// The ring.
     pub ring: RingConfig,
     /// `VIRTIO_F_INDIRECT_DESC` was negotiated.
     pub indirect: bool,
-    /// Most data segments in a request. A chain is never longer than the ring: two less than its size at most.
+    /// Largest number of data segments in a request, at most the ring's size minus two: a chain is
+    /// never longer than the ring.
     pub max_segments: u16,
 }
 
 impl BlkQueueConfig {
-    /// How many requests can be in flight. Without indirect descriptors: requests of one segment; longer ones
-    /// may find the ring full before.
+    /// Largest number of requests in flight. Without indirect descriptors this counts requests of
+    /// one segment; longer ones may find the ring full earlier.
     pub fn depth(&self) -> u16 {
         if self.indirect { self.ring.size } else { self.ring.size / 3 }
     }
 
-    /// Bytes of shared memory that the queue needs, in whole pages. It starts at a page ([`RingLayout`]).
+    /// Bytes of shared memory that the queue needs, in whole pages. It starts at a page
+    /// ([`RingLayout`]).
     pub fn memory_len(&self) -> usize {
         Layout::new(self).len
     }
 }
 
-/// Where things lie in a queue's memory, in bytes from its start.
+/// Offsets of the parts of a queue's memory in bytes.
 struct Layout {
     lines: usize,
     status: usize,
@@ -71,14 +74,14 @@ impl Layout {
 /// Why a request was not added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushError {
-    /// More segments than the queue was made for.
+    /// The request has more segments than the queue allows.
     TooManySegments,
-    /// Not enough descriptors are free now; only without indirect descriptors.
+    /// Too few descriptors are free now; only without indirect descriptors.
     Full,
 }
 
-/// The issuing side of one virtio-blk virtqueue. A *slot* names a request while it is in flight: any number
-/// below the depth that is not in use.
+/// The driver side of one virtio-blk virtqueue. A *slot* identifies a request in flight: any unused
+/// number below the depth.
 pub struct BlkQueue {
     ring: Ring,
     config: BlkQueueConfig,
@@ -91,14 +94,14 @@ pub struct BlkQueue {
 unsafe impl Send for BlkQueue {}
 
 impl BlkQueue {
-    /// A queue with nothing in it, in `memory`, the ring at its start. Interrupts are off.
+    /// An empty queue in `memory`, with the ring at its start. Interrupts are off.
     ///
     /// # Panics
-    /// When the configuration is none the specification allows, or the memory is too short or not aligned to
-    /// 128 bytes.
+    /// When the specification does not allow the configuration, or the memory is too short or not
+    /// aligned to 128 bytes.
     ///
     /// # Safety
-    /// `memory` is valid, and nobody but the device touches it while the queue lives.
+    /// `memory` is valid, and only the device touches it while the queue lives.
     pub unsafe fn new(config: BlkQueueConfig, memory: SharedArea) -> BlkQueue {
         let layout = Layout::new(&config);
         assert!(config.depth() > 0, "{config:?} has no room for a request");
@@ -121,17 +124,17 @@ impl BlkQueue {
         queue
     }
 
-    /// Where the ring's three areas lie in the queue's memory, for the transport.
+    /// Offsets of the ring's three areas in the queue's memory, for the transport.
     pub fn ring_layout(&self) -> RingLayout {
         RingLayout::new(self.config.ring.size, self.config.ring.packed)
     }
 
-    /// The configuration it was made with.
+    /// Configuration of the queue.
     pub fn config(&self) -> &BlkQueueConfig {
         &self.config
     }
 
-    /// The ring below, for tests that want to see or break what lies on it.
+    /// The ring, for tests that inspect or corrupt it.
     pub fn ring(&mut self) -> &mut Ring {
         &mut self.ring
     }
@@ -168,11 +171,11 @@ impl BlkQueue {
         Ok(())
     }
 
-    /// Adds a request with any number of data segments, none included; the device writes them when
+    /// Adds a request with any number of data segments, including none; the device writes them when
     /// `device_writes`.
     ///
     /// # Errors
-    /// When there are too many segments, or the ring is full.
+    /// When the request has too many segments, or the ring is full.
     ///
     /// # Panics
     /// When `slot` is in flight or not below the depth.
@@ -224,7 +227,8 @@ impl BlkQueue {
         self.push(slot, Header { kind, ioprio: 0, sector: 0 }, &[data], false)
     }
 
-    /// Adds a request for the device's identity; [`BlkQueue::id`] has it once the request is done.
+    /// Adds a request for the device's identity, which [`BlkQueue::id`] returns once the request is
+    /// done.
     ///
     /// # Errors
     /// [`PushError::Full`].
@@ -238,7 +242,7 @@ impl BlkQueue {
         self.push(slot, Header { kind: VIRTIO_BLK_T_GET_ID, ioprio: 0, sector: 0 }, &[data], true)
     }
 
-    /// What a request for the identity brought to `slot`.
+    /// The identity that a finished request wrote to `slot`.
     ///
     /// # Panics
     /// When `slot` is not below the depth.
@@ -248,17 +252,18 @@ impl BlkQueue {
         unsafe { self.memory.base.add(self.payload(slot)).cast::<[u8; ID_BYTES]>().read_volatile() }
     }
 
-    /// Makes everything pushed since the last call visible to the device. Whether it wants a kick.
+    /// Makes all requests visible to the device that were added since the last call. Returns
+    /// whether the device wants a kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
         self.ring.publish()
     }
 
-    /// Hands over the requests that the device has finished with, and the status byte of each. Returns how
-    /// many there were.
+    /// Calls `done` with slot and status byte of each request that the device has completed.
+    /// Returns their number.
     ///
     /// # Errors
-    /// When the device broke the ring, now or before; what was handed over stays done.
+    /// When the device broke the ring, now or before; requests already reported stay done.
     #[inline]
     pub fn reap(&mut self, mut done: impl FnMut(u16, u8)) -> Result<usize, RingBroken> {
         let mut count = 0;
@@ -276,23 +281,24 @@ impl BlkQueue {
         Ok(count)
     }
 
-    /// How many requests the device has not finished with.
+    /// Number of requests that the device has not completed.
     pub fn in_flight(&self) -> u16 {
         self.ring.in_flight()
     }
 
-    /// Whether [`BlkQueue::reap`] has something to hand over, or to say.
+    /// Whether [`BlkQueue::reap`] would return a request or an error.
     #[inline]
     pub fn has_used(&self) -> bool {
         self.ring.has_used()
     }
 
-    /// Asks for an interrupt with the next finished request. `false` when there is one already.
+    /// Asks for an interrupt with the next completed request. Returns `false` when one is already
+    /// completed.
     pub fn arm(&mut self) -> bool {
         self.ring.arm()
     }
 
-    /// Asks for no interrupts. Some may still come.
+    /// Asks for no interrupts. Some may still arrive.
     pub fn disarm(&mut self) {
         self.ring.disarm();
     }
@@ -307,7 +313,7 @@ impl BlkQueue {
         self.layout.tables + usize::from(slot) * self.layout.table_len
     }
 
-    /// The last bytes behind a slot's long table.
+    /// Offset of the last bytes after a slot's long table.
     fn payload(&self, slot: u16) -> usize {
         self.table(slot) + self.layout.table_len - PAYLOAD_BYTES
     }
@@ -338,7 +344,7 @@ impl BlkQueue {
     #[inline]
     fn write_entry(&self, table: usize, index: usize, buffer: Buffer, flags: u16, last: bool) {
         let Buffer { addr, len } = buffer;
-        // In a packed ring's table the entries follow each other without saying so.
+        // The entries of a packed ring's table need no NEXT flag.
         let words = if self.config.ring.packed {
             PackedDescriptor { addr, len, id: 0, flags }.to_words()
         } else if last {
@@ -354,8 +360,9 @@ impl BlkQueue {
     #[inline]
     fn write<const N: usize>(&self, at: usize, bytes: [u8; N]) {
         debug_assert!(at + N <= self.memory.len);
-        // SAFETY: offsets come from the layout with a slot below the depth and an index below the table's
-        // length, so they lie in our memory. The device looks at the bytes only after they were published.
+        // SAFETY: offsets come from the layout with a slot below the depth and an index below the
+        // table's length, so they lie in our memory. The device reads the bytes only after they
+        // were published.
         unsafe { self.memory.base.add(at).cast::<[u8; N]>().write(bytes) };
     }
 }

@@ -1,4 +1,4 @@
-//! The side of virtqueues that issues requests.
+//! The driver side of virtqueues, which issues requests.
 //!
 //! ```text
 //!   BlkQueue   virtio-blk requests: header, data, status, one cache line a slot
@@ -7,12 +7,14 @@
 //!   Ring       split or packed; tokens in, tokens out
 //! ```
 //!
-//! The device is not trusted: a used entry that names nothing in flight breaks the ring ([`RingBroken`]), and
-//! every call after that says so again. Nothing it writes is used as an address or an index unchecked.
+//! The device is not trusted. A used entry that names nothing in flight breaks the ring
+//! ([`RingBroken`]), and every later call returns the same error. No value that the device writes
+//! is used as an address or an index unchecked.
 //!
 //! Source: Virtual I/O Device (VIRTIO) 1.2, sections 2.7 (split), 2.8 (packed), 5.2 (block).
 
 mod blk;
+mod chain;
 mod packed;
 mod ring;
 mod split;
@@ -20,24 +22,25 @@ mod split;
 mod tests;
 
 pub use blk::{BlkQueue, BlkQueueConfig, PushError};
-pub use ring::{Buffer, Ring, RingBroken, RingConfig, RingLayout, Used};
+pub use chain::{Buffer, RingBroken, Used};
+pub use ring::{Ring, RingConfig, RingLayout};
 
-/// Memory that driver and device share: where it is here, and how the device calls it.
+/// Memory that driver and device share, with its addresses for both.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedArea {
     /// First byte in this process.
     pub base: *mut u8,
-    /// The same byte as descriptors name it (a guest physical address).
+    /// The device's address of the same byte (a guest physical address).
     pub guest_addr: u64,
     /// Length in bytes.
     pub len: usize,
 }
 
 impl SharedArea {
-    /// The part that starts `offset` bytes in and is `len` bytes long.
+    /// The part of `len` bytes at `offset`.
     ///
     /// # Panics
-    /// When the part does not lie inside.
+    /// When the part exceeds the area.
     pub fn part(&self, offset: usize, len: usize) -> SharedArea {
         assert!(
             offset.checked_add(len).is_some_and(|end| end <= self.len),

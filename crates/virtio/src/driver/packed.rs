@@ -1,10 +1,11 @@
-//! The packed layout: one ring of descriptors that both sides write, and two event suppression words.
+//! The packed layout: one ring of descriptors that both sides write, and two event suppression
+//! words.
 //!
-//! A descriptor belongs to the device once its flags carry the driver's wrap counter; the device gives it back
-//! by writing the flags again. The flags of the first descriptor of a batch are written last, which is what
+//! The device owns a descriptor once its flags carry the driver's wrap counter, and returns it by
+//! writing the flags again. The flags of the first descriptor of a batch are written last, which
 //! publishes the batch.
 
-use super::ring::{Buffer, RingBroken, Used};
+use super::chain::{Buffer, RingBroken, Used};
 use crate::ring::{
     DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, EVENT_F_DESC, EVENT_F_DISABLE, EVENT_F_ENABLE,
     EventSuppression, PACKED_DESC_F_AVAIL, PACKED_DESC_F_USED, PackedPosition, PackedRing, barrier,
@@ -15,26 +16,27 @@ use std::sync::atomic::Ordering;
 pub struct PackedDriver {
     ring: PackedRing,
     event_idx: bool,
-    /// Where the next descriptor goes.
+    /// Slot of the next descriptor.
     avail: PackedPosition,
-    /// Where the next used entry appears.
+    /// Slot of the next used entry.
     used: PackedPosition,
-    /// The first descriptor of the batch that has not been published: its slot and its flags.
+    /// First descriptor of the unpublished batch: its slot and its flags.
     batch: Option<(u16, u16)>,
-    /// Where the device was told to look up to.
+    /// Slot up to which the device was notified.
     published: u16,
     free: u16,
     chains: u16,
-    /// Descriptors of the chain that goes by this token; 0: not in flight.
+    /// Number of descriptors of the chain with this token; 0: not in flight.
     counts: Box<[u16]>,
     broken: Option<RingBroken>,
 }
 
-// SAFETY: the view leads to memory that is valid while the ring lives, on any thread (contract of `Ring::new`).
+// SAFETY: the view leads to memory that is valid while the ring lives, on any thread (contract of
+// `Ring::new`).
 unsafe impl Send for PackedDriver {}
 
 impl PackedDriver {
-    /// The driver of `ring`, whose memory is all zeroes.
+    /// The driver side of `ring`, whose memory is zeroed.
     pub(super) fn new(ring: PackedRing, event_idx: bool) -> PackedDriver {
         let size = ring.size();
         let mut driver = PackedDriver {
@@ -57,7 +59,7 @@ impl PackedDriver {
     pub(super) fn add_indirect(&mut self, token: u16, table_addr: u64, table_len: u32) {
         let count = &mut self.counts[usize::from(token)];
         assert!(*count == 0, "chain {token} is in flight");
-        // No more chains than tokens, no more tokens than descriptors.
+        // Chains do not outnumber tokens, nor tokens descriptors.
         assert!(self.free > 0, "ring is full");
         *count = 1;
         self.write(token, Buffer { addr: table_addr, len: table_len }, DESC_F_INDIRECT);
@@ -102,7 +104,8 @@ impl PackedDriver {
         barrier::write();
         self.ring.flags(slot).store(flags, Ordering::Release);
         let old = std::mem::replace(&mut self.published, self.avail.slot);
-        // The device must see the descriptor before we look whether it sleeps, or both would wait.
+        // The device must see the descriptor before the driver checks whether the device sleeps;
+        // otherwise both would wait.
         barrier::full();
         let wish = EventSuppression::from_word(self.ring.device_event().load(Ordering::Relaxed));
         wish.wants_event(self.ring.size(), old, self.avail.slot, self.avail.wrap)
@@ -135,7 +138,7 @@ impl PackedDriver {
         self.broken.is_some() || self.is_used()
     }
 
-    /// Whether the device has written a used entry at the place where the next one appears.
+    /// Whether the device has written the next used entry.
     #[inline]
     fn is_used(&self) -> bool {
         let flags = self.ring.flags(self.used.slot).load(Ordering::Acquire);
@@ -146,7 +149,7 @@ impl PackedDriver {
         let flags = if self.event_idx { EVENT_F_DESC } else { EVENT_F_ENABLE };
         let wish = EventSuppression { slot_and_wrap: self.used.to_bits(), flags };
         self.ring.driver_event().store(wish.to_word(), Ordering::Relaxed);
-        // The wish must be visible before we look for the last time.
+        // The event request must be visible before the last check.
         barrier::full();
         !self.has_used()
     }

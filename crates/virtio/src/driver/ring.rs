@@ -1,51 +1,12 @@
-//! One virtqueue as its driver sees it, whatever its layout.
+//! The driver side of one virtqueue of either layout.
 
 use super::SharedArea;
+use super::chain::{Buffer, RingBroken, Used};
 use super::packed::PackedDriver;
 use super::split::SplitDriver;
 use crate::ring::{MAX_QUEUE_SIZE, PackedRing, SplitRing};
 
-/// One segment of a descriptor chain.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Buffer {
-    /// Guest physical address.
-    pub addr: u64,
-    /// Length in bytes.
-    pub len: u32,
-}
-
-/// A chain that the device has finished with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Used {
-    /// What the chain was added with.
-    pub token: u16,
-    /// Bytes that the device says it has written.
-    pub len: u32,
-}
-
-/// The device wrote something into the ring that cannot be. The ring is of no use any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RingBroken {
-    /// More used entries than chains in flight.
-    UsedIndex(u16),
-    /// A used entry names a chain that is not in flight.
-    UnknownId(u32),
-}
-
-impl std::fmt::Display for RingBroken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            RingBroken::UsedIndex(index) => {
-                write!(f, "used index {index} is ahead of what was made available")
-            }
-            RingBroken::UnknownId(id) => write!(f, "used entry names chain {id}, which is not in flight"),
-        }
-    }
-}
-
-impl std::error::Error for RingBroken {}
-
-/// What a ring is made of.
+/// Configuration of a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct RingConfig {
     /// Entries. A power of two for a split ring.
@@ -59,23 +20,24 @@ pub struct RingConfig {
 /// The smallest page of an IOMMU, in bytes.
 pub(super) const PAGE: usize = 4096;
 
-/// Where a ring's three areas lie in its memory, in bytes from the start.
+/// Offsets of a ring's three areas in its memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
     /// The descriptor table (split) or ring (packed).
     pub descriptors: usize,
-    /// What the driver writes: available ring, or driver event suppression.
+    /// Area that the driver writes: available ring, or driver event suppression.
     pub driver: usize,
-    /// What the device writes: used ring, or device event suppression.
+    /// Area that the device writes: used ring, or device event suppression.
     pub device: usize,
-    /// All of it.
+    /// Length of all areas.
     pub len: usize,
 }
 
 impl RingLayout {
-    /// The layout of a ring in memory that starts at a page. Areas with different writers never share a pair of
-    /// cache lines, and no entry lies in two pages: QEMU (10.0 for one) writes the second half of such a used entry
-    /// to the page behind the first in its own memory, whatever page an emulated IOMMU has put there.
+    /// The layout of a ring in memory that starts at a page. Areas with different writers never
+    /// share a pair of cache lines, and no entry spans two pages. QEMU (10.0 for one) writes the
+    /// second half of such a used entry to the following page of its own memory, whatever page an
+    /// emulated IOMMU has mapped there.
     pub fn new(size: u16, packed: bool) -> RingLayout {
         let (driver_len, device_len) = match packed {
             true => (PackedRing::EVENT_BYTES, PackedRing::EVENT_BYTES),
@@ -91,8 +53,8 @@ impl RingLayout {
     }
 }
 
-/// The driver's side of one virtqueue. A *token* names a chain while it is in flight: any number below the
-/// ring's size that is not in use.
+/// The driver side of one virtqueue. A *token* identifies a chain in flight: any unused number
+/// below the ring's size.
 pub enum Ring {
     /// Split layout.
     Split(SplitDriver),
@@ -101,14 +63,14 @@ pub enum Ring {
 }
 
 impl Ring {
-    /// A ring with nothing in it, in `memory`, which is made of zeroes first. Interrupts are off.
+    /// An empty ring in `memory`, which is zeroed first. Interrupts are off.
     ///
     /// # Panics
-    /// When the size is none the layout allows, or `memory` is shorter than [`RingLayout`] says or not aligned
-    /// to 16 bytes (with an IOMMU between, it starts at a page).
+    /// When the layout does not allow the size, or `memory` is shorter than [`RingLayout`] requires
+    /// or not aligned to 16 bytes (to a page with an IOMMU).
     ///
     /// # Safety
-    /// `memory` is valid and nobody but the device touches it while the ring lives.
+    /// `memory` is valid, and only the device touches it while the ring lives.
     pub unsafe fn new(config: RingConfig, memory: SharedArea) -> Ring {
         let RingConfig { size, packed, .. } = config;
         assert!(
@@ -119,7 +81,8 @@ impl Ring {
         assert!(memory.len >= layout.len, "{memory:?} is too short for {layout:?}");
         let area = |offset| memory.base.wrapping_add(offset);
         let (desc, driver, device) = (area(layout.descriptors), area(layout.driver), area(layout.device));
-        // SAFETY: the memory is ours by the contract, long enough, and the areas are aligned as it is.
+        // SAFETY: the memory is ours by the contract and long enough, and the areas are aligned
+        // with it.
         unsafe {
             memory.base.write_bytes(0, layout.len);
             if packed {
@@ -130,11 +93,12 @@ impl Ring {
         }
     }
 
-    /// Adds a chain that is one descriptor with an indirect table of `table_len` bytes at `table_addr`.
+    /// Adds a chain that is one descriptor with an indirect table of `table_len` bytes at
+    /// `table_addr`.
     ///
-    /// In a split ring the descriptor is the one numbered `token`, which is written only when it differs from
-    /// what its last use left there: give each token a table of its own and the device keeps the descriptor
-    /// in its cache. A split ring takes either indirect chains or plain ones, never both.
+    /// In a split ring the descriptor number is `token`, and it is written only when it differs
+    /// from its last use. With one table for each token, the device keeps the descriptor in its
+    /// cache. A split ring accepts either indirect chains or plain ones, never both.
     ///
     /// # Panics
     /// When `token` is in flight or not below the size.
@@ -146,8 +110,8 @@ impl Ring {
         }
     }
 
-    /// Adds a chain of plain descriptors: the first `readable` for the device to read, the rest to write.
-    /// `false` when the ring has not enough of them left now.
+    /// Adds a chain of plain descriptors: the device reads the first `readable` and writes the
+    /// rest. Returns `false` when the ring has too few free descriptors.
     ///
     /// # Panics
     /// When `token` is in flight or not below the size, or the chain is empty.
@@ -158,7 +122,8 @@ impl Ring {
         }
     }
 
-    /// Makes everything added since the last call visible to the device. Whether it wants a kick.
+    /// Makes all chains visible to the device that were added since the last call. Returns whether
+    /// the device wants a kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
         match self {
@@ -167,7 +132,7 @@ impl Ring {
         }
     }
 
-    /// The next chain that the device has finished with.
+    /// Returns the next chain that the device has completed.
     ///
     /// # Errors
     /// When the device broke the ring, now or before.
@@ -179,7 +144,7 @@ impl Ring {
         }
     }
 
-    /// Whether [`Ring::poll`] has a chain or an error.
+    /// Whether [`Ring::poll`] would return a chain or an error.
     #[inline]
     pub fn has_used(&self) -> bool {
         match self {
@@ -188,7 +153,7 @@ impl Ring {
         }
     }
 
-    /// Asks for an interrupt with the next used chain. `false` when there is one already.
+    /// Asks for an interrupt with the next used chain. Returns `false` when one is already used.
     pub fn arm(&mut self) -> bool {
         match self {
             Ring::Split(ring) => ring.arm(),
@@ -196,7 +161,7 @@ impl Ring {
         }
     }
 
-    /// Asks for no interrupts. Some may still come.
+    /// Asks for no interrupts. Some may still arrive.
     pub fn disarm(&mut self) {
         match self {
             Ring::Split(ring) => ring.disarm(),
@@ -204,7 +169,7 @@ impl Ring {
         }
     }
 
-    /// Chains that the device has not finished with.
+    /// Number of chains that the device has not completed.
     pub fn in_flight(&self) -> u16 {
         match self {
             Ring::Split(ring) => ring.in_flight(),
@@ -212,8 +177,9 @@ impl Ring {
         }
     }
 
-    /// Where a device that takes this ring over starts, in the form of vhost-user's `SET_VRING_BASE`: at the
-    /// first chain that has not come back yet (split: entries are found again through the in-flight region).
+    /// Start position for a device that takes this ring over, in the form of vhost-user's
+    /// `SET_VRING_BASE`. It is the first chain that the device has not returned (split: the
+    /// in-flight region lists the entries).
     pub fn base(&self) -> u32 {
         match self {
             Ring::Split(ring) => ring.base(),

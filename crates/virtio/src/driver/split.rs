@@ -1,24 +1,25 @@
-//! The split layout: a descriptor table, a ring of heads the driver fills, a ring of heads the device fills.
+//! The split layout: a descriptor table, a ring of heads the driver fills, a ring of heads the
+//! device fills.
 //!
-//! Everything the driver has to know again later is kept in its own memory: the device could have changed what
-//! lies in the shared tables.
+//! The driver keeps everything it needs later in its own memory: the device could change the shared
+//! tables.
 
-use super::ring::{Buffer, RingBroken, Used};
+use super::chain::{Buffer, RingBroken, Used};
 use crate::ring::{
     AVAIL_F_NO_INTERRUPT, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, SplitDescriptor, SplitRing,
     USED_F_NO_NOTIFY, barrier, need_event,
 };
 use std::sync::atomic::Ordering;
 
-/// What the driver remembers about one descriptor.
+/// The driver's private state of one descriptor.
 #[derive(Clone, Copy, Default)]
 struct Entry {
-    /// The indirect table that the shared descriptor points to now; length 0: none.
+    /// The indirect table of the shared descriptor; length 0: none.
     table_addr: u64,
     table_len: u32,
     /// For the head of a chain in flight: its token.
     token: u16,
-    /// For the head of a chain in flight: how many descriptors it has. 0: nothing in flight.
+    /// For the head of a chain in flight: its number of descriptors. 0: not in flight.
     count: u16,
 }
 
@@ -26,27 +27,28 @@ struct Entry {
 pub struct SplitDriver {
     ring: SplitRing,
     event_idx: bool,
-    /// Where the next chain goes in the available ring (free running, as all indexes here).
+    /// Index of the next chain in the available ring (free running, as all indexes here).
     avail_idx: u16,
-    /// What the device has been told.
+    /// Available index published to the device.
     published: u16,
-    /// The next used entry to look at.
+    /// Next used entry to read.
     used_idx: u16,
-    /// What the device's index was when it was last read.
+    /// The device's index when it was last read.
     used_seen: u16,
     entries: Box<[Entry]>,
-    /// Descriptors of plain chains that are free; the last is taken first.
+    /// Free descriptors of plain chains; the last is taken first.
     free: Vec<u16>,
     /// The descriptor after this one in a plain chain.
     next: Box<[u16]>,
     broken: Option<RingBroken>,
 }
 
-// SAFETY: the view leads to memory that is valid while the ring lives, on any thread (contract of `Ring::new`).
+// SAFETY: the view leads to memory that is valid while the ring lives, on any thread (contract of
+// `Ring::new`).
 unsafe impl Send for SplitDriver {}
 
 impl SplitDriver {
-    /// The driver of `ring`, whose memory is all zeroes.
+    /// The driver side of `ring`, whose memory is zeroed.
     pub(super) fn new(ring: SplitRing, event_idx: bool) -> SplitDriver {
         let size = ring.size();
         let mut driver = SplitDriver {
@@ -117,7 +119,8 @@ impl SplitDriver {
         self.published = new;
         barrier::write();
         self.ring.avail_idx().store(new, Ordering::Release);
-        // The device must see the index before we look whether it sleeps, or both would wait.
+        // The device must see the index before the driver checks whether the device sleeps;
+        // otherwise both would wait.
         barrier::full();
         if self.event_idx {
             need_event(self.ring.avail_event().load(Ordering::Relaxed), new, old)
@@ -145,7 +148,7 @@ impl SplitDriver {
         Ok(Some(Used { token, len }))
     }
 
-    /// Reads the device's index; whether there is something new.
+    /// Reads the device's index. Returns whether a chain is new.
     #[inline]
     fn look(&mut self) -> Result<bool, RingBroken> {
         let used_idx = self.ring.used_idx().load(Ordering::Acquire);
@@ -189,7 +192,7 @@ impl SplitDriver {
         } else {
             self.ring.avail_flags().store(0, Ordering::Relaxed);
         }
-        // The wish must be visible before we look for the last time.
+        // The event request must be visible before the last check.
         barrier::full();
         !self.has_used()
     }
@@ -199,8 +202,9 @@ impl SplitDriver {
             self.ring.avail_flags().store(AVAIL_F_NO_INTERRUPT, Ordering::Relaxed);
             return;
         }
-        // An event index that was passed asks for one interrupt in 65,536 entries. Most often the device has passed
-        // the one of the last wish by now, and the line need not travel between the processors again.
+        // An event index that was passed asks for one interrupt in 65,536 entries. Usually the
+        // device has passed the last requested index by now, and the cache line need not move
+        // between the processors again.
         let is_wish_open =
             self.ring.used_event().load(Ordering::Relaxed) == self.used_idx && !self.has_used();
         if is_wish_open {

@@ -1,4 +1,4 @@
-//! The issuing side against this crate's serving side, and against devices that lie.
+//! The driver side against this crate's device side, and against hostile devices.
 
 use super::*;
 use crate::blk::{
@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 const GUEST: u64 = 0x20_0000;
 const USER: u64 = 0x7000_0000_0000;
 const LEN: u64 = 0x10_0000;
-/// Where the data of slot `i` lies: `DATA + i * DATA_STRIDE`, in the upper half.
+/// Offset of the data of slot `i`: `DATA + i * DATA_STRIDE`, in the upper half.
 const DATA: usize = 0x8_0000;
 const DATA_STRIDE: usize = 0x1000;
 
@@ -33,7 +33,7 @@ impl Memory {
     }
 
     fn queue(&self, config: BlkQueueConfig) -> BlkQueue {
-        // SAFETY: the tests keep the memory, and touch the lower half only as its device.
+        // SAFETY: the tests keep the memory, and touch the lower half only as the device.
         unsafe { BlkQueue::new(config, self.area().part(0, DATA)) }
     }
 
@@ -82,7 +82,7 @@ fn every_config() -> impl Iterator<Item = BlkQueueConfig> {
     })
 }
 
-/// Numbers that look random and are the same in every run.
+/// Pseudorandom numbers, the same in every run.
 struct Random(u64);
 
 impl Random {
@@ -92,7 +92,7 @@ impl Random {
     }
 }
 
-/// A request in flight, as the driver remembers it.
+/// The driver's record of a request in flight.
 #[derive(Clone, Copy)]
 struct Expected {
     number: u64,
@@ -236,7 +236,8 @@ fn every_request_arrives_whole_and_comes_back_once_and_nobody_oversleeps() {
             let mut world = World::new(config, seed);
             for turn in 0..100_000 {
                 match world.random.below(3) {
-                    // Once enough has been pushed, what is left must come back without another push's kick.
+                    // Once enough has been pushed, the rest must complete without the kick of
+                    // another push.
                     0 if world.next < 300 => world.driver_pushes(),
                     1 => world.device_works(),
                     _ => world.driver_reaps(),

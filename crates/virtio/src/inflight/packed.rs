@@ -6,12 +6,12 @@
 //!   entry   inflight u8 │ padding u8 │ next u16 │ last u16 │ num u16 │ counter u64 │ id u16 │ flags u16 │ len u32 │ addr u64
 //! ```
 //!
-//! The driver may overwrite a descriptor's slot as soon as another chain has been used there, so the entries hold
-//! copies. Free entries form a list; a chain takes as many as it has descriptors.
+//! The driver may overwrite a descriptor's slot as soon as another chain has been used there, so
+//! the entries hold copies. Free entries form a list; a chain takes as many as it has descriptors.
 //!
-//! The specification stores the fields of a step one by one; those that belong together lie in one aligned word
-//! and are stored as one here, which leaves fewer half-done states. A recovery by the letter of the
-//! specification understands what this leaves, and the reverse.
+//! The specification stores the fields of a step one by one. Here the fields that belong together
+//! share one aligned word and are stored at once, which leaves fewer partial states. Recovery as
+//! specified accepts these states, and the reverse holds too.
 
 use super::{InflightQueue, Part};
 use crate::device::RingError;
@@ -29,7 +29,7 @@ pub(crate) struct PackedTracker {
     used: PackedPosition,
     /// Entries of the chain that is being popped: the first, and the next one to fill.
     chain: (u16, u16),
-    /// How many entries that chain has, and the last of them.
+    /// Number of entries of that chain, and the last of them.
     filled: (u16, u16),
 }
 
@@ -40,18 +40,19 @@ pub(crate) struct RecoveredChain {
     pub descriptors: Vec<PackedDescriptor>,
 }
 
-/// What a dead device left behind.
+/// State that a dead device left behind.
 #[derive(Debug)]
 pub(crate) struct RecoveredPacked {
-    /// Where the next used descriptor goes.
+    /// Slot of the next used descriptor.
     pub used: PackedPosition,
     /// Chains to resubmit, the oldest last.
     pub chains: Vec<RecoveredChain>,
 }
 
 impl PackedTracker {
-    /// Takes the region over for `ring`, whose next used descriptor goes to `used`; `None` beside the tracker
-    /// when nobody had used the region before. Otherwise the region knows the position better.
+    /// Takes the region over for `ring`, whose next used descriptor goes to `used`. Returns `None`
+    /// with the tracker if the region was unused. Otherwise the position in the region is
+    /// authoritative.
     pub(crate) fn attach(
         queue: InflightQueue,
         ring: &PackedRing,
@@ -76,7 +77,7 @@ impl PackedTracker {
         Ok((tracker, Some(chains)))
     }
 
-    /// Finds out whether the last batch had been published, and makes the region say so or forget it.
+    /// Determines whether the last batch was published, and commits or discards it in the region.
     fn settle_last_batch(&mut self, ring: &PackedRing) -> Result<(), RingError> {
         let free_head = self.part.header::<BYTES, 12, u16>();
         let old_free_head = self.part.header::<BYTES, 14, u16>();
@@ -154,14 +155,14 @@ impl PackedTracker {
         Ok(RecoveredChain { entries: (first, last), descriptors })
     }
 
-    /// A chain is being popped; its descriptors follow.
+    /// Begins a chain; its descriptors follow.
     #[inline]
     pub(crate) fn begin(&mut self) {
         self.chain = (self.free_head, self.free_head);
         self.filled = (0, self.free_head);
     }
 
-    /// One descriptor of that chain. Nothing counts before [`PackedTracker::popped`].
+    /// Adds one descriptor to that chain. It takes effect with [`PackedTracker::popped`].
     #[inline]
     pub(crate) fn descriptor(&mut self, desc: PackedDescriptor) -> Result<(), RingError> {
         let entry = self.part.checked(self.chain.1, "the free list leaves the table")?;
@@ -173,7 +174,8 @@ impl PackedTracker {
         Ok(())
     }
 
-    /// The chain has been popped: returns its first and last entry. Nothing may fail after this call.
+    /// Records the chain as popped and returns its first and last entry. Nothing may fail after
+    /// this call.
     #[inline]
     pub(crate) fn popped(&mut self) -> (u16, u16) {
         let ((first, free_head), (num, last)) = (self.chain, self.filled);
@@ -187,7 +189,8 @@ impl PackedTracker {
         (first, last)
     }
 
-    /// These chains (their first and last entries) are about to be published; the next batch goes to `used`.
+    /// Records that these chains (their first and last entries) are about to be published; the next
+    /// batch goes to `used`.
     #[inline]
     pub(crate) fn publishing(&mut self, batch: impl Iterator<Item = (u16, u16)>, used: PackedPosition) {
         let old_free_head = self.free_head;
@@ -200,7 +203,7 @@ impl PackedTracker {
         self.used = used;
     }
 
-    /// These chains have been published.
+    /// Records that these chains were published.
     #[inline]
     pub(crate) fn published(&mut self, batch: impl Iterator<Item = (u16, u16)>) {
         batch.for_each(|(first, _)| self.set_inflight(first, 0));
@@ -239,9 +242,9 @@ impl PackedTracker {
     }
 }
 
-/// Makes slots after `from` and before `to` look available again: a device that died while it published a batch
-/// has marked some of them as used, and the driver would believe that once the slot before them is used.
-/// The driver looks at none of them before.
+/// Makes slots after `from` and before `to` look available again. A device that died while
+/// publishing a batch marked some of them as used, and the driver would accept them once the slot
+/// before them is used. The driver reads none of them before.
 fn withdraw_flags(ring: &PackedRing, from: PackedPosition, to: PackedPosition) {
     if from == to {
         return;

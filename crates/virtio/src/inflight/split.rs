@@ -17,7 +17,7 @@ pub(crate) struct SplitTracker {
     counter: u64,
 }
 
-/// What a dead device left behind.
+/// State that a dead device left behind.
 #[derive(Debug)]
 pub(crate) struct RecoveredSplit {
     /// Heads to resubmit, the oldest last.
@@ -25,8 +25,8 @@ pub(crate) struct RecoveredSplit {
 }
 
 impl SplitTracker {
-    /// Takes the region over for a ring of `size` entries whose used index is `used_idx`; `None` beside the
-    /// tracker when nobody had used the region before.
+    /// Takes the region over for a ring of `size` entries whose used index is `used_idx`. Returns
+    /// `None` with the tracker if the region was unused.
     pub(crate) fn attach(
         queue: InflightQueue,
         size: u16,
@@ -55,11 +55,13 @@ impl SplitTracker {
         Ok((tracker, Some(RecoveredSplit { heads: found.into_iter().map(|(_, head)| head).collect() })))
     }
 
-    /// Clears the marks of what the dead device had published last, if it died before it did so itself.
+    /// Clears the marks of the chains that the dead device published last, if it died before it did
+    /// so.
     fn finish_last_batch(&self, size: u16, used_idx: u16) -> Result<(), RingError> {
         let batch = used_idx.wrapping_sub(self.part.header::<BYTES, 14, u16>());
         if batch > size {
-            // Another ring has taken the place of the tracked one. Only without requests in flight is that fine.
+            // Another ring has replaced the tracked one. That is valid only without requests in
+            // flight.
             if (0..self.part.desc_num).any(|head| self.is_inflight(head)) {
                 return Err(RingError::InflightCorrupt { what: "used_idx is far from the ring's" });
             }
@@ -75,7 +77,7 @@ impl SplitTracker {
         Ok(())
     }
 
-    /// A chain has been popped. Nothing may fail after this call.
+    /// Records a chain as popped. Nothing may fail after this call.
     #[inline]
     pub(crate) fn popped(&mut self, head: u16) -> Result<(), RingError> {
         if self.is_inflight(head) {
@@ -87,7 +89,7 @@ impl SplitTracker {
         Ok(())
     }
 
-    /// These chains are about to be published.
+    /// Records that these chains are about to be published.
     #[inline]
     pub(crate) fn publishing(&self, batch: &[u16]) {
         let mut last = self.part.header::<BYTES, 12, u16>();
@@ -98,7 +100,7 @@ impl SplitTracker {
         self.part.set_header::<BYTES, 12, u16>(last);
     }
 
-    /// These chains have been published.
+    /// Records that these chains were published.
     #[inline]
     pub(crate) fn published(&self, batch: &[u16], used_idx: u16) {
         batch.iter().for_each(|&head| self.set_inflight(head, 0));

@@ -1,14 +1,17 @@
-//! Order as a device sees it: what a driver needs between its ring and hardware beside the order among CPUs.
+//! Memory order as a device sees it: barriers between a driver's ring and hardware, in addition to
+//! the order among CPUs.
 //!
-//! A device that negotiated `VIRTIO_F_ORDER_PLATFORM` reads memory like hardware, outside what the CPUs' own fences
-//! cover on some architectures. On x86-64 they cover it: memory and registers are written in program order, and
-//! only a write followed by a read needs a fence. A device that is software is content with these, too.
+//! A device that negotiated `VIRTIO_F_ORDER_PLATFORM` reads memory like hardware, outside the CPUs'
+//! own fences on some architectures. On x86-64 those fences suffice: memory and registers are
+//! written in program order, and only a write followed by a read needs a fence. The barriers are
+//! also sufficient for a device in software.
 //!
-//! Source: virtio 1.3, 6.1 (ORDER_PLATFORM) and 2.7.13.3; Linux, Documentation/memory-barriers.txt (dma_wmb).
+//! Source: virtio 1.3, 6.1 (ORDER_PLATFORM) and 2.7.13.3; Linux, Documentation/memory-barriers.txt
+//! (dma_wmb).
 
 use std::sync::atomic::{Ordering, compiler_fence, fence};
 
-/// What was written before is visible to a device before anything that is written afterwards, registers included.
+/// Makes earlier writes visible to a device before any later write, including registers.
 #[inline]
 pub fn write() {
     compiler_fence(Ordering::Release);
@@ -26,7 +29,7 @@ pub fn write() {
     fence(Ordering::SeqCst);
 }
 
-/// What is read afterwards was written by a device no earlier than what was read before.
+/// Later reads return values that the device wrote no earlier than those of preceding reads.
 #[inline]
 pub fn read() {
     compiler_fence(Ordering::Acquire);
@@ -44,7 +47,7 @@ pub fn read() {
     fence(Ordering::SeqCst);
 }
 
-/// What was written before is visible to a device before anything is read afterwards.
+/// Makes earlier writes visible to a device before any later read.
 #[inline]
 pub fn full() {
     fence(Ordering::SeqCst);

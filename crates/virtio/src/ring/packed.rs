@@ -1,4 +1,4 @@
-//! A view of a packed ring, places in it, and the wishes of both sides.
+//! A view of a packed ring, positions in it, and the event requests of both sides.
 
 use super::*;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -21,7 +21,8 @@ impl PackedRing {
     /// Bytes of one event suppression area; it is aligned to 4.
     pub const EVENT_BYTES: usize = 4;
 
-    /// A view of the ring whose three areas start at these addresses. Any size up to [`MAX_QUEUE_SIZE`].
+    /// A view of the ring whose three areas start at these addresses. Any size up to
+    /// [`MAX_QUEUE_SIZE`].
     ///
     /// # Safety
     /// As for [`SplitRing::new`].
@@ -41,17 +42,18 @@ impl PackedRing {
         self.size
     }
 
-    /// Where slot `slot` lies.
+    /// Address of slot `slot`.
     ///
     /// # Panics
-    /// When there is no such slot.
+    /// When no such slot exists.
     #[inline]
     pub fn desc_ptr(&self, slot: u16) -> *mut u8 {
         assert!(slot < self.size);
         self.desc.wrapping_add(DESC_BYTES * slot as usize)
     }
 
-    /// The flags of a slot: the store that publishes it, the load that looks for news. Panics as `desc_ptr`.
+    /// The flags of a slot: their store publishes the slot, their load detects a change. Panics as
+    /// `desc_ptr`.
     #[inline]
     pub fn flags(&self, slot: u16) -> &AtomicU16 {
         // SAFETY: `desc_ptr` checked the slot; mapped and aligned by the contract of `new`.
@@ -65,7 +67,7 @@ impl PackedRing {
         unsafe { PackedDescriptor::load(self.desc_ptr(slot)) }
     }
 
-    /// Writes all of a slot but its flags. Panics as `desc_ptr`.
+    /// Writes a slot except its flags. Panics as `desc_ptr`.
     #[inline]
     pub fn set_desc(&self, slot: u16, addr: u64, len: u32, id: u16) {
         // SAFETY: as in `flags`.
@@ -73,7 +75,7 @@ impl PackedRing {
         self.set_used(slot, len, id);
     }
 
-    /// Writes what a used descriptor tells beside its flags. Panics as `desc_ptr`.
+    /// Writes length and ID of a used descriptor. Panics as `desc_ptr`.
     #[inline]
     pub fn set_used(&self, slot: u16, len: u32, id: u16) {
         let at = self.desc_ptr(slot);
@@ -84,14 +86,14 @@ impl PackedRing {
         }
     }
 
-    /// What interrupts the driver wants ([`EventSuppression`]).
+    /// The interrupts that the driver requests ([`EventSuppression`]).
     #[inline]
     pub fn driver_event(&self) -> &AtomicU32 {
         // SAFETY: mapped and aligned by the contract of `new`.
         unsafe { AtomicU32::from_ptr(self.driver_event) }
     }
 
-    /// What notifications the device wants ([`EventSuppression`]).
+    /// The notifications that the device requests ([`EventSuppression`]).
     #[inline]
     pub fn device_event(&self) -> &AtomicU32 {
         // SAFETY: as in `driver_event`.
@@ -99,7 +101,7 @@ impl PackedRing {
     }
 }
 
-/// A place in a packed ring: a slot and the wrap counter that belongs to it.
+/// A position in a packed ring: a slot and its wrap counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedPosition {
     /// Slot number, below the ring's size.
@@ -109,10 +111,10 @@ pub struct PackedPosition {
 }
 
 impl PackedPosition {
-    /// Where both sides start.
+    /// Initial position of both sides.
     pub const START: PackedPosition = PackedPosition { slot: 0, wrap: true };
 
-    /// The place `slots` (at most `size`) further on in a ring of `size` slots.
+    /// The position `slots` (at most `size`) further in a ring of `size` slots.
     #[inline]
     pub const fn advanced(self, slots: u16, size: u16) -> Self {
         let slot = self.slot as u32 + slots as u32;
@@ -122,7 +124,7 @@ impl PackedPosition {
         }
     }
 
-    /// How many slots lie from `earlier` to here; `None` when that is not between 0 and `size`.
+    /// The number of slots from `earlier` to here; `None` when it is not between 0 and `size`.
     #[inline]
     pub const fn slots_since(self, earlier: Self, size: u16) -> Option<u16> {
         match self.wrap == earlier.wrap {
@@ -144,20 +146,20 @@ impl PackedPosition {
         if self.wrap { PACKED_DESC_F_AVAIL | PACKED_DESC_F_USED } else { 0 }
     }
 
-    /// Slot and wrap counter in one number, as event suppression and vhost's ring base have it.
+    /// Slot and wrap counter in one number, as in event suppression and vhost's ring base.
     #[inline]
     pub const fn to_bits(self) -> u16 {
         self.slot | (self.wrap as u16) << 15
     }
 
-    /// The place that [`PackedPosition::to_bits`] gave. The slot is not checked.
+    /// Decodes the result of [`PackedPosition::to_bits`]. The slot is not checked.
     #[inline]
     pub const fn from_bits(bits: u16) -> Self {
         PackedPosition { slot: bits & 0x7fff, wrap: bits >> 15 == 1 }
     }
 }
 
-/// Where one side of a packed ring says which notifications it wants: a slot with its wrap counter and
+/// The notifications that one side of a packed ring requests: a slot with its wrap counter and
 /// `EVENT_F_*`, in 4 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventSuppression {
@@ -174,14 +176,15 @@ impl EventSuppression {
         self.slot_and_wrap as u32 | (self.flags as u32) << 16
     }
 
-    /// The structure that `word` holds. Reserved flag bits are dropped.
+    /// Decodes `word`. Reserved flag bits are dropped.
     #[inline]
     pub const fn from_word(word: u32) -> Self {
         EventSuppression { slot_and_wrap: word as u16, flags: (word >> 16) as u16 & 3 }
     }
 
-    /// Whether the writer wants to hear of the step from slot `old` to slot `new` of a ring with `size` slots;
-    /// `wrap` is the wrap counter that belongs to `new`, and the step is at most one lap.
+    /// Whether the writer requests a notification for the step from slot `old` to slot `new` of a
+    /// ring with `size` slots. `wrap` is the wrap counter of `new`, and the step is at most one
+    /// lap.
     #[inline]
     pub const fn wants_event(self, size: u16, old: u16, new: u16, wrap: bool) -> bool {
         match self.flags {

@@ -31,8 +31,8 @@ impl SplitRing {
     /// A view of the ring whose three areas start at these addresses; `size` is a power of two.
     ///
     /// # Safety
-    /// The areas are mapped, readable and writable while the view or a copy of it is used, and aligned. Nobody
-    /// in this process holds a Rust reference to other than atomics in them.
+    /// The areas are mapped, readable and writable while the view or a copy of it is used, and
+    /// aligned. This process holds only references to atomics in them.
     ///
     /// # Panics
     /// When the size or an alignment is not as described.
@@ -55,7 +55,7 @@ impl SplitRing {
         (index & (self.size - 1)) as usize
     }
 
-    /// Where descriptor `index` (modulo the size) lies.
+    /// Address of descriptor `index` (modulo the size).
     #[inline]
     pub const fn desc_ptr(&self, index: u16) -> *mut u8 {
         self.desc.wrapping_add(DESC_BYTES * self.at(index))
@@ -87,7 +87,7 @@ impl SplitRing {
         unsafe { AtomicU16::from_ptr(self.avail.cast()) }
     }
 
-    /// `avail.idx`: how many chains the driver has made available, modulo 2^16.
+    /// `avail.idx`: the number of chains that the driver has made available, modulo 2^16.
     #[inline]
     pub fn avail_idx(&self) -> &AtomicU16 {
         // SAFETY: as in `avail_flags`.
@@ -115,14 +115,15 @@ impl SplitRing {
         unsafe { AtomicU16::from_ptr(self.used.cast()) }
     }
 
-    /// `used.idx`: how many chains the device has used, modulo 2^16.
+    /// `used.idx`: the number of chains that the device has used, modulo 2^16.
     #[inline]
     pub fn used_idx(&self) -> &AtomicU16 {
         // SAFETY: as in `avail_flags`.
         unsafe { AtomicU16::from_ptr(self.used.add(2).cast()) }
     }
 
-    /// `used.ring[index]` (modulo the size): the chain's head, and how many bytes the device wrote.
+    /// `used.ring[index]` (modulo the size): the chain's head, and the number of bytes that the
+    /// device wrote.
     #[inline]
     pub fn used_entry(&self, index: u16) -> (&AtomicU32, &AtomicU32) {
         let at = self.used.wrapping_add(self.used_entry_offset(index));
@@ -130,7 +131,7 @@ impl SplitRing {
         unsafe { (AtomicU32::from_ptr(at.cast()), AtomicU32::from_ptr(at.add(4).cast())) }
     }
 
-    /// Where in the used ring entry `index` (modulo the size) starts, in bytes.
+    /// Offset of entry `index` (modulo the size) in the used ring, in bytes.
     #[inline]
     pub const fn used_entry_offset(&self, index: u16) -> usize {
         4 + 8 * self.at(index)

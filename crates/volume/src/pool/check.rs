@@ -1,4 +1,4 @@
-//! The copies of the table of an open pool: compared with the table in memory, and written again.
+//! The copies of the table of an open pool: compared with the table in memory, and rewritten.
 
 use super::{Pool, PoolError, on};
 use crate::store::{self, Found};
@@ -6,10 +6,11 @@ use block::Channel;
 use std::sync::atomic::Ordering;
 
 impl Pool {
-    /// Reads every copy of the table and compares it with the table that is in use. Changes of the pool wait meanwhile.
+    /// Reads every copy of the table and compares it with the table in use. Changes of the pool
+    /// wait meanwhile.
     ///
     /// # Errors
-    /// When the device cannot be read at all. A damaged copy is no error.
+    /// When the device fails. A damaged copy is not an error.
     pub fn check(&self) -> Result<Found, PoolError> {
         let (_alone, table) = self.change();
         let copies =
@@ -17,10 +18,10 @@ impl Pool {
         Ok(store::compare(copies, table))
     }
 
-    /// Writes damaged copies again, from the table that is in use. Returns where they begin on the device, in bytes.
+    /// Rewrites damaged copies from the table in use. Returns their offsets on the device in bytes.
     ///
     /// # Errors
-    /// When the device fails: the copies before the one that failed are written.
+    /// When the device fails: the copies before the failed one are written.
     pub fn repair(&self) -> Result<Vec<u64>, PoolError> {
         let (_alone, table) = self.change();
         self.settle()?;
@@ -33,12 +34,12 @@ impl Pool {
         Ok(damaged)
     }
 
-    /// Where copies of the table began that were damaged and were rewritten at the opening, in bytes.
+    /// Offsets in bytes of damaged copies of the table that the opening rewrote.
     pub fn rewritten_at_opening(&self) -> &[u64] {
         &self.rewritten_at_opening
     }
 
-    /// How many damaged copies were written again, at the opening and since.
+    /// Number of damaged copies rewritten at the opening and since.
     pub fn rewritten(&self) -> u64 {
         self.rewritten.load(Ordering::Relaxed)
     }

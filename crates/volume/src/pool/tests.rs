@@ -1,7 +1,8 @@
-//! Pools: what can be done, what is refused, and what a loss of power leaves.
+//! Pools: operations, refusals, and the state after a loss of power.
 
 use super::*;
-use block::{IoFuture, IoResult, MemoryRegion, Op};
+use base::Rng;
+use block::{DeviceError, IoFuture, IoResult, KernelBacking, MemoryRegion, Op};
 use conformance::Suite;
 use drivers::mem::{MemDevice, Options};
 use layers::fault::{Action, Fault, Rule};
@@ -65,7 +66,7 @@ fn volumes_are_made_found_again_grown_renamed_and_removed() {
     assert_eq!(pool.room().1, 44 * MIB);
     assert_eq!(pool.rename_volume("two", name("other")).unwrap().name, name("other"));
     assert_eq!(pool.rename_volume("other", name("other")).unwrap().size, 5 * MIB + 512);
-    // Who has it open keeps it.
+    // A user that has the volume open keeps it.
     let (open_two, uuid) = (pool.open_volume("other").unwrap(), Uuid::random().unwrap());
     let two = pool.identify_volume("other", uuid, name("two")).unwrap();
     assert_eq!((two.uuid, two.is_open, pool.volumes().len()), (uuid, true, 2));
@@ -74,8 +75,8 @@ fn volumes_are_made_found_again_grown_renamed_and_removed() {
     let known_as = |key| pool.open_volume(key).unwrap().name().to_owned();
     let before = known_as("two");
     assert_eq!(pool.rename_volume(&uuid.to_string(), name("other")).unwrap().uuid, uuid);
-    assert_eq!(known_as("other"), before, "whoever attaches would take it for another disk");
-    // Behind it there is another; the last of all has room behind it.
+    assert_eq!(known_as("other"), before, "a client would take it for another disk");
+    // Another volume follows "one"; "other", the last volume, has free room behind it.
     assert_eq!(pool.grow_volume("one", 12 * MIB).unwrap().pieces, 2);
     assert_eq!(pool.grow_volume("one", 13 * MIB).unwrap().pieces, 2);
     assert_eq!(pool.grow_volume("other", 6 * MIB).unwrap().pieces, 1, "its last unit had room");
@@ -89,34 +90,34 @@ fn volumes_are_made_found_again_grown_renamed_and_removed() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_in_words_and_changes_nothing() {
+fn impossible_changes_are_refused_with_a_reason_and_change_nothing() {
     let device = disk(16 * MIB);
     let said = |result: Result<Info, PoolError>| result.unwrap_err().to_string();
     let no_pool = open(device.clone()).err().unwrap().to_string();
-    assert_eq!(no_pool, "mem: no pool is there");
+    assert_eq!(no_pool, "mem: no pool found");
     let pool = pool(&device);
     pool.create_volume(name("one"), MIB).unwrap();
     let before = pool.volumes();
-    assert_eq!(said(pool.create_volume(name("one"), MIB)), "there is a volume one already");
+    assert_eq!(said(pool.create_volume(name("one"), MIB)), "volume one already exists");
     assert_eq!(said(pool.create_volume(name("x"), 12 * MIB)), "12582912 bytes: 11534336 are free");
-    assert_eq!(said(pool.create_volume(name("x"), 0)), "a volume of 0 bytes: there is nothing in it");
+    assert_eq!(said(pool.create_volume(name("x"), 0)), "a volume of 0 bytes: a volume must not be empty");
     assert!(said(pool.create_volume(name("x"), 1000)).ends_with("the device has blocks of 512 bytes"));
     assert!(said(pool.create_volume(name("x"), u64::MAX - 511)).ends_with("11534336 are free"));
-    assert_eq!(said(pool.grow_volume("one", MIB)), "a volume of 1048576 bytes: one has 1048576 already");
-    assert_eq!(said(pool.grow_volume("x", MIB)), "there is no volume \"x\"");
-    assert_eq!(said(pool.delete_volume("")), "there is no volume \"\"");
+    assert_eq!(said(pool.grow_volume("one", MIB)), "a volume of 1048576 bytes: one already has 1048576");
+    assert_eq!(said(pool.grow_volume("x", MIB)), "volume \"x\" does not exist");
+    assert_eq!(said(pool.delete_volume("")), "volume \"\" does not exist");
     pool.create_volume(name("two"), MIB).unwrap();
-    assert_eq!(said(pool.rename_volume("two", name("one"))), "there is a volume one already");
+    assert_eq!(said(pool.rename_volume("two", name("one"))), "volume one already exists");
     let one = before[0].uuid;
-    assert_eq!(said(pool.identify_volume("two", one, name("x"))), "there is a volume x already");
-    assert_eq!(said(pool.create_copy(one, name("x"), MIB)), "there is a volume x already");
+    assert_eq!(said(pool.identify_volume("two", one, name("x"))), "volume x already exists");
+    assert_eq!(said(pool.create_copy(one, name("x"), MIB)), "volume x already exists");
     let open = pool.open_volume("one").unwrap();
     assert_eq!(said(pool.delete_volume("one")), "volume one is in use");
     drop(open);
     pool.delete_volume("two").unwrap();
     assert_eq!(pool.volumes(), before);
     let again = Pool::create(device, name("x"), core()).err().unwrap().to_string();
-    assert_eq!(again, "mem: the pool data is there");
+    assert_eq!(again, "mem already contains pool data");
     let small = Pool::create(disk(4 * MIB), name("x"), core()).err().unwrap().to_string();
     assert_eq!(small, "mem has 4194304 bytes: a pool needs 5242880");
 }
@@ -177,7 +178,7 @@ fn a_volume_in_one_piece_passes_the_suite_and_grows_in_place() {
 #[test]
 fn a_volume_in_many_pieces_passes_the_suite_and_grows_to_another_place() {
     let pool = pool(&disk(128 * MIB));
-    // Every other unit is somebody else's.
+    // Every other unit belongs to another volume.
     for number in 0..40 {
         pool.create_volume(name(&format!("v{number}")), MIB).unwrap();
     }
@@ -203,7 +204,7 @@ fn transfer(device: &Arc<dyn Device>, op: Op, offset: u64, fill: u8) -> (IoResul
 }
 
 #[test]
-fn who_has_a_volume_open_shares_its_bytes_and_sees_nobody_elses() {
+fn users_of_a_volume_share_its_bytes_and_see_no_other_volume() {
     let device = disk(32 * MIB);
     let pool = pool(&device);
     for volume in ["one", "two"] {
@@ -217,7 +218,7 @@ fn who_has_a_volume_open_shares_its_bytes_and_sees_nobody_elses() {
     pool.grow_volume("one", 5 * MIB).unwrap();
     assert_eq!((one.limits().capacity, same.limits().capacity), (5 * MIB, 5 * MIB));
     assert_eq!(transfer(&same, Op::Read, 4 * MIB, 1), (Ok(()), 0));
-    // What was another's is zeroes for who gets it next.
+    // Bytes of a deleted volume read as zeroes in the volume that gets its units.
     drop((one, same));
     pool.delete_volume("one").unwrap();
     pool.create_volume(name("new"), 9 * MIB).unwrap();
@@ -228,14 +229,14 @@ fn who_has_a_volume_open_shares_its_bytes_and_sees_nobody_elses() {
     assert_eq!(transfer(&new, Op::Read, 4 * MIB - 512, 1), (Ok(()), 0));
 }
 
-/// Makes that many bytes zeroes; how many are left.
+/// Zeroes `bytes` bytes and returns how many are left.
 fn zero(room: &mut Reservation<'_>, bytes: u64) -> u64 {
     let mut once = Some(bytes);
     room.zero(async move |_| once.take().unwrap_or(0)).unwrap()
 }
 
 #[test]
-fn what_is_made_ready_is_nobody_elses_and_holds_nobody_up() {
+fn reserved_room_belongs_to_one_volume_and_blocks_no_other_change() {
     let device = disk(32 * MIB);
     let pool = pool(&device);
     pool.create_volume(name("one"), 4 * MIB).unwrap();
@@ -245,12 +246,12 @@ fn what_is_made_ready_is_nobody_elses_and_holds_nobody_up() {
     let mut more = pool.reserve_growth("one", 10 * MIB).unwrap();
     assert_eq!((new.left(), zero(&mut new, 3 * MIB), more.left()), (8 * MIB, 5 * MIB, 6 * MIB));
     assert_eq!((pool.volumes(), pool.room().1), (before.clone(), 10 * MIB));
-    assert_eq!(said(pool.create_volume(name("new"), MIB)), "there is a volume new already");
-    assert_eq!(said(pool.rename_volume("one", name("new"))), "there is a volume new already");
+    assert_eq!(said(pool.create_volume(name("new"), MIB)), "volume new already exists");
+    assert_eq!(said(pool.rename_volume("one", name("new"))), "volume new already exists");
     assert_eq!(said(pool.create_volume(name("large"), 11 * MIB)), "11534336 bytes: 10485760 are free");
     assert_eq!(said(pool.grow_volume("one", 5 * MIB)), "volume one is in use");
     assert_eq!(said(pool.delete_volume("one")), "volume one is in use");
-    // Others are made meanwhile, each in a place of its own.
+    // Other volumes are created meanwhile, each in its own place.
     pool.rename_volume("one", name("first")).unwrap();
     let other = pool.create_volume(name("other"), 10 * MIB).unwrap();
     assert_eq!(pool.room().1, 0);
@@ -267,7 +268,7 @@ fn what_is_made_ready_is_nobody_elses_and_holds_nobody_up() {
 }
 
 #[test]
-fn what_is_given_up_is_free_again_and_nothing_of_it_is_durable() {
+fn an_abandoned_reservation_is_free_again_and_not_durable() {
     let device = disk(32 * MIB);
     let pool = pool(&device);
     pool.create_volume(name("one"), 4 * MIB).unwrap();
@@ -284,7 +285,7 @@ fn what_is_given_up_is_free_again_and_nothing_of_it_is_durable() {
 }
 
 #[test]
-#[should_panic = "would show what was there before"]
+#[should_panic = "would expose former content"]
 fn a_volume_is_not_made_before_all_of_it_reads_as_zeroes() {
     let pool = pool(&disk(32 * MIB));
     let mut new = pool.reserve_volume(name("new"), 8 * MIB).unwrap();
@@ -328,8 +329,8 @@ struct RecorderChannel {
     log: Arc<Mutex<Vec<Entry>>>,
 }
 
-/// What a device holds after these entries, of which those that were not flushed may be lost or torn, as `choose` says: how
-/// many bytes of each have arrived.
+/// The content of a device after these entries. Unflushed entries may be lost or torn: `choose`
+/// returns how many bytes of each have arrived.
 fn image(log: &[Entry], len: u64, mut choose: impl FnMut(usize) -> usize) -> Vec<u8> {
     let flushed = log.iter().rposition(|entry| matches!(entry, Entry::Flush)).unwrap_or(0);
     let mut bytes = vec![0xee; len as usize];
@@ -364,6 +365,10 @@ impl Device for Recorder {
     }
 
     fn unmap_region(&self, _region: &MemoryRegion) {}
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }
 
 impl Channel for RecorderChannel {
@@ -387,8 +392,8 @@ impl Channel for RecorderChannel {
     }
 }
 
-/// Whatever of what was not flushed is lost, the pool is what it was before the change or after it, and what was
-/// acknowledged is there; and a volume never shows what its units held before.
+/// Whichever unflushed writes are lost, the pool is in its state before or after the change.
+/// Acknowledged changes are present, and a volume never exposes former content of its units.
 #[test]
 fn a_loss_of_power_at_any_moment_leaves_the_old_or_the_new_table() {
     const LEN: u64 = 8 * MIB;
@@ -404,13 +409,7 @@ fn a_loss_of_power_at_any_moment_leaves_the_old_or_the_new_table() {
         ("delete", &|| drop(pool.delete_volume("two").unwrap())),
         ("create", &|| drop(pool.create_volume(name("three"), 2 * MIB).unwrap())),
     ];
-    let mut state = 11u64; // xorshift64
-    let mut below = move |limit: u64| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % limit
-    };
+    let mut rng = Rng::new(11);
     let mut crashes = 0;
     for (what, step) in steps {
         let (first, before) = (log.lock().unwrap().len(), pool.volumes());
@@ -418,10 +417,10 @@ fn a_loss_of_power_at_any_moment_leaves_the_old_or_the_new_table() {
         let (entries, after) = (log.lock().unwrap().clone(), pool.volumes());
         for end in first..=entries.len() {
             for round in 0..6 {
-                let bytes = image(&entries[..end], LEN, |len| match (round, below(3)) {
+                let bytes = image(&entries[..end], LEN, |len| match (round, rng.below(3)) {
                     (0, _) | (1.., 0) => 0,
                     (1, _) | (2.., 1) => len,
-                    _ => below(len as u64 / 512) as usize * 512,
+                    _ => rng.below(len as u64 / 512) as usize * 512,
                 });
                 let left = open(ram(&bytes)).unwrap();
                 crashes += 1;
@@ -460,7 +459,8 @@ fn ram(bytes: &[u8]) -> Arc<dyn Device> {
     device
 }
 
-/// Damages to one copy of the table: bytes that changed, a sector of zeroes, a block that cannot be read.
+/// Damages to one copy of the table: bytes that changed, a sector of zeroes, a block that cannot be
+/// read.
 #[derive(Clone, Copy, Debug)]
 enum Damage {
     Flipped(u64),
@@ -484,7 +484,7 @@ impl Damage {
         ram(&bytes)
     }
 
-    /// Damages of a table of so many bytes.
+    /// All kinds of damage to a table of `len` bytes.
     fn all(len: u64) -> impl Iterator<Item = Damage> {
         let sectors = 0..len.div_ceil(512);
         sectors.flat_map(|s| [Damage::Flipped(s), Damage::Zeroed(s)]).chain([Damage::Unreadable])
@@ -493,7 +493,7 @@ impl Damage {
 
 const COPIES: [u64; 4] = [64 << 10, 3 << 20, 2 << 20, 1 << 20];
 
-/// Steps of a pool that is recorded, and what was durable before each and after it.
+/// Calls `judge` for each step of a recorded pool with the durable volumes before and after it.
 fn recorded(mut judge: impl FnMut(&str, &[Entry], usize, (&[Info], &[Info]))) {
     let limits = Limits { volatile_cache: true, ..Limits::new(8 * MIB) };
     let log = Arc::new(Mutex::new(Vec::new()));
@@ -586,7 +586,7 @@ fn a_change_after_a_creation_that_lost_its_second_table_is_never_taken_for_one_t
     };
     let device = disk(8 * MIB);
     drop(pool(&device));
-    // As a crash of the creation leaves it, too: set 0 holds nothing, and set 1 holds table 1.
+    // A crash of the creation can leave this too: set 0 holds nothing, and set 1 holds table 1.
     COPIES[..2].iter().for_each(|at| write(&device, *at));
     let pool = open(device.clone()).unwrap();
     pool.create_volume(name("one"), MIB).unwrap();
@@ -613,7 +613,7 @@ fn a_pool_of_the_former_format_is_opened_and_converted_by_its_first_change() {
         let copy = Table { sequence, copies: 0, volumes, ..table.clone() }.encode().unwrap();
         bytes[at as usize..][..copy.len()].copy_from_slice(&copy);
     }
-    // Nothing says whether a copy that is damaged was the newest.
+    // A damaged copy may have been the newest.
     for at in SETS_BEFORE {
         let said = open(Damage::Flipped(0).inflict(bytes.clone(), at)).err().unwrap().to_string();
         assert!(said.contains("may be among them"), "{said}");
@@ -628,7 +628,7 @@ fn a_pool_of_the_former_format_is_opened_and_converted_by_its_first_change() {
     assert!(read(&device, &core()).unwrap().is_whole());
 }
 
-/// Where the former format has its copies, by sequence number.
+/// Offsets of the copies of the former format, by sequence number.
 const SETS_BEFORE: [u64; 2] = [64 << 10, 2 << 20];
 
 /// Changes of a pool with the volumes `one` and `two`, each of which ends with one commit.
@@ -693,7 +693,8 @@ fn a_change_that_cannot_be_taken_back_says_so_and_the_next_one_takes_it_back_fir
         let sequence = pool.lock().table.sequence;
         let [first, second] =
             if sequence.is_multiple_of(2) { [COPIES[2], COPIES[3]] } else { [COPIES[0], COPIES[1]] };
-        // The second copy is written first, and whole; then the device takes nothing more there.
+        // The second copy is written first, and completely; then the device fails further writes
+        // there.
         let failing = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write]);
         fault.add(failing.clone().within(first..first + 4096));
         fault.add(Rule { after: 1, ..failing.within(second..second + 4096) });
@@ -702,7 +703,7 @@ fn a_change_that_cannot_be_taken_back_says_so_and_the_next_one_takes_it_back_fir
         assert_eq!(pool.volumes(), before, "{what}");
         assert!(
             pool.create_volume(name("later"), MIB).is_err(),
-            "{what}: nothing is built on what is not known"
+            "{what}: no change builds on an unknown table"
         );
         fault.clear();
         pool.create_volume(name("later"), MIB).unwrap();

@@ -1,9 +1,9 @@
-//! Copies of the table that no commit leaves, and those that proptest draws: two openings in a row
-//! agree.
+//! Copies of the table that no commit leaves, partly drawn by proptest: two successive openings
+//! must agree.
 
 use super::*;
 use crate::extents::Extent;
-use crate::table::Record;
+use crate::table::{RESERVED, Record};
 use crate::{Name, Pool};
 use block::Device;
 use drivers::mem::{MemDevice, Options};
@@ -20,7 +20,7 @@ fn core() -> CoreRef {
     CORES.get_or_init(|| Cores::start(&[CoreConfig::default()]).unwrap()).get(0)
 }
 
-/// A table with so many volumes of one unit, 3 at most.
+/// A table with `volumes` volumes of one unit each, 3 at most.
 fn table(sequence: u64, volumes: u8, copies: u32) -> Table {
     let name = |text: String| Name::new(&text).unwrap();
     let volume = |number: u8| Record {
@@ -59,13 +59,13 @@ fn inspected(device: &Arc<dyn Device>) -> Vec<Copy> {
     crate::pool::inspect(device, &core()).unwrap()
 }
 
-/// The volumes that an opening finds, or the words of the refusal.
+/// Returns the volumes that an opening finds, or the text of its error.
 fn opened(device: &Arc<dyn Device>) -> Result<Vec<String>, String> {
     let pool = Pool::open(device.clone(), core()).map_err(|error| error.to_string())?;
     Ok(pool.volumes().into_iter().map(|volume| volume.name.to_string()).collect())
 }
 
-/// Opens twice, and once more after a change. A refusal writes nothing.
+/// Opens twice, and once more after a change. A refused opening writes nothing.
 fn judge(device: &Arc<dyn Device>) -> Result<Vec<String>, String> {
     let before = inspected(device);
     let first = opened(device);
@@ -103,7 +103,7 @@ fn refused(device: &Arc<dyn Device>, said: &[&str]) {
 #[test]
 fn a_table_in_the_set_of_other_numbers_proves_nothing() {
     let [blank, other] = [Vec::new(), table(25, 1, COPIES).encode().unwrap()];
-    // The fuzzer's input: the former format, and number 25 in both places.
+    // An input that the fuzzer found: the former format, and number 25 in both places.
     let [first, second] = [1, 2].map(|volumes| table(25, volumes, 0).encode().unwrap());
     let device_of = |copies| device(copies);
     let said =
@@ -112,11 +112,11 @@ fn a_table_in_the_set_of_other_numbers_proves_nothing() {
     // Both copies of set 0 are damaged, so that table 26 may have been there.
     let newest = table(25, 2, COPIES).encode().unwrap();
     refused(&device_of([other.clone(), blank.clone(), newest.clone(), newest.clone()]), &said);
-    // One copy of set 0 is whole: the other is damaged only, and is written again.
+    // One copy of set 0 is whole; the other is only damaged and is rewritten.
     let older = table(24, 3, COPIES).encode().unwrap();
     let device = device_of([other.clone(), older, newest.clone(), newest]);
     assert_eq!(judge(&device), Ok(vec!["v0".into(), "v1".into()]));
-    // None is where it belongs.
+    // No table is in the set of its number.
     refused(&device_of([other.clone(), other, blank.clone(), blank]), &["sequence 25, which belongs"]);
 }
 

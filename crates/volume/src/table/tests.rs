@@ -1,4 +1,4 @@
-//! Tables, well made and otherwise.
+//! Tests of valid and invalid tables.
 
 use super::*;
 use proptest::prelude::*;
@@ -31,7 +31,7 @@ fn table() -> Table {
     }
 }
 
-/// The bytes with a valid checksum, whatever was done to them.
+/// Returns the bytes with a valid checksum, whatever was changed in them.
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     let len = bytes.len() as u32;
     put(&mut bytes, LENGTH_AT, &len.to_le_bytes());
@@ -55,7 +55,7 @@ fn a_table_is_read_as_it_was_written() {
 }
 
 #[test]
-fn what_is_no_table_is_told_from_one_that_is_damaged() {
+fn bytes_without_a_table_are_distinguished_from_a_damaged_table() {
     let bytes = table().encode().unwrap();
     assert_eq!(Table::decode(&[0; 4096]), Err(DecodeError::None));
     assert_eq!(Table::decode(&bytes[..100]), Err(DecodeError::None));
@@ -71,13 +71,13 @@ fn what_is_no_table_is_told_from_one_that_is_damaged() {
 }
 
 #[test]
-fn what_contradicts_itself_is_refused_though_its_checksum_is_right() {
+fn a_contradictory_table_with_a_valid_checksum_is_refused() {
     let nonsense = |change: fn(&mut Table)| {
         let mut table = table();
         change(&mut table);
         let bytes = table.encode().unwrap();
         match Table::decode(&bytes) {
-            Err(DecodeError::Nonsense(why)) => why,
+            Err(DecodeError::Invalid(why)) => why,
             other => panic!("{other:?}"),
         }
     };
@@ -103,19 +103,19 @@ fn what_contradicts_itself_is_refused_though_its_checksum_is_right() {
     assert!(nonsense(|table| table.sequence = u64::MAX).contains("sequence number 18446744073709551615"));
     let mut bytes = table().encode().unwrap();
     bytes[12] = 3;
-    assert_eq!(Table::decode(&sealed(bytes)), Err(DecodeError::Nonsense("a volume is cut off".into())));
+    assert_eq!(Table::decode(&sealed(bytes)), Err(DecodeError::Invalid("a volume is cut off".into())));
     let mut bytes = table().encode().unwrap();
     bytes.push(0);
-    assert_eq!(Table::decode(&sealed(bytes)), Err(DecodeError::Nonsense("1 bytes too many".into())));
+    assert_eq!(Table::decode(&sealed(bytes)), Err(DecodeError::Invalid("1 bytes too many".into())));
     let mut bytes = table().encode().unwrap();
     bytes[64] = b'/';
     assert!(
-        matches!(Table::decode(&sealed(bytes)), Err(DecodeError::Nonsense(why)) if why.contains("\"/ata\""))
+        matches!(Table::decode(&sealed(bytes)), Err(DecodeError::Invalid(why)) if why.contains("\"/ata\""))
     );
 }
 
 #[test]
-fn there_is_room_for_so_many_volumes_and_extents() {
+fn a_table_holds_the_largest_numbers_of_volumes_and_extents() {
     let volumes = |count: usize, extents: u64| {
         let of = |number: usize| Record {
             uuid: Uuid((number as u128).to_le_bytes()),
@@ -132,12 +132,12 @@ fn there_is_room_for_so_many_volumes_and_extents() {
     assert_eq!(bytes.len(), MAX_BYTES);
     assert_eq!(Table::decode(&bytes), Ok(full));
     assert!(volumes(MAX_VOLUMES + 1, 1).encode().unwrap_err().contains("4097 volumes"));
-    assert!(volumes(MAX_VOLUMES, 7).encode().unwrap_err().contains("28672 pieces"));
+    assert!(volumes(MAX_VOLUMES, 7).encode().unwrap_err().contains("28672 extents"));
 }
 
 proptest! {
     #[test]
-    fn whatever_is_there_does_no_harm(mut bytes: Vec<u8>, is_sealed: bool, at in 0..400usize, byte: u8) {
+    fn arbitrary_bytes_do_not_panic(mut bytes: Vec<u8>, is_sealed: bool, at in 0..400usize, byte: u8) {
         let _ = Table::decode(&bytes);
         bytes = table().encode().unwrap();
         bytes[at] = byte;

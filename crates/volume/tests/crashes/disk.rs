@@ -1,7 +1,12 @@
-//! A disk with a volatile cache that loses power. Up to byte 4 Mi, where the pool's tables lie, it keeps sectors of 512
-//! bytes; behind, where volumes lie, cells of 64 KiB of which each has one value.
+//! A disk with a volatile cache that loses power. Up to byte 4 Mi, where the pool's tables lie, it
+//! keeps sectors of 512 bytes. Beyond, where volumes lie, it keeps cells of 64 KiB with one value
+//! each.
 
-use block::{Channel, Device, DeviceError, IoError, IoFuture, IoResult, Limits, MemoryRegion, Op, Request};
+use base::Rng;
+use block::{
+    Channel, Device, DeviceError, IoError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op,
+    Request,
+};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,22 +16,10 @@ pub const TABLES: u64 = 4 << 20;
 /// Bytes of a cell.
 pub const CELL: u64 = 64 << 10;
 const SECTOR: usize = 512;
-/// The value of cells before the pool was made: the bytes of a former owner.
+/// Value of the cells before the pool was created: bytes of a former owner.
 pub const FOREIGN: u8 = 0xee;
 
-/// Deterministic choices (xorshift64).
-pub struct Rng(pub u64);
-
-impl Rng {
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
-
-/// What a disk holds.
+/// Content of a disk.
 #[derive(Clone)]
 struct Content {
     sectors: HashMap<u64, [u8; SECTOR]>,
@@ -42,7 +35,7 @@ impl Content {
     }
 }
 
-/// The smallest write: it arrives as a whole or not at all.
+/// The smallest write, which is atomic.
 enum Write {
     Sector(u64, Box<[u8; SECTOR]>),
     Cell(usize, u8),
@@ -50,14 +43,13 @@ enum Write {
 
 struct Inner {
     durable: Content,
-    /// `durable` and all that the cache has.
+    /// `durable` with all writes in the cache.
     seen: Content,
     cache: Vec<Write>,
-    /// Smallest writes until the power fails; `None`: it stays.
+    /// Smallest writes until the power fails; `None`: never.
     power: Option<u64>,
 }
 
-/// See the module's text.
 #[derive(Clone)]
 pub struct Disk {
     limits: Limits,
@@ -77,7 +69,7 @@ impl Disk {
         self.inner.lock().expect("no test panics inside")
     }
 
-    /// Lets the power fail after so many smallest writes.
+    /// Makes the power fail after `writes` smallest writes.
     pub fn fail_after(&self, writes: u64) {
         self.lock().power = Some(writes);
     }
@@ -86,7 +78,7 @@ impl Disk {
         self.lock().power == Some(0)
     }
 
-    /// Takes the power away, if it is still there, and gives it back: of what the cache had, all, none or any part arrived.
+    /// Turns the power off and on again: all, none or any part of the cache has arrived.
     pub fn restart(&self, rng: &mut Rng) {
         let mut inner = self.lock();
         let mode = rng.below(4);
@@ -168,6 +160,10 @@ impl Device for Disk {
     }
 
     fn unmap_region(&self, _region: &MemoryRegion) {}
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
 }
 
 impl Channel for Disk {

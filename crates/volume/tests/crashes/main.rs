@@ -1,16 +1,18 @@
-//! Pools on a simulated disk that loses power at any write, again and again.
+//! Pools on a simulated disk that repeatedly loses power at any write.
 //!
-//! The oracle knows what was acknowledged. After every loss of power:
+//! The oracle knows the acknowledged changes. After every loss of power:
 //!
-//! * the volumes are those before the interrupted change or after it, with their names, identities and sizes;
-//! * a volume reads what was flushed to it, or what was written since; else zeroes: never bytes of another volume or of a
-//!   former owner of the disk;
-//! * the free room is what no volume has.
+//! * the volumes are those before the interrupted change or after it, with their names, identities
+//!   and sizes;
+//! * a volume reads the flushed data or later writes, else zeroes: never bytes of another volume or
+//!   of a former owner of the disk;
+//! * the free room is the room that no volume has.
 
 mod disk;
 
+use base::Rng;
 use block::{Channel, Device, Flags, Op, Request};
-use disk::{CELL, Disk, Rng};
+use disk::{CELL, Disk};
 use reactor::{BufferPool, CoreConfig, CoreRef, Cores};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,19 +21,19 @@ use volume::{Name, Pool, PoolError, Uuid};
 const MIB: u64 = 1 << 20;
 const CAPACITY: u64 = 10 * MIB;
 
-/// A volume as the oracle knows it.
+/// The oracle's state of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Known {
     size: u64,
-    /// `None` until the pool has said it.
+    /// `None` until the pool has reported it.
     uuid: Option<Uuid>,
-    /// For each cell the values that it may have: the first is the newest.
+    /// For each cell the allowed values, the newest first.
     cells: Vec<Vec<u8>>,
 }
 
 type Volumes = BTreeMap<String, Known>;
 
-/// What a run does next.
+/// Next step of a run.
 enum Change {
     Create { name: String, size: u64 },
     Grow { name: String, size: u64 },
@@ -52,14 +54,14 @@ impl Run {
     fn new(seed: u64, core: CoreRef) -> Run {
         let disk = Disk::new(CAPACITY);
         drop(Pool::create(Arc::new(disk.clone()), name("data"), core.clone()).unwrap());
-        Run { core, disk, rng: Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1), volumes: Volumes::new() }
+        Run { core, disk, rng: Rng::new(seed), volumes: Volumes::new() }
     }
 
     fn open(&self) -> Result<Pool, PoolError> {
         Pool::open(Arc::new(self.disk.clone()), self.core.clone())
     }
 
-    /// Changes until the power fails, and what is there afterwards.
+    /// Applies changes until the power fails, and checks the state afterwards.
     fn crash(&mut self) {
         let pool = self.open().unwrap();
         self.disk.fail_after(self.rng.below(120));
@@ -67,7 +69,7 @@ impl Run {
         for _ in 0..8 {
             let change = self.choose();
             let before = self.volumes.clone();
-            // A write that fails may have arrived all the same.
+            // A failed write may still have arrived.
             let after = expected(before.clone(), &change);
             match self.apply(&pool, &change) {
                 Ok(()) => {
@@ -130,7 +132,7 @@ impl Run {
         }
     }
 
-    /// Does something with a volume.
+    /// Runs `work` on a volume.
     fn on<R, F>(&self, pool: &Pool, name: &str, work: F) -> Result<R, PoolError>
     where
         R: Send + 'static,
@@ -141,7 +143,7 @@ impl Run {
         self.core.block_on(work)?.map_err(|error| PoolError::Io(name.into(), error))
     }
 
-    /// Compares what is there with the states that may be, and takes it over.
+    /// Compares the pool with the allowed states and adopts the one that it has.
     fn judge(&mut self, states: &[Volumes]) {
         let pool = self.open().expect("a loss of power leaves a table");
         let found: Vec<(String, u64, Uuid)> =
@@ -182,7 +184,7 @@ impl Run {
     }
 }
 
-/// The volumes after a change, of which nothing is acknowledged.
+/// The volumes after a change that is not acknowledged.
 fn expected(mut volumes: Volumes, change: &Change) -> Volumes {
     match change {
         Change::Create { name, size } => {
@@ -207,8 +209,8 @@ fn expected(mut volumes: Volumes, change: &Change) -> Volumes {
     volumes
 }
 
-/// The volumes after an acknowledged change. The disk has one cache: every change of the table flushes it, too, but the
-/// pool promises that for a volume's flush only.
+/// The volumes after an acknowledged change. The disk has one cache, so every change of the table
+/// flushes it too, but the pool promises that only for a volume's flush.
 fn acknowledged(mut volumes: Volumes, change: &Change) -> Volumes {
     if let Change::Flush { name } = change {
         volumes.get_mut(name).expect("chosen").cells.iter_mut().for_each(|cell| cell.truncate(1));

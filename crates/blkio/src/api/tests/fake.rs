@@ -1,5 +1,6 @@
-//! A device that ends requests only when it is told to, waited for or closed, and then writes to the memory that it
-//! was given: whoever gave that memory away meanwhile is found out, best under AddressSanitizer.
+//! A device that ends requests only when a test releases them, waits or closes it. It writes to the
+//! memory of a request only then: memory that was freed too early shows, best under
+//! AddressSanitizer.
 
 use crate::api::Device;
 use crate::driver::{Capacity, Driver};
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What every read finds.
+/// Content of every read.
 pub const FILL: u8 = 0xab;
 
 /// How a test rules the device.
@@ -21,7 +22,7 @@ pub const FILL: u8 = 0xab;
 pub struct Control {
     /// How many requests may end.
     pub released: AtomicUsize,
-    /// Requests end only when they are released, however long somebody waits.
+    /// Requests end only when they are released, however long a caller waits.
     pub is_stubborn: AtomicBool,
     /// Waiting fails.
     pub is_broken: AtomicBool,
@@ -86,7 +87,7 @@ impl Driver for Fake {
     }
 
     fn open_queue(&mut self, _: &Properties, _: bool) -> Result<Box<dyn DirectQueue>> {
-        // SAFETY: no pointer is passed; the descriptor is nobody else's.
+        // SAFETY: no pointer is passed; the descriptor has no other owner.
         let event = unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_NONBLOCK)) };
         *self.control.event.lock().unwrap() = Some(event.as_raw_fd());
         Ok(Box::new(FakeQueue { control: self.control.clone(), event, in_flight: Vec::new() }))

@@ -1,8 +1,12 @@
 //! Whatever happens to handles, memory outlives the device's work on it.
 //!
-//! What a mistake would do to memory on the heap is best seen with
-//! `RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 cargo test -p blkio --lib --target
-//! x86_64-unknown-linux-gnu`; leaks are what some of these tests are about.
+//! AddressSanitizer finds most mistakes with memory on the heap. Some of these tests leak on
+//! purpose, so its search for leaks is off:
+//!
+//! ```text
+//! RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address ASAN_OPTIONS=detect_leaks=0 \
+//!     cargo test -p freestone-libblkio --lib --target x86_64-unknown-linux-gnu
+//! ```
 
 mod fake;
 
@@ -118,7 +122,8 @@ fn a_scope_ends_after_its_requests_whatever_happens_to_handles() {
     let (a, b) = memory.split_at_mut(2048);
     queue
         .scope(|s| {
-            // A handle that is lost, in whatever way, is a handle without a destructor that is not run.
+            // A handle that is lost, in whatever way, is a handle without a destructor that is not
+            // run.
             s.read(0, a);
             s.read_vectored(512, b.chunks_mut(512));
             Ok(())

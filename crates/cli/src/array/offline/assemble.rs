@@ -4,10 +4,10 @@ use super::members::{failed, select};
 use crate::array::args::AssembleArgs;
 use crate::error::Error;
 use crate::output::Output;
+use base::Size;
 use block::Device;
 use raid::admin::open::{Selection, Wanted};
 use serde_json::json;
-use serving::text::human_bytes;
 use std::sync::Arc;
 
 /// Assembles an array, so that it is known to be whole and can be served.
@@ -31,12 +31,12 @@ pub fn run(args: &AssembleArgs, output: Output) -> Result<(), Error> {
         "assembled array {} ({}), {}: {state}{recovered}; it can be served",
         config.name,
         config.uuid,
-        human_bytes(capacity)
+        Size(capacity)
     );
     let fields = json!({
         "name": config.name,
         "uuid": config.uuid,
-        "capacity": capacity,
+        "capacity_bytes": capacity,
         "was_clean": was_clean,
         "missing_slots": missing,
     });
@@ -50,7 +50,7 @@ pub fn run(args: &AssembleArgs, output: Output) -> Result<(), Error> {
 /// When it cannot be started or stopped.
 pub fn recover(selection: Selection) -> Result<(), Error> {
     let name = selection.name().to_owned();
-    let array = graph::array::start(selection).map_err(failed)?;
+    let array = stack::array::start(selection).map_err(failed)?;
     let stopped = reactor::run(async move {
         // The core that opens the first channel is the one that commits.
         let device: Arc<dyn Device> = array.clone();
@@ -59,5 +59,5 @@ pub fn recover(selection: Selection) -> Result<(), Error> {
         drop(channel);
         Ok::<_, block::DeviceError>(result)
     })?;
-    stopped.map_err(|error| Error::Runtime(format!("array {name}: it cannot be stopped: {error}")))
+    stopped.map_err(|error| Error::Runtime(format!("array {name}: cannot stop: {error}")))
 }

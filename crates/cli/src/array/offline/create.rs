@@ -4,17 +4,19 @@ use crate::array::args::CreateArgs;
 use crate::array::text;
 use crate::error::Error;
 use crate::output::Output;
-use raid::metadata::Table;
+use api::NewArray;
+use base::Size;
+use hosting::create::{Creation, CreationError};
+use hosting::vocabulary::scrub_window;
+use raid::metadata::{MaintenanceChange, Table};
 use serde_json::json;
-use serving::create::{Creation, CreationError};
-use serving::text::human_bytes;
 
 /// Makes an array of the members, after it has seen that nothing is lost, or that it may be.
 ///
 /// # Errors
 /// When members do not make such an array, hold something, or fail.
 pub fn run(args: &CreateArgs, output: Output) -> Result<(), Error> {
-    let table = creation(args)?.carry_out().map_err(|error| match error {
+    let table = Creation::from(&request(args)?).carry_out().map_err(|error| match error {
         CreationError::Nonsense(..) => Error::Usage(error.to_string()),
         _ => Error::Runtime(error.to_string()),
     })?;
@@ -26,9 +28,10 @@ pub fn run(args: &CreateArgs, output: Output) -> Result<(), Error> {
 ///
 /// # Errors
 /// When they are invalid.
-pub fn creation(args: &CreateArgs) -> Result<Creation, Error> {
+pub fn request(args: &CreateArgs) -> Result<NewArray, Error> {
+    let MaintenanceChange { scrub_period_s, scrub_window: window, read_errors } = args.maintenance.change();
     let strip_bytes = args.strip.map(|size| u32::try_from(size.0)).transpose();
-    Ok(Creation {
+    Ok(NewArray {
         name: args.name.clone(),
         level: args.level,
         members: args.members.clone(),
@@ -39,7 +42,9 @@ pub fn creation(args: &CreateArgs) -> Result<Creation, Error> {
         parities: args.parities,
         copies: args.copies,
         member_bytes: args.size.map(|size| size.0),
-        maintenance: args.maintenance.change(),
+        scrub_period_s,
+        scrub_window: window.map(scrub_window),
+        read_error_budget: read_errors,
         force: args.force,
     })
 }
@@ -59,14 +64,14 @@ fn announce(table: &Table, args: &CreateArgs, output: Output) {
         "created array {} ({}): level {shape}, {} ({capacity} bytes), consistency {}{spares}{synced}",
         config.name,
         config.uuid,
-        human_bytes(capacity),
+        Size(capacity),
         config.consistency.name()
     );
     let fields = json!({
         "name": config.name,
         "uuid": config.uuid,
         "level": config.level.name(),
-        "capacity": capacity,
+        "capacity_bytes": capacity,
         "strip_bytes": config.geometry.strip_bytes,
         "consistency": config.consistency.name(),
         "is_synced": is_synced,

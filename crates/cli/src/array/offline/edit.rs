@@ -1,43 +1,43 @@
 //! Changes of membership on the members of an array that does not run.
 
+use super::Members;
 use super::members::{Access, open, select};
-use crate::array::args::{AddArgs, MembersArgs, Place, ReAddArgs, RemoveArgs, SetArgs};
+use crate::array::host::Outcome;
 use crate::error::Error;
-use crate::output::Output;
 use block::Device;
-use graph::array::wall_ns;
+use raid::ArrayConfig;
 use raid::admin::edit::{Removed, fail_members, remove_members, set_maintenance};
 use raid::admin::open::{Selection, Wanted};
 use raid::jobs::{fit, label_spare};
-use raid::metadata::probe;
-use raid::{ArrayConfig, Uuid};
+use raid::metadata::{Identities, MaintenanceChange, probe};
 use serde_json::json;
+use stack::array::wall_ns;
 use std::sync::Arc;
 
-/// `freestone array fail` of a stopped array: the superblocks of the others record the failure.
+/// Fails members: the superblocks of the others record the failure.
 ///
 /// # Errors
 /// When there is no such member, or the array would not survive without it.
-pub fn fail(args: &MembersArgs, output: Output) -> Result<(), Error> {
-    let selection = selected(&args.array, &args.place, output)?;
-    let names = args.members.clone();
-    let slots = reactor::run(async move { fail_members(&selection, &names, wall_ns()).await })
-        .map_err(|error| of_array(&args.array, &error))?;
-    let text: Vec<String> = slots.iter().map(|slot| format!("slot {slot} is out")).collect();
-    let human = format!("array {} (not running, its superblocks): {}", args.array, text.join(", "));
-    output.event("failed", human, json!({ "array": args.array, "running": false, "slots": slots }));
-    Ok(())
+pub fn fail(array: &Members<'_>, members: Vec<String>) -> Result<Outcome, Error> {
+    let selection = selected(array)?;
+    let slots = reactor::run(async move { fail_members(&selection, &members, wall_ns()).await })
+        .map_err(|error| of_array(array.array, &error))?;
+    let text: Vec<String> = slots.iter().map(|slot| format!("slot {slot} failed")).collect();
+    Ok(Outcome {
+        event: "failed",
+        text: format!("array {} (not running, its superblocks): {}", array.array, text.join(", ")),
+        fields: json!({ "array": array.array, "running": false, "slots": slots }),
+    })
 }
 
-/// `freestone array remove` of an array that does not run.
+/// Removes failed members and spares.
 ///
 /// # Errors
 /// When there is no such member or spare, or it is in use.
-pub fn remove(args: &RemoveArgs, output: Output) -> Result<(), Error> {
-    let selection = selected(&args.array, &args.place, output)?;
-    let names = args.members.clone();
-    let removed = reactor::run(async move { remove_members(&selection, &names, wall_ns()).await })
-        .map_err(|error| of_array(&args.array, &error))?;
+pub fn remove(array: &Members<'_>, members: Vec<String>) -> Result<Outcome, Error> {
+    let selection = selected(array)?;
+    let removed = reactor::run(async move { remove_members(&selection, &members, wall_ns()).await })
+        .map_err(|error| of_array(array.array, &error))?;
     let (mut slots, mut spares, mut text) = (Vec::new(), Vec::new(), Vec::new());
     for removed in removed {
         match removed {
@@ -51,58 +51,56 @@ pub fn remove(args: &RemoveArgs, output: Output) -> Result<(), Error> {
             }
         }
     }
-    let text = if text.is_empty() { "no member is out".into() } else { text.join(", ") };
-    let human = format!("array {} (not running, its superblocks): {text}", args.array);
-    let fields = json!({ "array": args.array, "running": false, "slots": slots, "spares": spares });
-    output.event("removed", human, fields);
-    Ok(())
+    let text = if text.is_empty() { "no member has failed".into() } else { text.join(", ") };
+    Ok(Outcome {
+        event: "removed",
+        text: format!("array {} (not running, its superblocks): {text}", array.array),
+        fields: json!({ "array": array.array, "running": false, "slots": slots, "spares": spares }),
+    })
 }
 
-/// `freestone array set` of an array that does not run: in the superblocks of all members.
+/// Sets the scrub schedule and the read-error budget in the superblocks of all members.
 ///
 /// # Errors
 /// When a value exceeds its range, or a member is missing.
-pub fn set(args: &SetArgs, output: Output) -> Result<(), Error> {
-    let selection = selected(&args.array, &args.place, output)?;
-    let change = args.maintenance.change();
+pub fn set(array: &Members<'_>, change: &MaintenanceChange) -> Result<Outcome, Error> {
+    let (selection, change) = (selected(array)?, *change);
     let set = reactor::run(async move { set_maintenance(&selection, &change, wall_ns()).await })
-        .map_err(|error| of_array(&args.array, &error))?;
-    let human = format!("array {} (not running, its superblocks): {set}", args.array);
-    output.event("set", human, json!({ "array": args.array, "running": false, "maintenance": set }));
-    Ok(())
+        .map_err(|error| of_array(array.array, &error))?;
+    Ok(Outcome {
+        event: "set",
+        text: format!("array {} (not running, its superblocks): {set}", array.array),
+        fields: json!({ "array": array.array, "running": false, "maintenance": set }),
+    })
 }
 
-/// `freestone array add` to a stopped array: the devices become its spares, or spares for every
-/// array.
+/// Makes devices spares of the array, or of every array.
 ///
 /// # Errors
 /// When a device does not fit, or holds something; then none has been touched.
-pub fn add(args: &AddArgs, output: Output) -> Result<(), Error> {
-    let ReAddArgs { array, devices, place } = &args.devices;
-    let selection = match place.is_given() {
-        true => Some(selected(array, place, output)?),
+pub fn add(array: &Members<'_>, devices: &[String], force: bool, is_global: bool) -> Result<Outcome, Error> {
+    let selection = match array.place.is_given() {
+        true => Some(selected(array)?),
         false => None, // a global spare: no array is needed
     };
     let config = selection.as_ref().map(|selection| selection.assembly.table.config.clone());
     let is_degraded = selection.as_ref().is_some_and(|selection| selection.assembly.table.is_degraded());
-    let opened =
-        devices.iter().map(|name| to_be_spare(name, selection.as_ref(), args.force, config.as_ref()));
+    let opened = devices.iter().map(|name| to_be_spare(name, selection.as_ref(), force, config.as_ref()));
     let opened: Vec<Arc<dyn Device>> = opened.collect::<Result<_, _>>()?;
-    let owner = config.filter(|_| !args.global);
+    let owner = config.filter(|_| !is_global);
     for (name, device) in devices.iter().zip(opened) {
         let owner = owner.clone();
-        let made =
-            reactor::run(
-                async move { label_spare(&device, Uuid::random(), owner.as_ref(), wall_ns()).await },
-            );
+        let uuid = Identities::System.uuid();
+        let made = reactor::run(async move { label_spare(&device, uuid, owner.as_ref(), wall_ns()).await });
         made.map_err(|error| Error::Runtime(format!("device {name}: {error}")))?;
     }
-    let whose = if args.global { "any array".into() } else { format!("array {array}") };
+    let whose = if is_global { "any array".into() } else { format!("array {}", array.array) };
     let next = if is_degraded { "; the next freestone serve fills the empty slot with it" } else { "" };
-    let human = format!("spare of {whose} (not running): {}{next}", devices.join(", "));
-    let fields = json!({ "array": array, "running": false, "global": args.global, "devices": devices });
-    output.event("added", human, fields);
-    Ok(())
+    Ok(Outcome {
+        event: "added",
+        text: format!("spare of {whose} (not running): {}{next}", devices.join(", ")),
+        fields: json!({ "array": array.array, "running": false, "global": is_global, "devices": devices }),
+    })
 }
 
 /// Opens a device that is to be a spare, and sees that it fits and that nothing on it would be
@@ -150,10 +148,10 @@ pub fn open_unused(name: &str, force: bool) -> Result<Arc<dyn Device>, Error> {
 ///
 /// # Errors
 /// When they do not make an array that can be used.
-pub fn selected(array: &str, place: &Place, output: Output) -> Result<Selection, Error> {
-    let wanted = Wanted { array: Some(array.to_owned()), run: true, ..Wanted::default() };
-    let selection = select(&place.members(array), &wanted)?;
-    super::say_warnings(&selection.warnings, output);
+pub fn selected(array: &Members<'_>) -> Result<Selection, Error> {
+    let wanted = Wanted { array: Some(array.array.to_owned()), run: true, ..Wanted::default() };
+    let selection = select(&array.place.members(array.array), &wanted)?;
+    super::say_warnings(&selection.warnings, array.output);
     Ok(selection)
 }
 

@@ -5,12 +5,14 @@ use crate::array::args::ExamineArgs;
 use crate::array::text;
 use crate::error::Error;
 use crate::output::Output;
+use base::Size;
+use hosting::vocabulary;
 use raid::admin::open::Candidate;
 use raid::admin::report::ArrayReport;
+use raid::jobs::Status;
 use raid::metadata::store::Copy;
 use raid::metadata::{Found, Label, Layout, Spare, Superblock, read_superblock};
 use serde_json::{Value, json};
-use serving::text::human_bytes;
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -80,11 +82,11 @@ fn member_text(superblock: &Superblock) -> String {
     let config = &table.config;
     let geometry = &config.geometry;
     let mut text = format!("slot {slot} of array {} ({})", config.name, config.uuid);
-    let strip = human_bytes(geometry.strip_bytes.into());
+    let strip = Size(geometry.strip_bytes.into());
     let stopped = match (table.is_creating, table.is_clean) {
         (true, _) => "being created",
         (false, true) => "clean",
-        (false, false) => "running, or not stopped in good order",
+        (false, false) => "running, or not stopped cleanly",
     };
     let rows = [
         ("member", member.to_string()),
@@ -92,16 +94,18 @@ fn member_text(superblock: &Superblock) -> String {
             "level",
             format!("{} ({} x {}+{})", config.level.name(), geometry.groups, geometry.data, geometry.parity),
         ),
-        ("capacity", format!("{} ({} bytes)", human_bytes(table.capacity()), table.capacity())),
-        ("strip", strip),
+        ("capacity", format!("{} ({} bytes)", Size(table.capacity()), table.capacity())),
+        ("strip", strip.to_string()),
         ("consistency", config.consistency.name().into()),
         ("state", stopped.into()),
         ("generation", format!("{}, epoch {}", table.generation, table.epoch)),
         ("served by", table.owner.clone()),
         ("data", format!("{} bytes at {}", layout.data_bytes, layout.data_offset)),
-        ("log", format!("{} lanes of {}", config.lanes, human_bytes(config.lane_bytes.into()))),
+        ("log", format!("{} lanes of {}", config.lanes, Size(config.lane_bytes.into()))),
     ];
-    let changing = ArrayReport::of_table(table).reshape.map(|reshape| ("changing", text::reshape(&reshape)));
+    let changing = ArrayReport::of_table(table)
+        .reshape
+        .map(|reshape| ("changing", text::reshape(&vocabulary::reshape(&reshape))));
     for (name, value) in rows.into_iter().chain(changing) {
         let _ = write!(text, "\n  {name:<14}{value}");
     }
@@ -142,7 +146,7 @@ fn label_json(label: &Label) -> Value {
                 "member": member,
                 "slot": slot,
                 "layout": layout,
-                "array": ArrayReport::of_table(table),
+                "array": vocabulary::array(ArrayReport::of_table(table), &Status::default()),
                 "epoch": table.epoch,
                 "history": table.history,
                 "members": table.members,

@@ -1,21 +1,21 @@
 //! Members of an array that does not run are filled: the array is started in this process, without
 //! clients, until they hold everything.
 
+use super::Members;
 use super::edit::{of_array, open_unused, selected};
 use super::members::{Access, open};
-use crate::array::args::{ReAddArgs, ReplaceArgs};
+use crate::array::host::Outcome;
 use crate::array::text;
 use crate::error::Error;
-use crate::output::Output;
 use block::Device;
-use graph::array::wall_ns;
+use hosting::vocabulary;
 use raid::admin::edit::slot_of;
 use raid::admin::open::Selection;
-use raid::admin::report::ArrayReport;
 use raid::array::Array;
 use raid::array::members::SlotState;
 use raid::jobs::{Jobs, Options};
 use serde_json::json;
+use stack::array::wall_ns;
 use std::future::Future;
 use std::io::{IsTerminal, Write};
 use std::pin::{Pin, pin};
@@ -33,42 +33,42 @@ enum Task {
     ReAdd(Vec<Arc<dyn Device>>),
 }
 
-/// `freestone array replace` of an array that does not run: returns when the copy is the slot's
-/// member.
+/// Replaces a member: returns when the copy is the slot's member.
 ///
 /// # Errors
 /// When there is no such member, or the copy does not succeed; the member is still the slot's then.
-pub fn replace(args: &ReplaceArgs, output: Output) -> Result<(), Error> {
-    let selection = selected(&args.array, &args.place, output)?;
-    let slot = slot_of(&selection, &args.member)
-        .ok_or_else(|| of_array(&args.array, &format!("member {}: it is not in the array", args.member)))?;
-    let device = open_unused(&args.with, args.force)?;
-    fill(&args.array, selection, Task::Replace(slot, device))?;
-    let human = format!("array {} (not running): {} is slot {slot} now", args.array, args.with);
-    let fields = json!({ "array": args.array, "running": false, "slot": slot, "device": args.with });
-    output.event("replaced", human, fields);
-    Ok(())
+pub fn replace(array: &Members<'_>, member: &str, device: &str, force: bool) -> Result<Outcome, Error> {
+    let selection = selected(array)?;
+    let slot = slot_of(&selection, member)
+        .ok_or_else(|| of_array(array.array, &format!("member {member}: it is not in the array")))?;
+    let opened = open_unused(device, force)?;
+    fill(array.array, selection, Task::Replace(slot, opened))?;
+    Ok(Outcome {
+        event: "replaced",
+        text: format!("array {} (not running): {device} is slot {slot} now", array.array),
+        fields: json!({ "array": array.array, "running": false, "slot": slot, "device": device }),
+    })
 }
 
-/// `freestone array re-add` to an array that does not run: returns when the members hold everything
-/// again.
+/// Re-adds former members: returns when they hold everything again.
 ///
 /// # Errors
-/// When one is no former member, or cannot be filled.
-pub fn re_add(args: &ReAddArgs, output: Output) -> Result<(), Error> {
-    let selection = selected(&args.array, &args.place, output)?;
+/// When one is no former member, or cannot be rebuilt.
+pub fn re_add(array: &Members<'_>, names: &[String]) -> Result<Outcome, Error> {
+    let selection = selected(array)?;
     let mut devices = Vec::new();
-    for name in &args.devices {
+    for name in names {
         devices.push(match selection.found.get(name) {
             Some(device) => device.clone(),
             None => open(std::slice::from_ref(name), Access::Write)?.remove(0).device?,
         });
     }
-    fill(&args.array, selection, Task::ReAdd(devices))?;
-    let human = format!("array {} (not running): {} back", args.array, args.devices.join(", "));
-    let fields = json!({ "array": args.array, "running": false, "devices": args.devices });
-    output.event("re-added", human, fields);
-    Ok(())
+    fill(array.array, selection, Task::ReAdd(devices))?;
+    Ok(Outcome {
+        event: "re-added",
+        text: format!("array {} (not running): {} back", array.array, names.join(", ")),
+        fields: json!({ "array": array.array, "running": false, "devices": names }),
+    })
 }
 
 /// Starts the array, runs a task, and stops the array cleanly.
@@ -81,7 +81,7 @@ fn fill(name: &str, selection: Selection, task: Task) -> Result<(), Error> {
         jobs.stop().await;
         let stopped = array.stop().await;
         result.map_err(|error| of_array(&name, &error))?;
-        stopped.map_err(|error| of_array(&name, &format!("it cannot be stopped in good order: {error}")))
+        stopped.map_err(|error| of_array(&name, &format!("cannot stop cleanly: {error}")))
     })
 }
 
@@ -128,10 +128,11 @@ async fn work(array: &Arc<Array>, jobs: &Jobs, task: Task) -> Result<(), String>
 
 /// Shows how far it is, to people who watch.
 fn tell(array: &Arc<Array>, jobs: &Jobs) {
-    let mut stderr = std::io::stderr();
+    let (mut stderr, status) = (std::io::stderr(), jobs.status());
     if stderr.is_terminal()
-        && let Some(job) = ArrayReport::of_running(array, &jobs.status()).jobs.first()
+        && let Some(progress) = status.running.first()
     {
-        let _ = write!(stderr, "\r{}\x1b[K", text::job(job));
+        let job = vocabulary::job(&array.config().name, progress, status.is_paused);
+        let _ = write!(stderr, "\r{}\x1b[K", text::job(&job));
     }
 }

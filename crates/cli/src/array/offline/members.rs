@@ -2,11 +2,11 @@
 
 use crate::array::args::Members;
 use crate::error::Error;
-use graph::array::{ArrayError, choose, scan};
-use graph::kinds::device::DeviceConfig;
-use graph::kinds::raid::member;
-use graph::patience::patiently;
 use raid::admin::open::{Candidate, Selection, Wanted};
+use stack::array::{ArrayError, choose, scan};
+use stack::kinds::device::DeviceConfig;
+use stack::kinds::member::member;
+use stack::retry::retry_while;
 
 /// The purpose of opening members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub fn select(members: &Members, wanted: &Wanted) -> Result<Selection, Error> {
         return Err(Error::Usage("--scan needs --name ARRAY".into()));
     }
     let configs = configs(&members.members, Access::Write)?;
-    let selection = patiently(ArrayError::is_in_use, || {
+    let selection = retry_while(ArrayError::is_in_use, || {
         let mut candidates: Vec<Candidate> = configs.iter().map(candidate).collect();
         for directory in &members.scan {
             candidates.extend(scan(directory, wanted.array.as_deref().unwrap_or_default(), true, false)?);
@@ -57,6 +57,6 @@ pub fn select(members: &Members, wanted: &Wanted) -> Result<Selection, Error> {
 }
 
 /// An array cannot be opened.
-pub fn failed(error: graph::array::ArrayError) -> Error {
+pub fn failed(error: stack::array::ArrayError) -> Error {
     Error::Runtime(error.to_string())
 }

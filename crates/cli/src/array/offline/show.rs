@@ -2,26 +2,27 @@
 
 use super::examine::look;
 use super::members::{Access, failed, open};
-use crate::array::args::ShowArgs;
-use crate::array::text;
+use crate::array::args::Place;
 use crate::error::Error;
-use crate::output::Output;
+use api::Array;
+use hosting::vocabulary;
 use raid::Uuid;
 use raid::admin::report::{ArrayReport, SpareReport};
+use raid::jobs::Status;
 use raid::metadata::Label;
-use serde_json::Value;
 
-/// Prints every array that has a member among those that were named or found.
+/// Reports every array, or the one of this name or UUID, that has a member among those that were
+/// named or found.
 ///
 /// # Errors
-/// When a named device is no member, or the array that was asked for is not among those found.
-pub fn run(args: &ShowArgs, output: Output) -> Result<(), Error> {
+/// When a named device is no member, or the wanted array is not among those found.
+pub fn arrays(wanted: Option<&str>, place: &Place) -> Result<Vec<Array>, Error> {
     let mut arrays: Vec<ArrayReport> = Vec::new();
     let mut spares = Vec::new();
-    let named = args.place.member.len();
-    let mut names = args.place.member.clone();
-    for directory in &args.place.scan {
-        let found = graph::array::disks_in(directory).map_err(failed)?;
+    let named = place.member.len();
+    let mut names = place.member.clone();
+    for directory in &place.scan {
+        let found = stack::array::disks_in(directory).map_err(failed)?;
         names.extend(found.into_iter().map(|path| path.display().to_string()));
     }
     for (i, candidate) in open(&names, Access::Read)?.into_iter().enumerate() {
@@ -36,20 +37,17 @@ pub fn run(args: &ShowArgs, output: Output) -> Result<(), Error> {
             report.spares.push(SpareReport { uuid: spare.uuid, device: spare.device.clone() });
         }
     }
-    let wanted = |report: &&ArrayReport| match &args.array {
-        Some(name) => report.name == *name || Uuid::parse(name) == Some(report.uuid),
-        None => true,
-    };
-    let mut is_found = false;
-    for report in arrays.iter().filter(wanted) {
-        is_found = true;
-        output.event("array", text::array(report), serde_json::to_value(report).unwrap_or(Value::Null));
-    }
-    match &args.array {
-        Some(name) if !is_found => {
+    arrays.retain(|report| {
+        wanted.is_none_or(|name| report.name == name || Uuid::parse(name) == Some(report.uuid))
+    });
+    match wanted {
+        Some(name) if arrays.is_empty() => {
             Err(Error::Runtime(format!("array {name}: it does not run, and no member of it was found")))
         }
-        _ => Ok(()),
+        _ => {
+            let array = |report| vocabulary::array(report, &Status::default());
+            Ok(arrays.into_iter().map(array).collect())
+        }
     }
 }
 

@@ -24,7 +24,7 @@ fn test<F: Future>(is_paused: bool, test: F) -> F::Output {
     builder.enable_all().start_paused(is_paused).build().unwrap().block_on(test)
 }
 
-/// Answers `/stranger` to everybody; `/known` and the rest as to a client with a token.
+/// Answers `/stranger` to every client; `/known` and the rest as to a client with a token.
 fn router() -> Router {
     type Known = Extension<Arc<Connection>>;
     let known = |Extension(connection): Known| async move {

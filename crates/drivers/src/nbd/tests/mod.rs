@@ -5,37 +5,10 @@ mod hostile;
 mod server;
 
 use super::*;
-use crate::direct::DirectQueue;
-use block::{Data, Flags, IoError, IoResult, Queue, Request, Segment};
+use crate::test_queue::{data, ends, push, segment};
+use block::{Data, Flags, IoError, Queue, Request, Segment};
 use server::{ALL_FLAGS, Asked, Client, Export, Server, part};
 use std::time::{Duration, Instant};
-
-/// Pushes a request; its memory outlives the test's queue.
-fn push(queue: &mut NbdQueue, slot: u32, req: &Request<'_>, offset: u64) -> IoResult {
-    // SAFETY: every test keeps list and memory until its requests have ended.
-    unsafe { queue.push(slot, req, offset) }
-}
-
-fn data(segments: &[Segment]) -> Data<'_> {
-    // SAFETY: every test keeps list and memory until its requests have ended.
-    unsafe { Data::new(segments) }
-}
-
-fn segment(bytes: &mut [u8]) -> [Segment; 1] {
-    [Segment { base: bytes.as_mut_ptr(), len: bytes.len() }]
-}
-
-/// Waits until `count` requests have ended.
-fn ends(queue: &mut NbdQueue, count: usize) -> Vec<(u32, IoResult)> {
-    let (start, mut ended) = (Instant::now(), Vec::new());
-    while ended.len() < count {
-        queue.wait(1, Some(Duration::from_secs(10)), None).expect("a completion");
-        queue.reap(&mut |slot, result| ended.push((slot, result)));
-        assert!(start.elapsed() < Duration::from_secs(10), "only {ended:?}");
-    }
-    ended.sort_by_key(|(slot, _)| *slot);
-    ended
-}
 
 fn every_form() -> [Replies; 3] {
     [Replies::Simple, Replies::Structured, Replies::Extended]

@@ -131,7 +131,7 @@ fn an_invalid_message_of_a_target_is_an_error() {
     for (tamper, failure) in cases {
         change(&target, tamper);
         let error = refusal(&host);
-        let expected = Refusal::Ours(Fault::Nonsense(failure));
+        let expected = Refusal::Ours(Fault::InvalidMessage(failure));
         assert!(matches!(error, OpenError::Authentication(found) if found == expected), "{error}");
     }
 }

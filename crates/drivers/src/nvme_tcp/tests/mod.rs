@@ -7,8 +7,8 @@ mod reconnect;
 mod target;
 
 use super::*;
-use crate::direct::DirectQueue;
-use block::{Data, Flags, IoError, IoResult, Queue, Request, Segment};
+use crate::test_queue::{data, ends, push, segment};
+use block::{Flags, IoError, IoResult, Queue, Request};
 use nvme::command::opcode;
 use nvme::identify::controller_data::oncs;
 use std::sync::atomic::Ordering;
@@ -27,33 +27,6 @@ fn open(options: &Options) -> (Arc<Session>, NvmeTcpQueue) {
     let session = Session::open(options, &Cancel::never()).unwrap();
     let queue = session.start_queue(&Cancel::never()).unwrap();
     (session, queue)
-}
-
-/// Pushes a request; its memory outlives the test's queue.
-fn push(queue: &mut NvmeTcpQueue, slot: u32, req: &Request<'_>, offset: u64) -> IoResult {
-    // SAFETY: every test keeps list and memory until its requests have ended.
-    unsafe { queue.push(slot, req, offset) }
-}
-
-fn data(segments: &[Segment]) -> Data<'_> {
-    // SAFETY: every test keeps list and memory until its requests have ended.
-    unsafe { Data::new(segments) }
-}
-
-fn segment(bytes: &mut [u8]) -> [Segment; 1] {
-    [Segment { base: bytes.as_mut_ptr(), len: bytes.len() }]
-}
-
-/// Waits until `count` requests have ended.
-fn ends(queue: &mut NvmeTcpQueue, count: usize) -> Vec<(u32, IoResult)> {
-    let (start, mut ended) = (Instant::now(), Vec::new());
-    while ended.len() < count {
-        queue.wait(1, Some(LONG), None).expect("a completion");
-        queue.reap(&mut |slot, result| ended.push((slot, result)));
-        assert!(start.elapsed() < LONG, "only {ended:?}");
-    }
-    ended.sort_by_key(|(slot, _)| *slot);
-    ended
 }
 
 /// Runs one request to its completion.

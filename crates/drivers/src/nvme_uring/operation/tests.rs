@@ -3,6 +3,8 @@
 use super::*;
 use crate::nvme_uring::facts::ZoneFacts;
 use crate::nvme_uring::facts::tests::SMALL;
+use crate::passthrough::transfer::{MAX_FAULTS, MAX_RETRIES};
+use block::Data;
 use nvme::command::opcode;
 
 const PAGE: usize = 4096;
@@ -76,7 +78,7 @@ fn memory_that_touches_one_page_more_goes_in_one_part_more() {
 #[test]
 fn scattered_memory_is_cut_at_blocks_and_counted_in_pages() {
     let (_memory, base) = pages(16);
-    // Eight pieces of 1000 bytes in eight pages: four pages hold 4000 bytes, seven whole blocks.
+    // Eight segments of 1000 bytes in eight pages: four pages hold 4000 bytes, seven whole blocks.
     let mut list: Vec<Segment> =
         (0..8).map(|i| Segment { base: base.wrapping_add(i * PAGE), len: 1000 }).collect();
     list.push(Segment { base: base.wrapping_add(9 * PAGE), len: 192 });
@@ -87,12 +89,12 @@ fn scattered_memory_is_cut_at_blocks_and_counted_in_pages() {
     assert_eq!(unsafe { operation.begin(&req, 0, &SMALL) }, Ok(true));
     let (command, memory) = operation.next(&SMALL, PAGE).unwrap();
     assert_eq!((memory, command.cdw[2]), (Memory::List, 6));
-    let total: usize = operation.iovecs.iter().map(|s| s.len).sum();
-    assert_eq!((operation.iovecs.len(), total), (4, 7 * 512));
+    let total: usize = operation.transfer.iovecs.iter().map(|s| s.len).sum();
+    assert_eq!((operation.transfer.iovecs.len(), total), (4, 7 * 512));
     assert_eq!(operation.complete(0, &SMALL), Next::Issue);
     let (command, _) = operation.next(&SMALL, PAGE).unwrap();
     assert_eq!(command.cdw[0], 7);
-    let first = operation.iovecs[0];
+    let first = operation.transfer.iovecs[0];
     assert_eq!((first.base, first.len), (base.wrapping_add(3 * PAGE + 584), 416));
 }
 
@@ -107,7 +109,7 @@ fn one_block_is_sent_in_any_number_of_pieces_that_the_kernel_takes() {
     // SAFETY: as above.
     unsafe { operation.begin(&req, 0, &SMALL) }.unwrap();
     let (command, memory) = operation.next(&SMALL, PAGE).unwrap();
-    assert_eq!((memory, command.cdw[2], operation.iovecs.len()), (Memory::List, 0, 128));
+    assert_eq!((memory, command.cdw[2], operation.transfer.iovecs.len()), (Memory::List, 0, 128));
     let large = NamespaceFacts { block_shift: 13, ..SMALL };
     let list: Vec<Segment> = (0..2048).map(|_| Segment { base, len: 4 }).collect();
     // SAFETY: as above.
@@ -148,7 +150,7 @@ fn zeroes_are_sent_where_the_controller_has_none() {
         operation.next(&SMALL, PAGE).unwrap();
         assert_eq!(operation.complete(0x4001, &SMALL), expected);
     }
-    operation.work = Work::WriteBuffers;
+    operation.task = Task::Request(Work::WriteBuffers);
     assert_eq!(operation.next(&SMALL, PAGE).unwrap().0.opcode, opcode::WRITE);
 }
 

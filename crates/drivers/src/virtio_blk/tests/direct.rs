@@ -1,4 +1,5 @@
-//! Queues for a program without a reactor: sleeping and spinning in them, and starting a session by hand.
+//! Queues for a program without a reactor: sleeping and polling in them, and manual setup of a
+//! session.
 
 use super::server::{Character, Server};
 use super::*;
@@ -11,7 +12,7 @@ fn both_kinds(session: &Arc<Session>) -> [VirtioBlkQueue; 2] {
     [session.start_queue().unwrap(), session.start_poll_queue().unwrap()]
 }
 
-/// Waits and reaps until something ended.
+/// Waits and reaps until a request ends.
 fn wait_for_one(queue: &mut VirtioBlkQueue) -> (u32, IoResult) {
     let mut ended = None;
     while ended.is_none() {
@@ -151,13 +152,13 @@ fn a_session_starts_once_with_what_the_server_has() {
         (Options { queue_size: 0, ..options() }, "queue size 0"),
         (Options { queue_size: 100, ..options() }, "queue size 100"),
         (Options { queue_size: 32769, ..options() }, "queue size 32769"),
-        (Options { queues: 3, ..options() }, "3 queues wanted, the device has 2"),
+        (Options { queues: 3, ..options() }, "3 queues: the device has 2"),
     ] {
         let error = Server::start(Character::good(), &options).1.err().unwrap().to_string();
         assert!(error.contains(why), "{error}");
     }
     let (_server, session, _memory) = Server::good(Character::good(), &options());
-    assert!(session.start(1, 16).unwrap_err().to_string().contains("started already"));
+    assert!(session.start(1, 16).unwrap_err().to_string().contains("already been started"));
     let facts = session.facts();
     assert_eq!((facts.max_queues, facts.max_segments, facts.max_regions), (2, 8, 3));
     assert_eq!((session.num_queues(), facts.max_queue_size), (2, 32768));

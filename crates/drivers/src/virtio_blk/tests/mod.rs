@@ -1,4 +1,4 @@
-//! The client against a server made by hand, which does and leaves undone what a test wants.
+//! Tests of the driver against a test server that each test configures.
 
 mod direct;
 mod server;
@@ -27,7 +27,7 @@ fn push(
     unsafe { queue.push(slot, &req, offset) }
 }
 
-/// What ends first, polled for.
+/// Polls and returns the first result.
 fn end(queue: &mut VirtioBlkQueue) -> (u32, IoResult) {
     queue.kick();
     let (start, mut ended) = (Instant::now(), None);
@@ -59,7 +59,8 @@ fn data_goes_through_every_kind_of_ring_and_memory_message() {
     {
         let (server, session, memory) = Server::good(Character { protocol, ..Character::good() }, &options);
         let mut queue = session.start_queue().unwrap();
-        // Two apart in memory, twenty-one in a row that are one, ten apart that are too many at once.
+        // Two segments apart in memory, twenty-one adjacent ones, and ten apart that exceed the
+        // limit of one request.
         let lists: [Vec<Segment>; 3] = [
             vec![memory.segment(8192, 1024), memory.segment(0, 512)],
             (0..21).map(|i| memory.segment(i * 512, 512)).collect(),
@@ -112,7 +113,7 @@ fn a_write_with_fua_is_followed_by_a_flush_where_there_is_a_cache() {
         let write = Seen::Transfer(VIRTIO_BLK_T_OUT, 0, vec![512]);
         let expected = if is_flushed { vec![write, Seen::Flush] } else { vec![write] };
         assert_eq!(server.take_seen(), expected);
-        // A write that failed makes nothing durable.
+        // A failed write makes nothing durable.
         assert_eq!(push(&mut queue, 0, &list, Some(Flags::FUA), 2 * DISK as u64), Ok(()));
         assert_eq!(end(&mut queue), (0, Err(IoError::Medium)));
         // SAFETY: no memory.
@@ -231,7 +232,7 @@ fn a_server_that_cannot_be_used_is_an_error_that_says_why() {
         assert!(error.contains(why), "{error}");
     }
     let error = open(good, &Options { queues: 3, ..options() }).unwrap();
-    assert!(error.contains("3 queues wanted, the device has 2"), "{error}");
+    assert!(error.contains("3 queues: the device has 2"), "{error}");
     let error = open(good, &Options { inflight: Choice::On, ..options() }).unwrap();
     assert!(error.contains("no in-flight memory"), "{error}");
 }
@@ -249,7 +250,7 @@ fn memory_regions_are_told_once_and_never_overlap() {
     let more: Vec<SharedMemory> = (0..3).map(|_| SharedMemory::new(4096).unwrap()).collect();
     session.add_region(&more[0].region()).unwrap();
     session.add_region(&more[1].region()).unwrap();
-    assert!(session.add_region(&more[2].region()).unwrap_err().to_string().contains("no more than 4"));
+    assert!(session.add_region(&more[2].region()).unwrap_err().to_string().contains("allows 4 regions"));
     session.remove_region(&region);
     session.add_region(&more[2].region()).unwrap();
 }

@@ -1,4 +1,4 @@
-//! A server made by hand, which does and leaves undone what a test wants.
+//! A test server whose behaviour each test configures.
 
 use super::super::vhost_user::{FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION, FrontendReq, message, write_all};
 use super::super::*;
@@ -23,17 +23,17 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 const MIB: usize = 1 << 20;
 pub(super) const DISK: usize = 4 * MIB;
 
-/// What the server is like.
+/// Behaviour of the server.
 #[derive(Clone, Copy)]
 pub(super) struct Character {
     pub(super) features: u64,
     pub(super) protocol: Protocol,
     pub(super) config: ConfigSpace,
-    /// Answer requests at all.
+    /// Answer requests.
     pub(super) serves: bool,
-    /// Write nonsense into the used ring instead of serving.
+    /// Write invalid entries into the used ring instead of serving.
     pub(super) lies: bool,
-    /// Fill the counters of all events, and let those who write to them block.
+    /// Fill the counters of all events, so that writers block.
     pub(super) fills_events: bool,
 }
 
@@ -73,10 +73,10 @@ impl Character {
     }
 }
 
-/// What came in, in order.
+/// Requests received, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// A read or write: segments of how many bytes.
+    /// A read or write: kind, sector and lengths of its segments in bytes.
     Transfer(u32, u64, Vec<usize>),
     Flush,
     Range(Range),
@@ -86,7 +86,7 @@ pub(super) enum Seen {
 pub(super) struct Server {
     stop: Arc<AtomicBool>,
     seen: Arc<Mutex<Vec<Seen>>>,
-    /// New capacity in sectors, to be announced.
+    /// New capacity in sectors to announce.
     pub(super) resize: Arc<Mutex<Option<u64>>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -131,7 +131,7 @@ impl Server {
         std::mem::take(&mut self.seen.lock().unwrap())
     }
 
-    /// The server vanishes.
+    /// Stops the server.
     pub(super) fn end(&mut self) {
         self.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
@@ -146,7 +146,7 @@ impl Drop for Server {
     }
 }
 
-/// What the server knows of one virtqueue.
+/// The server's state of one virtqueue.
 #[derive(Default)]
 struct RingInfo {
     size: u16,
@@ -220,7 +220,7 @@ impl State {
         }
     }
 
-    /// A message without a reply of its own.
+    /// Handles a message without a reply of its own.
     fn set(&mut self, request: FrontendReq, payload: &[u8], mut fds: Vec<OwnedFd>) {
         let at =
             |i: usize| u64::from_le_bytes(std::array::from_fn(|b| payload.get(i + b).copied().unwrap_or(0)));
@@ -324,7 +324,7 @@ impl State {
     }
 }
 
-/// Serving a request.
+/// Execution of a request.
 trait Serve {
     fn serve(self, disk: &mut [u8], seen: &Mutex<Vec<Seen>>) -> u8;
 }
@@ -369,7 +369,7 @@ impl Serve for Command<'_> {
     }
 }
 
-/// Fills an event's counter, and lets those who write to it block.
+/// Fills an event's counter, so that writers block.
 fn fill(event: &OwnedFd) {
     let full = u64::MAX - 1;
     // SAFETY: writes 8 bytes of a live variable, and sets flags.
@@ -379,7 +379,7 @@ fn fill(event: &OwnedFd) {
     }
 }
 
-/// What came, with its descriptors; `None` when nothing did.
+/// Receives bytes and descriptors; `None` when nothing arrived.
 fn receive(stream: &UnixStream, bytes: &mut [u8], fds: &mut [RawFd]) -> Option<(usize, Vec<OwnedFd>)> {
     let mut entry = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
     // SAFETY: the entry describes `bytes`.

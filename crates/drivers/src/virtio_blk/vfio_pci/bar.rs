@@ -1,7 +1,7 @@
-//! A BAR of a function and windows in it: registers, mapped where the kernel lets us.
+//! A BAR of a function and windows in it: registers, mapped if the kernel allows it.
 //!
-//! Registers are read and written with the width that the specification gives them. What a function answers is as
-//! volatile as memory that others write: all ones when it was pulled.
+//! Registers are read and written with the width that the specification requires. Their values are
+//! volatile, and all ones when the function was removed.
 
 use super::capability::Place;
 use super::vfio::{RegionInfo, Vfio};
@@ -35,7 +35,8 @@ impl Bar {
         if info.can_map && info.len > 0 {
             let (len, protection) = (info.len as usize, libc::PROT_READ | libc::PROT_WRITE);
             let (fd, offset) = (vfio.device().as_raw_fd(), info.offset as i64);
-            // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+            // SAFETY: a new mapping at an address of the kernel's choice touches nothing that
+            // exists.
             base = unsafe {
                 libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd, offset).cast()
             };
@@ -46,10 +47,10 @@ impl Bar {
         Ok(Bar { vfio: vfio.clone(), info, base })
     }
 
-    /// Where `N` bytes lie in the mapping; `None` without one.
+    /// Address of `N` bytes in the mapping; `None` without a mapping.
     ///
     /// # Panics
-    /// When they do not lie in the BAR, or are not aligned to their length.
+    /// When the bytes do not lie in the BAR, or are not aligned to their length.
     #[inline]
     fn mapped<const N: usize>(&self, at: u64) -> Option<*mut u8> {
         assert!(
@@ -71,7 +72,7 @@ impl Bar {
 impl Drop for Bar {
     fn drop(&mut self) {
         if !self.base.is_null() {
-            // SAFETY: exactly what `open` mapped, and nobody else has pointers to it.
+            // SAFETY: exactly what `open` mapped, and no other pointers to it exist.
             let result = unsafe { libc::munmap(self.base.cast(), self.info.len as usize) };
             debug_assert_eq!(result, 0, "munmap: {}", io::Error::last_os_error());
         }
@@ -95,7 +96,7 @@ macro_rules! access {
         /// When the function does not answer.
         ///
         /// # Panics
-        /// When it does not lie in the window, or is not aligned.
+        /// When the register does not lie in the window, or is not aligned.
         pub fn $read(&self, at: u64) -> io::Result<$type> {
             let at = self.at(at, $bytes as u64);
             match self.bar.mapped::<$bytes>(at) {
@@ -128,10 +129,10 @@ macro_rules! access {
 }
 
 impl Window {
-    /// The part of `bar` that `place` names, where at least `needed` bytes are.
+    /// The part of `bar` at `place`, of at least `needed` bytes.
     ///
     /// # Errors
-    /// When it does not lie in the BAR, is too short, or not aligned to 4 bytes.
+    /// When the part does not lie in the BAR, is too short, or is not aligned to 4 bytes.
     pub fn new(bar: &Arc<Bar>, place: Place, needed: u64) -> Result<Window, String> {
         let (offset, len) = (u64::from(place.offset), u64::from(place.len));
         let is_inside = offset + len <= bar.info.len;

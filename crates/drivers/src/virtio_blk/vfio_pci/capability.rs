@@ -1,4 +1,4 @@
-//! Where a virtio PCI function keeps its registers, as its configuration space tells.
+//! Locates the registers of a virtio PCI function from its configuration space.
 //!
 //! ```text
 //!   0x34 ─► │ id 9 │ next │ len │ type │ bar │ id │ - │ - │ offset u32 │ length u32 │ (notify: multiplier u32) │
@@ -6,15 +6,15 @@
 //!
 //! Source: VIRTIO 1.3, 4.1.4; PCI Local Bus 3.0, 6.7.
 
-/// Bytes of the configuration space in which capabilities lie.
+/// Bytes of the configuration space that contain capabilities.
 pub const CONFIG_SPACE: usize = 256;
-/// Most capabilities that fit there, each of four bytes: a longer list goes round in a circle.
+/// Largest number of capabilities of four bytes each; a longer list is circular.
 const MAX_CAPABILITIES: usize = (CONFIG_SPACE - 64) / 4;
 /// Vendor of virtio functions.
 const VENDOR: u16 = 0x1af4;
-/// Block devices since virtio 1.0, and those that know older drivers, too.
+/// Block devices since virtio 1.0, and those that also support older drivers.
 const DEVICES: [u16; 2] = [0x1042, 0x1001];
-/// The capability id of vendors.
+/// Capability ID of vendors.
 const VENDOR_SPECIFIC: u8 = 9;
 /// BARs of a function.
 const BARS: u8 = 6;
@@ -22,32 +22,33 @@ const BARS: u8 = 6;
 /// A part of a BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Which BAR.
+    /// Index of the BAR.
     pub bar: u8,
-    /// Where in it, in bytes.
+    /// Offset in the BAR in bytes.
     pub offset: u32,
     /// Length in bytes.
     pub len: u32,
 }
 
-/// Where the registers of a virtio function are.
+/// Locations of the registers of a virtio function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// The registers that all devices have.
+    /// The registers common to all devices.
     pub common: Place,
     /// Doorbells.
     pub notify: Place,
-    /// From one doorbell to the next, in bytes; 0: all are one.
+    /// Distance between two doorbells in bytes; 0: all share one.
     pub notify_step: u32,
     /// The configuration space of the block device.
     pub device: Place,
 }
 
-/// Finds the registers of a virtio block function; an error says what is wrong with its configuration space.
+/// Finds the registers of a virtio block function, or returns the reason why its configuration
+/// space is invalid.
 pub fn find(space: &[u8; CONFIG_SPACE]) -> Result<Places, String> {
     let (vendor, device) = (u16_at(space, 0), u16_at(space, 2));
     if vendor != VENDOR || !DEVICES.contains(&device) {
-        return Err(format!("PCI function {vendor:04x}:{device:04x} is no virtio block device"));
+        return Err(format!("PCI function {vendor:04x}:{device:04x} is not a virtio block device"));
     }
     const HAS_CAPABILITIES: u16 = 1 << 4;
     if u16_at(space, 6) & HAS_CAPABILITIES == 0 {
@@ -60,7 +61,7 @@ pub fn find(space: &[u8; CONFIG_SPACE]) -> Result<Places, String> {
             break;
         }
         if let Some((kind, place, step)) = virtio_capability(space, at) {
-            // The first that can be used counts.
+            // The first usable capability counts.
             if let Some(slot) = found.get_mut(usize::from(kind)).filter(|slot| slot.is_none()) {
                 *slot = Some((place, step));
             }
@@ -75,7 +76,7 @@ pub fn find(space: &[u8; CONFIG_SPACE]) -> Result<Places, String> {
     Ok(Places { common, notify, notify_step, device })
 }
 
-/// The virtio capability at `at`, if it is one: its type, place, and the step between doorbells.
+/// The virtio capability at `at`, if any: its type, place and distance between doorbells.
 fn virtio_capability(space: &[u8; CONFIG_SPACE], at: usize) -> Option<(u8, Place, u32)> {
     let entry = space.get(at..at + 16)?;
     let (len, kind, bar) = (usize::from(entry[2]), entry[3], entry[4]);
@@ -99,7 +100,7 @@ fn u32_at(space: &[u8; CONFIG_SPACE], at: usize) -> u32 {
 mod tests {
     use super::*;
 
-    /// A function whose capabilities lie where they are put, in a row.
+    /// A function with these capabilities at these offsets, linked in order.
     fn function(capabilities: &[(usize, [u8; 20])]) -> [u8; CONFIG_SPACE] {
         let mut space = [0; CONFIG_SPACE];
         space[..4].copy_from_slice(&[0xf4, 0x1a, 0x42, 0x10]);
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn errors_name_missing_capabilities() {
         let without = |i: usize| {
             let mut list = good().to_vec();
             list.remove(i);
@@ -160,7 +161,7 @@ mod tests {
         assert!(without(3).contains("configuration of a block device"));
         let mut other = function(&good());
         other[2] = 0x41;
-        assert!(find(&other).unwrap_err().contains("1af4:1041 is no virtio block device"));
+        assert!(find(&other).unwrap_err().contains("1af4:1041 is not a virtio block device"));
         let mut bare = function(&good());
         bare[6] = 0;
         assert!(find(&bare).is_err());
@@ -169,12 +170,12 @@ mod tests {
     #[test]
     fn a_hostile_configuration_space_is_an_error_or_harmless() {
         assert!(find(&[0xff; CONFIG_SPACE]).is_err());
-        // A circle, and a capability that ends behind the space.
+        // A cycle, and a capability that ends beyond the configuration space.
         let mut circle = function(&[(0x40, capability(1, 4, 0, 0x38))]);
         circle[0x41] = 0x40;
         assert!(find(&circle).is_err());
         assert!(find(&function(&[(0xfc, capability(1, 4, 0, 0x38))])).is_err());
-        // Every byte of the list's links and heads may be anything.
+        // The list's links and headers may contain any byte.
         for byte in 0..=255u8 {
             for at in [0x34, 0x40, 0x41, 0x42, 0x43, 0x44] {
                 let mut space = function(&good());

@@ -24,16 +24,17 @@ const QUEUE_NOTIFY_OFF: u64 = 0x1e;
 const QUEUE_DESC: u64 = 0x20;
 const QUEUE_DRIVER: u64 = 0x28;
 const QUEUE_DEVICE: u64 = 0x30;
-/// Bytes of the registers up to here.
+/// Bytes of the registers listed above.
 pub const COMMON_BYTES: u64 = 0x38;
 
 /// No interrupt.
 pub const NO_VECTOR: u16 = 0xffff;
-/// What a function that was pulled answers.
+/// Value of the registers of a removed function.
 const PULLED: u8 = 0xff;
-/// How often the configuration space is read again because it changed meanwhile.
+/// Number of attempts to read a configuration space that changes meanwhile.
 const MAX_TRIES: u32 = 100;
-/// Offsets and lengths of the configuration space's fields, gaps included: each is read with its own width.
+/// Offsets and lengths of the configuration space's fields, including gaps: each is read with its
+/// own width.
 const CONFIG_FIELDS: [(usize, usize); 27] = [
     (0, 4),
     (4, 4),
@@ -64,15 +65,16 @@ const CONFIG_FIELDS: [(usize, usize); 27] = [
     (68, 4),
 ];
 
-/// The registers. Some select what others are about, so they belong to one at a time.
+/// The common registers. Some select the object of others, so only one caller may use them at a
+/// time.
 #[derive(Debug)]
 pub struct Common(pub Window);
 
 impl Common {
-    /// The features that the device has.
+    /// The features that the device offers.
     ///
     /// # Errors
-    /// When it does not answer; as everywhere here.
+    /// When the device does not answer; also for the other methods.
     pub fn offered(&self) -> io::Result<u64> {
         let mut features = 0;
         for half in [0, 1] {
@@ -82,7 +84,7 @@ impl Common {
         Ok(features)
     }
 
-    /// Gives the device the features that are used.
+    /// Sets the features in use.
     pub fn set_features(&self, features: u64) -> io::Result<()> {
         for half in [0, 1] {
             self.0.write_u32(DRIVER_FEATURE_SELECT, half)?;
@@ -91,7 +93,7 @@ impl Common {
         Ok(())
     }
 
-    /// How many virtqueues it has.
+    /// Number of virtqueues.
     pub fn num_queues(&self) -> io::Result<u16> {
         self.0.read_u16(NUM_QUEUES)
     }
@@ -101,18 +103,18 @@ impl Common {
         self.0.read_u8(DEVICE_STATUS)
     }
 
-    /// Adds bits to the device's status. Returns what it is then.
+    /// Adds bits to the device's status. Returns the new status.
     pub fn add_status(&self, bits: u8) -> io::Result<u8> {
         self.0.write_u8(DEVICE_STATUS, self.status()? | bits)?;
         self.status()
     }
 
-    /// Whether the device says that it cannot go on, or is not there.
+    /// Whether the device needs a reset or is missing.
     pub fn is_broken(&self) -> bool {
         self.status().map_or(true, |status| status == PULLED || status & status::NEEDS_RESET != 0)
     }
 
-    /// Resets the device and waits until it has let go of everything. Whether it said so in time.
+    /// Resets the device and waits until it has released all memory. Returns `false` on a timeout.
     pub fn reset(&self, timeout: Duration) -> bool {
         let start = Instant::now();
         if self.0.write_u8(DEVICE_STATUS, 0).is_err() {
@@ -128,19 +130,20 @@ impl Common {
         false
     }
 
-    /// Gives the configuration's changes an interrupt. Whether the device took it.
+    /// Sets the interrupt for configuration changes. Returns whether the device accepted it.
     pub fn set_config_vector(&self, vector: u16) -> io::Result<bool> {
         self.0.write_u16(CONFIG_MSIX_VECTOR, vector)?;
         Ok(self.0.read_u16(CONFIG_MSIX_VECTOR)? == vector)
     }
 
-    /// The largest size of a virtqueue that has not been set up; 0 where there is no such virtqueue.
+    /// Largest size of a virtqueue that has not been set up; 0 if the virtqueue does not exist.
     pub fn max_queue_size(&self, index: u16) -> io::Result<u16> {
         self.0.write_u16(QUEUE_SELECT, index)?;
         self.0.read_u16(QUEUE_SIZE)
     }
 
-    /// Sets a virtqueue up: descriptors, driver area, device area. Returns the number of its doorbell.
+    /// Sets up a virtqueue with descriptors, driver area and device area. Returns the number of its
+    /// doorbell.
     pub fn set_queue(&self, index: u16, size: u16, areas: [u64; 3]) -> io::Result<u16> {
         self.0.write_u16(QUEUE_SELECT, index)?;
         self.0.write_u16(QUEUE_SIZE, size)?;
@@ -151,7 +154,8 @@ impl Common {
         self.0.read_u16(QUEUE_NOTIFY_OFF)
     }
 
-    /// Gives a virtqueue its interrupt and enables it. Whether the device took the interrupt.
+    /// Sets the interrupt of a virtqueue and enables it. Returns whether the device accepted the
+    /// interrupt.
     pub fn enable_queue(&self, index: u16, vector: u16) -> io::Result<bool> {
         self.0.write_u16(QUEUE_SELECT, index)?;
         self.0.write_u16(QUEUE_MSIX_VECTOR, vector)?;
@@ -160,7 +164,7 @@ impl Common {
         Ok(got == vector)
     }
 
-    /// Reads the configuration space in `window`, all of it from one moment.
+    /// Reads a consistent configuration space from `window`.
     pub fn read_config(&self, window: &Window) -> io::Result<ConfigSpace> {
         for _ in 0..MAX_TRIES {
             let before = self.0.read_u8(CONFIG_GENERATION)?;
@@ -177,7 +181,7 @@ impl Common {
                 return Ok(ConfigSpace::from_bytes(&bytes));
             }
         }
-        Err(io::Error::other("the configuration space does not stand still"))
+        Err(io::Error::other("the configuration space keeps changing"))
     }
 }
 

@@ -1,26 +1,31 @@
-//! The transport to a PCI function of this machine, driven from here: VFIO.
+//! The transport to a PCI function of this machine through VFIO.
 //!
 //! ```text
 //!   VfioPci ─► Common (registers) ─► Bar, mapped ──►  function ──► IOMMU ──► rings and buffers
 //!      │                      doorbells ──┘              └── MSI-X ──► eventfds
-//!      └─ News, on the listening thread: changes of the configuration, errors, somebody wants the function back
+//!      └─ Events, on the listening thread: configuration changes, errors, release requests
 //! ```
 //!
-//! The function reaches exactly the memory that was mapped for it, by addresses that we choose. It is reset before
-//! anything else and at the end, and may access memory only in between (bus master). Virtqueues are set up before
-//! the device runs: without another feature none of them can be stopped alone.
+//! The function can access exactly the memory that was mapped for it, at addresses that the driver
+//! chooses. The driver resets it at the start and at the end and enables access to memory (bus
+//! master) only in between. Virtqueues are set up before the device runs: without another feature
+//! none can be stopped individually.
 //!
 //! Source: VIRTIO 1.3, 4.1 (PCI), 3.1 (initialization).
 
 mod bar;
 mod capability;
 mod common;
+mod doorbell;
 mod vfio;
 
+pub use doorbell::DoorbellRegister;
+
+use super::failure::Failure;
 use super::options::Options;
 use super::peer::{Listener, Peer, Watch, lock};
 use super::regions::Region;
-use super::transport::{Doorbell, Failure, NewQueue, RunningQueue, Traits, Transport};
+use super::transport::{Doorbell, NewQueue, RunningQueue, Traits, Transport};
 use bar::{Bar, Window};
 use capability::{Place, Places};
 use common::{COMMON_BYTES, Common, NO_VECTOR};
@@ -39,7 +44,7 @@ use vmm_sys_util::eventfd::EventFd;
 const COMMAND_MEMORY: u16 = 1 << 1;
 const COMMAND_MASTER: u16 = 1 << 2;
 const COMMAND_NO_INTX: u16 = 1 << 10;
-/// Bytes of the configuration space that every block device has: the capacity.
+/// Bytes of the configuration space of every block device: the capacity.
 const MIN_CONFIG: u64 = 8;
 
 /// A virtio-blk PCI function.
@@ -50,14 +55,14 @@ pub struct VfioPci {
     traits: Traits,
     notify: Window,
     notify_step: u32,
-    /// The events of virtqueues that are set up, and how many interrupts they can have.
+    /// Events of virtqueues that are set up, and the number of interrupts available to them.
     calls: Mutex<Vec<EventFd>>,
     vectors: u16,
     config_event: EventFd,
     _listener: Listener,
 }
 
-/// What the listening thread has, too.
+/// State shared with the listening thread.
 struct Shared {
     vfio: Arc<Vfio>,
     common: Mutex<Common>,
@@ -66,13 +71,14 @@ struct Shared {
 }
 
 impl VfioPci {
-    /// Takes the function, resets it, and tells it that there is a driver.
+    /// Opens the function, resets it and announces a driver.
     ///
     /// # Errors
-    /// When it cannot be had ([`Vfio::open`]), or is no virtio block device as the specification has it.
+    /// When the function cannot be opened ([`Vfio::open`]), or does not conform to the
+    /// specification of a virtio block device.
     pub fn open(peer: Arc<Peer>, options: &Options) -> Result<VfioPci, Failure> {
         if options.fd.is_some() {
-            return Err("a PCI function is opened by its path, not by a descriptor".into());
+            return Err("a PCI function must be opened by its path, not by a descriptor".into());
         }
         let vfio = Arc::new(Vfio::open(&options.path)?);
         let iommu = vfio.iommu()?;
@@ -81,7 +87,7 @@ impl VfioPci {
         let [common, notify, device] = windows(&vfio, &places)?;
         let common = Common(common);
         if !common.reset(options.timeout()) {
-            return Err("the function does not reset".into());
+            return Err("the function did not reset in time".into());
         }
         common.add_status(status::ACKNOWLEDGE)?;
         common.add_status(status::DRIVER)?;
@@ -102,7 +108,7 @@ impl VfioPci {
         let common = Mutex::new(common);
         let shared = Arc::new(Shared { vfio, common, device, timeout: options.timeout() });
         let config_event = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
-        let news = News::new(peer.clone(), shared.clone(), config_event.try_clone()?)?;
+        let events = Events::new(peer.clone(), shared.clone(), config_event.try_clone()?)?;
         Ok(VfioPci {
             peer,
             shared,
@@ -113,16 +119,16 @@ impl VfioPci {
             calls: Mutex::new(Vec::new()),
             vectors,
             config_event,
-            _listener: Listener::start(news)?,
+            _listener: Listener::start(events)?,
         })
     }
 
-    /// The virtio features that the device has.
+    /// The virtio features that the device offers.
     pub fn offered(&self) -> u64 {
         self.offered
     }
 
-    /// Which interrupt virtqueue `index` has. The first is for changes of the configuration.
+    /// The interrupt of virtqueue `index`. The first interrupt is for configuration changes.
     fn vector(&self, index: u16) -> u16 {
         index.checked_add(1).filter(|vector| *vector < self.vectors).unwrap_or(NO_VECTOR)
     }
@@ -150,7 +156,7 @@ impl Transport for VfioPci {
         let common = lock(&self.shared.common);
         common.set_features(features)?;
         if common.add_status(status::FEATURES_OK)? & status::FEATURES_OK == 0 {
-            return Err(format!("the device does not take the features {features:#x}").into());
+            return Err(format!("the device refused the features {features:#x}").into());
         }
         Ok(())
     }
@@ -172,7 +178,7 @@ impl Transport for VfioPci {
         let common = lock(&self.shared.common);
         let max_size = common.max_queue_size(index)?;
         if size > max_size {
-            return Err(format!("it has at most {max_size} entries, {size} are wanted").into());
+            return Err(format!("virtqueue {index}: {size} entries: at most {max_size}").into());
         }
         let areas = new.areas().map(|area| area.guest_addr);
         let number = common.set_queue(index, size, areas)?;
@@ -203,17 +209,17 @@ impl Transport for VfioPci {
     }
 
     fn stop_queue(&self, index: u16) -> Result<(), Failure> {
-        Err(format!("virtqueue {index} of a PCI function does not stop alone").into())
+        Err(format!("virtqueue {index} of a PCI function cannot be stopped individually").into())
     }
 
     fn shutdown(&self) {
-        self.shared.end(&self.peer, "it was taken out of use");
+        self.shared.end(&self.peer, "shut down");
     }
 }
 
 impl Drop for VfioPci {
     fn drop(&mut self) {
-        // Rings and regions go away next.
+        // The rings and regions are dropped next.
         self.shared.stop();
     }
 }
@@ -223,13 +229,13 @@ impl Shared {
         Ok(lock(&self.common).read_config(&self.device)?)
     }
 
-    /// The function accesses no memory any more when this returns.
+    /// Stops the function. It accesses no memory after this returns.
     fn stop(&self) {
         let common = lock(&self.common);
         let is_reset = common.reset(self.timeout);
         let is_cut_off = self.vfio.change_command(0, COMMAND_MASTER).is_ok();
         if !is_reset {
-            tracing::warn!(is_cut_off, "a PCI function does not reset");
+            tracing::warn!(is_cut_off, "PCI function did not reset in time");
         }
     }
 
@@ -239,17 +245,17 @@ impl Shared {
     }
 }
 
-/// What the listening thread does.
-struct News {
+/// State of the listening thread.
+struct Events {
     peer: Arc<Peer>,
     shared: Arc<Shared>,
     config_event: EventFd,
-    /// The function is wanted back; the bus has reported an error.
+    /// A request to release the function; an error that the bus reports.
     ends: [EventFd; 2],
 }
 
-impl News {
-    fn new(peer: Arc<Peer>, shared: Arc<Shared>, config_event: EventFd) -> Result<News, Failure> {
+impl Events {
+    fn new(peer: Arc<Peer>, shared: Arc<Shared>, config_event: EventFd) -> Result<Events, Failure> {
         let new_event = || EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
         let ends = [new_event()?, new_event()?];
         for (index, event) in [VFIO_PCI_REQ_IRQ_INDEX, VFIO_PCI_ERR_IRQ_INDEX].into_iter().zip(&ends) {
@@ -257,11 +263,11 @@ impl News {
                 shared.vfio.set_interrupts(index, &[event.as_raw_fd()])?;
             }
         }
-        Ok(News { peer, shared, config_event, ends })
+        Ok(Events { peer, shared, config_event, ends })
     }
 }
 
-impl Watch for News {
+impl Watch for Events {
     fn wanted(&self) -> Vec<(RawFd, i16)> {
         let [wanted_back, error] = &self.ends;
         [&self.config_event, wanted_back, error].map(|event| (event.as_raw_fd(), libc::POLLIN)).into()
@@ -287,33 +293,6 @@ impl Watch for News {
         };
         self.shared.end(&self.peer, why);
         false
-    }
-}
-
-/// The register that tells a function that there is something in a virtqueue.
-#[derive(Debug)]
-pub struct DoorbellRegister {
-    window: Window,
-    at: u64,
-    index: u16,
-}
-
-impl DoorbellRegister {
-    fn new(window: &Window, number: u16, step: u32, index: u16) -> Result<DoorbellRegister, String> {
-        let at = u64::from(number) * u64::from(step);
-        if at + 2 > window.len() || !at.is_multiple_of(2) {
-            return Err(format!("doorbell {number} at {at:#x} does not fit {:#x} bytes", window.len()));
-        }
-        Ok(DoorbellRegister { window: window.clone(), at, index })
-    }
-
-    /// Rings it. Everything that was written before is visible to the function before it is rung.
-    #[inline]
-    pub fn ring(&self) {
-        virtio::ring::barrier::write();
-        if self.window.write_u16(self.at, self.index).is_err() {
-            tracing::debug!(queue = self.index, "a PCI function's doorbell cannot be reached");
-        }
     }
 }
 

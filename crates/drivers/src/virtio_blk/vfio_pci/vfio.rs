@@ -1,4 +1,4 @@
-//! VFIO: a PCI function, the group it is in, and the container with its IOMMU's address space.
+//! VFIO: a PCI function, its group, and the container with its IOMMU's address space.
 //!
 //! ```text
 //!   /sys/bus/pci/devices/0000:00:01.0 ─► iommu_group ─► /dev/vfio/N ─► device
@@ -7,8 +7,8 @@
 //!
 //! Source: Linux, include/uapi/linux/vfio.h and Documentation/driver-api/vfio.rst.
 
+use super::super::failure::{Failure, Tried};
 use super::super::regions::Region;
-use super::super::transport::{Failure, Tried};
 use super::capability::CONFIG_SPACE;
 use crate::shared_memory::page_size;
 use std::ffi::CString;
@@ -32,21 +32,21 @@ ioctl_io_nr!(GROUP_GET_DEVICE_FD, VFIO_TYPE.into(), VFIO_BASE + 6);
 ioctl_io_nr!(DEVICE_GET_REGION_INFO, VFIO_TYPE.into(), VFIO_BASE + 8);
 ioctl_io_nr!(DEVICE_GET_IRQ_INFO, VFIO_TYPE.into(), VFIO_BASE + 9);
 ioctl_io_nr!(DEVICE_SET_IRQS, VFIO_TYPE.into(), VFIO_BASE + 10);
-// The numbers of an IOMMU's operations are those of a device's again.
+// IOMMU operations reuse the numbers of device operations.
 ioctl_io_nr!(IOMMU_GET_INFO, VFIO_TYPE.into(), VFIO_BASE + 12);
 ioctl_io_nr!(IOMMU_MAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 13);
 ioctl_io_nr!(IOMMU_UNMAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 14);
 
-/// Most bytes of an IOMMU's description: its ranges are few.
+/// Largest description of an IOMMU in bytes: its ranges are few.
 const MAX_INFO: usize = 1 << 16;
-/// Where a PC's interrupts are written to: no memory is there, whatever a kernel without ranges says.
+/// Interrupt addresses of a PC. No memory lies there, even if an older kernel reports no ranges.
 const INTERRUPTS: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
-/// What every IOMMU of a PC translates.
+/// Last address that every IOMMU of a PC translates.
 const LAST_ADDRESS: u64 = (1 << 39) - 1;
-/// Most mappings where the kernel does not tell: its default.
+/// Largest number of mappings if the kernel does not report it: its default.
 const MAX_MAPPINGS: u64 = 65535;
 
-/// Where a region of a function lies in its file.
+/// Location of a function's region in its file.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionInfo {
     /// Length in bytes.
@@ -57,21 +57,22 @@ pub struct RegionInfo {
     pub can_map: bool,
 }
 
-/// What an IOMMU can do.
+/// Capabilities of an IOMMU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IommuInfo {
-    /// What mappings are multiples of, in bytes.
+    /// Alignment of mappings in bytes.
     pub page: u64,
-    /// The addresses that can be mapped.
+    /// Addresses that can be mapped.
     pub addresses: Vec<RangeInclusive<u64>>,
-    /// How many mappings there can be.
+    /// Largest number of mappings.
     pub max_mappings: u64,
 }
 
-/// A PCI function that this process owns. Closing it resets the function and takes all memory away from it.
+/// A PCI function that this process owns. Closing it resets the function and removes all its
+/// memory.
 #[derive(Debug)]
 pub struct Vfio {
-    // In the order in which they are closed.
+    // Fields are closed in this order.
     device: File,
     _group: File,
     container: File,
@@ -79,20 +80,20 @@ pub struct Vfio {
 }
 
 impl Vfio {
-    /// Takes the function with this directory in sysfs.
+    /// Opens the function with this directory in sysfs.
     ///
     /// # Errors
-    /// When there is none, it is not bound to vfio-pci, it is behind no IOMMU, or somebody else has it.
+    /// When the function does not exist, is not bound to vfio-pci, has no IOMMU, or is in use.
     pub fn open(sysfs: &Path) -> Result<Vfio, Failure> {
         let sysfs = sysfs.canonicalize().map_err(|source| {
-            let what = format!("there is no PCI function {}", sysfs.display());
+            let what = format!("no PCI function {}", sysfs.display());
             Tried { what, source }
         })?;
         let link = |name: &str| {
             let target = sysfs.join(name).read_link().ok()?;
             Some(target.file_name()?.to_string_lossy().into_owned())
         };
-        let group = link("iommu_group").ok_or("the function is behind no IOMMU (no iommu_group in sysfs)")?;
+        let group = link("iommu_group").ok_or("the function has no IOMMU (no iommu_group in sysfs)")?;
         let driver = link("driver").unwrap_or_else(|| "no driver".into());
         if driver != "vfio-pci" {
             return Err(format!("the function is bound to {driver}, not to vfio-pci").into());
@@ -109,22 +110,22 @@ impl Vfio {
         let group = open(&format!("/dev/vfio/{group}"))?;
         join(&group, &container)?;
         let name = sysfs.file_name().map(|name| CString::new(name.as_bytes())).transpose()?;
-        let name = name.ok_or("the path names no PCI function")?;
+        let name = name.ok_or("the path is not a PCI function")?;
         // SAFETY: a C string that lives through the call.
         let fd = check(unsafe { ioctl_with_ptr(&group, GROUP_GET_DEVICE_FD(), name.as_ptr()) })?;
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor, which has no other owner.
         let device = unsafe { File::from_raw_fd(fd) };
         let mut vfio = Vfio { device, _group: group, container, config: 0 };
         vfio.config = vfio.region(VFIO_PCI_CONFIG_REGION_INDEX)?.offset;
         Ok(vfio)
     }
 
-    /// The function's file, in which its regions lie.
+    /// The function's file, which contains its regions.
     pub fn device(&self) -> &File {
         &self.device
     }
 
-    /// Where region `index` lies.
+    /// Location of region `index`.
     ///
     /// # Errors
     /// When the function has no such region.
@@ -133,14 +134,14 @@ impl Vfio {
             vfio_region_info { argsz: size_of::<vfio_region_info>() as u32, index, ..Default::default() };
         // SAFETY: the structure says how long it is.
         check(unsafe { ioctl_with_mut_ref(&self.device, DEVICE_GET_REGION_INFO(), &mut info) })?;
-        // More to say than fits here: all of it can be mapped, or only parts; older kernels keep interrupt tables
-        // out. Without a mapping it is slower, and works.
+        // A longer description says whether all or only parts can be mapped; older kernels exclude
+        // interrupt tables. Access without a mapping is slower.
         let has_parts = info.flags & VFIO_REGION_INFO_FLAG_CAPS != 0 && !self.is_whole(index, info.argsz)?;
         let can_map = info.flags & VFIO_REGION_INFO_FLAG_MMAP != 0 && !has_parts;
         Ok(RegionInfo { len: info.size, offset: info.offset, can_map })
     }
 
-    /// Whether region `index`, whose description has `len` bytes, can be mapped in one piece.
+    /// Whether region `index`, whose description has `len` bytes, can be mapped as a whole.
     fn is_whole(&self, index: u32, len: u32) -> io::Result<bool> {
         let fixed = size_of::<vfio_region_info>();
         let mut info = vec![0u8; (len as usize).clamp(fixed, MAX_INFO)];
@@ -155,7 +156,7 @@ impl Vfio {
     /// The function's configuration space.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn config_space(&self) -> io::Result<[u8; CONFIG_SPACE]> {
         let mut space = [0; CONFIG_SPACE];
         self.device.read_exact_at(&mut space, self.config)?;
@@ -165,7 +166,7 @@ impl Vfio {
     /// Sets and clears bits of the function's command register.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn change_command(&self, set: u16, clear: u16) -> io::Result<()> {
         const COMMAND: u64 = 4;
         let mut bytes = [0; 2];
@@ -174,7 +175,7 @@ impl Vfio {
         self.device.write_all_at(&command.to_le_bytes(), self.config + COMMAND)
     }
 
-    /// How many interrupts of kind `index` can be given to eventfds.
+    /// Number of interrupts of kind `index` that can signal eventfds.
     pub fn interrupts(&self, index: u32) -> u32 {
         let mut info =
             vfio_irq_info { argsz: size_of::<vfio_irq_info>() as u32, index, ..Default::default() };
@@ -183,10 +184,10 @@ impl Vfio {
         if result == 0 && info.flags & VFIO_IRQ_INFO_EVENTFD != 0 { info.count } else { 0 }
     }
 
-    /// Gives the first interrupts of kind `index` to eventfds.
+    /// Connects the first interrupts of kind `index` to eventfds.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn set_interrupts(&self, index: u32, events: &[RawFd]) -> io::Result<()> {
         let words = [
             20 + 4 * events.len() as u32,
@@ -200,10 +201,10 @@ impl Vfio {
         check(unsafe { ioctl_with_ptr(&self.device, DEVICE_SET_IRQS(), words.as_ptr()) }).map(drop)
     }
 
-    /// What the IOMMU can do.
+    /// Capabilities of the IOMMU.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn iommu(&self) -> io::Result<IommuInfo> {
         let mut info = vec![0u8; size_of::<vfio_iommu_type1_info>()];
         loop {
@@ -222,7 +223,7 @@ impl Vfio {
     /// Maps memory into the function's address space, for reading and writing.
     ///
     /// # Errors
-    /// When it is not this process's memory, or may not be pinned (`RLIMIT_MEMLOCK`).
+    /// When the range is not this process's memory, or must not be pinned (`RLIMIT_MEMLOCK`).
     pub fn map(&self, region: Region) -> io::Result<()> {
         let map = vfio_iommu_type1_dma_map {
             argsz: size_of::<vfio_iommu_type1_dma_map>() as u32,
@@ -231,15 +232,15 @@ impl Vfio {
             iova: region.guest_addr,
             size: region.memory.len as u64,
         };
-        // SAFETY: the structure says how long it is. The function writes to the memory only where requests ask
-        // it to.
+        // SAFETY: the structure says how long it is. The function writes to the memory only for
+        // requests.
         check(unsafe { ioctl_with_ref(&self.container, IOMMU_MAP_DMA(), &map) }).map(drop)
     }
 
-    /// Takes memory out of the function's address space.
+    /// Removes memory from the function's address space.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn unmap(&self, region: Region) -> io::Result<()> {
         let mut unmap = vfio_iommu_type1_dma_unmap {
             argsz: size_of::<vfio_iommu_type1_dma_unmap>() as u32,
@@ -252,13 +253,13 @@ impl Vfio {
     }
 }
 
-/// Puts a group into a container and gives that an address space.
+/// Adds a group to a container and sets the container's IOMMU.
 fn join(group: &File, container: &File) -> Result<(), Failure> {
     let mut status = vfio_group_status { argsz: size_of::<vfio_group_status>() as u32, flags: 0 };
     // SAFETY: the structure says how long it is.
     check(unsafe { ioctl_with_mut_ref(group, GROUP_GET_STATUS(), &mut status) })?;
     if status.flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
-        return Err("other functions of its IOMMU group are bound to other drivers".into());
+        return Err("the function's IOMMU group contains functions bound to other drivers".into());
     }
     let fd: RawFd = container.as_raw_fd();
     // SAFETY: the number lives through the call.
@@ -277,7 +278,7 @@ fn check(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// What a `vfio_iommu_type1_info` with its capabilities says.
+/// Decodes a `vfio_iommu_type1_info` with its capabilities.
 fn iommu_info(info: &[u8]) -> IommuInfo {
     let flags = u32_at(info, 4).unwrap_or(0);
     let pages = if flags & VFIO_IOMMU_INFO_PGSIZES != 0 { u64_at(info, 8).unwrap_or(0) } else { 0 };
@@ -304,14 +305,15 @@ fn iommu_info(info: &[u8]) -> IommuInfo {
     IommuInfo { page: smallest.max(page_size()), addresses, max_mappings }
 }
 
-/// The capabilities of a description: id and offset of each. `first` is where the offset of the first stands.
+/// The capabilities of a description: ID and offset of each. `first` is the position of the first
+/// offset.
 fn capabilities(info: &[u8], first: usize) -> impl Iterator<Item = (u16, usize)> {
     let mut at = u32_at(info, first).unwrap_or(0) as usize;
     std::iter::from_fn(move || {
         let id = u32_at(info, at).filter(|_| at != 0)? as u16;
         let found = at;
         let next = u32_at(info, at + 4)? as usize;
-        // Backwards they would go round in a circle.
+        // A link backwards could form a cycle.
         at = if next > at { next } else { 0 };
         Some((id, found))
     })
@@ -363,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_iommu_says_is_understood() {
+    fn the_description_of_an_iommu_is_decoded() {
         let info = iommu_info(&with_ranges());
         assert_eq!((info.page, info.max_mappings), (4096, 1000));
         assert_eq!(info.addresses, [0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1]);

@@ -1,12 +1,12 @@
-//! The front end's side of a vhost-user connection: messages out, replies in.
+//! The front end of a vhost-user connection: sends messages and receives replies.
 //!
 //! ```text
 //!   header │ request u32 │ flags u32: version 1, reply, need reply │ size u32 │   payload   (+ descriptors)
 //! ```
 //!
-//! Numbers and names come from the `vhost` crate. Its own front end is not used: it waits for a silent server
-//! for ever, sends 16 of the 32 bits that `SET_VRING_BASE` needs for a packed ring, and cannot send the wrong
-//! messages that tests of a server want to send.
+//! Numbers and names come from the `vhost` crate. Its own front end is not used. It waits forever
+//! for a silent server, and sends only 16 of the 32 bits that `SET_VRING_BASE` needs for a packed
+//! ring. It also cannot send the malformed messages that tests of a server need.
 //!
 //! Source: QEMU, docs/interop/vhost-user.rst.
 
@@ -23,56 +23,56 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 /// Bytes of a message header.
 pub(in crate::virtio_blk) const HEADER_BYTES: usize = 12;
-/// Longest payload that is accepted: no message of the protocol is longer.
+/// Length of the longest payload accepted, and of any message of the protocol.
 pub(in crate::virtio_blk) const MAX_PAYLOAD: usize = 4096;
 /// Version 1, in every message.
 pub(in crate::virtio_blk) const FLAG_VERSION: u32 = 1;
 /// The message is a reply.
 pub(in crate::virtio_blk) const FLAG_REPLY: u32 = 4;
-/// The sender wants an acknowledgement.
+/// The sender requests an acknowledgement.
 pub(in crate::virtio_blk) const FLAG_NEED_REPLY: u32 = 8;
 
-/// Why an exchange with the server failed. Unless it refused, the connection is shut down by then: its state is
-/// unknown.
+/// Why an exchange with the server failed. Except after a refusal, the connection is shut down,
+/// because its state is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum FrontendError {
     /// The socket failed, or the server did not answer in time.
     #[error("{request:?}: the connection failed")]
     Connection {
-        /// What was asked.
+        /// Request sent.
         request: FrontendReq,
-        /// What the operating system says.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The answer is none that the protocol allows.
+    /// The protocol does not allow this answer.
     #[error("{request:?}: the server answered with {what}")]
     BadReply {
-        /// What was asked.
+        /// Request sent.
         request: FrontendReq,
-        /// What is wrong with the answer.
+        /// Reason why the answer is invalid.
         what: String,
     },
-    /// The server said no.
+    /// The server refused the request.
     #[error("{request:?}: the server refused (error {code})")]
     Refused {
-        /// What was asked.
+        /// Request sent.
         request: FrontendReq,
-        /// The number it gave, not 0.
+        /// The server's error code, not 0.
         code: u64,
     },
 }
 
-/// A reply's payload, and the descriptor that came with it.
+/// Payload of a reply and the descriptor received with it.
 #[derive(Debug)]
 pub struct Reply {
-    /// The bytes behind the header.
+    /// Bytes after the header.
     pub payload: Vec<u8>,
     /// The descriptor, if one came.
     pub file: Option<File>,
 }
 
 impl Reply {
-    /// The number at byte `offset` of the payload; 0 where the payload is too short.
+    /// The number at byte `offset` of the payload; 0 if the payload is too short.
     pub fn u64_at(&self, offset: usize) -> u64 {
         u64::from_le_bytes(std::array::from_fn(|i| self.payload.get(offset + i).copied().unwrap_or(0)))
     }
@@ -86,15 +86,15 @@ pub struct Frontend {
 }
 
 impl Frontend {
-    /// Connects to the socket at `path`. No answer may take longer than `timeout`.
+    /// Connects to the socket at `path`. Each answer must arrive within `timeout`.
     ///
     /// # Errors
-    /// When nobody listens there.
+    /// When no server listens on the socket.
     pub fn connect(path: &Path, timeout: Duration) -> io::Result<Frontend> {
         Frontend::new(UnixStream::connect(path)?, timeout)
     }
 
-    /// Uses a stream that is connected already.
+    /// Uses a connected stream.
     ///
     /// # Errors
     /// When the timeout cannot be set.
@@ -104,18 +104,18 @@ impl Frontend {
         Ok(Frontend { stream, reply_ack: false })
     }
 
-    /// From now on the server acknowledges every message (`REPLY_ACK` was negotiated).
+    /// Requests acknowledgements for all further messages, if `REPLY_ACK` was negotiated.
     pub fn set_protocol(&mut self, features: Protocol) {
         self.reply_ack = features.contains(Protocol::REPLY_ACK);
     }
 
-    /// The socket, for a thread that waits for its end, or a test that writes what it likes.
+    /// The socket, for the listening thread and for tests that write raw bytes.
     pub fn stream(&self) -> &UnixStream {
         &self.stream
     }
 
-    /// Sends a message that has no reply of its own. Returns when the server has acknowledged it, where that
-    /// was negotiated.
+    /// Sends a message that has no reply of its own. Returns when the server has acknowledged it,
+    /// if that was negotiated.
     ///
     /// # Errors
     /// When the connection or the server fails.
@@ -131,7 +131,7 @@ impl Frontend {
         Ok(())
     }
 
-    /// Sends a message and returns the reply that the protocol has for it.
+    /// Sends a message and returns its reply.
     ///
     /// # Errors
     /// When the connection or the server fails.
@@ -145,9 +145,9 @@ impl Frontend {
         self.read_reply(request)
     }
 
-    /// Ends the connection for both sides; whoever waits for it wakes up.
+    /// Closes the connection in both directions, which wakes all waiting threads.
     pub fn shutdown(&self) {
-        // Fails only where the server ended it before.
+        // Fails only if the server closed it before.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
@@ -171,7 +171,7 @@ impl Frontend {
         let result = match result {
             Err(source) => Err(FrontendError::Connection { request, source }),
             Ok((code, ..)) if code != u32::from(request) => bad(format!("a reply to request {code}")),
-            Ok((_, flags, _)) if flags & FLAG_REPLY == 0 => bad("a message that is no reply".into()),
+            Ok((_, flags, _)) if flags & FLAG_REPLY == 0 => bad("a message that is not a reply".into()),
             Ok((_, _, reply)) => Ok(reply),
         };
         if result.is_err() {
@@ -181,7 +181,7 @@ impl Frontend {
     }
 }
 
-/// A whole message in one buffer.
+/// Encodes a message in one buffer.
 pub(in crate::virtio_blk) fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
     for field in [request, flags, payload.len() as u32] {
@@ -191,7 +191,7 @@ pub(in crate::virtio_blk) fn message(request: u32, flags: u32, payload: &[u8]) -
     bytes
 }
 
-/// Writes `bytes`, the descriptors with the first of them.
+/// Writes `bytes`, with the descriptors attached to the first of them.
 pub(in crate::virtio_blk) fn write_all(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> io::Result<()> {
     let mut sent = 0;
     while sent < bytes.len() {
@@ -205,7 +205,7 @@ pub(in crate::virtio_blk) fn write_all(stream: &UnixStream, bytes: &[u8], fds: &
     Ok(())
 }
 
-/// Reads one message: its request number, flags and the rest.
+/// Reads one message: its request number, flags and content.
 pub(in crate::virtio_blk) fn read_message(mut stream: &UnixStream) -> io::Result<(u32, u32, Reply)> {
     let mut header = [0; HEADER_BYTES];
     let (n, file) = loop {

@@ -1,4 +1,4 @@
-//! What the listening thread of a connection does: the end of it, and the server's own messages.
+//! The listening thread of a connection: detects its end and serves the server's own messages.
 
 use super::super::peer::{Peer, Watch};
 use super::frontend::{self, FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use vhost::vhost_user::message::BackendReq;
 
-/// What is listened to.
+/// Connection and channel that the thread watches.
 pub struct Link {
     peer: Arc<Peer>,
     frontend: Shared<Frontend>,
@@ -20,10 +20,10 @@ pub struct Link {
 }
 
 impl Link {
-    /// The connection of `frontend`, and the channel for the server's own messages where there is one.
+    /// Watches the connection of `frontend`, and the channel for the server's own messages, if any.
     ///
     /// # Errors
-    /// When the operating system refuses another descriptor.
+    /// When the operating system refuses a further descriptor.
     pub fn new(peer: Arc<Peer>, frontend: Shared<Frontend>, backend: Option<UnixStream>) -> io::Result<Link> {
         let socket = super::super::peer::lock(&frontend).stream().try_clone()?;
         Ok(Link { peer, frontend, socket, backend })
@@ -58,12 +58,13 @@ impl Watch for Link {
     }
 }
 
-/// Serves one message of the server. Whether it says that the configuration changed.
+/// Serves one message of the server. Returns whether it reports a configuration change.
 fn serve(stream: &UnixStream) -> io::Result<bool> {
     let (request, flags, _) = frontend::read_message(stream)?;
     let is_config = request == u32::from(BackendReq::CONFIG_CHANGE_MSG);
     if flags & FLAG_NEED_REPLY != 0 {
-        // Answered before the configuration is read: the server may serve nothing else while it waits.
+        // The reply comes before the configuration is read: the server may serve nothing else while
+        // it waits.
         let code = if is_config { 0 } else { libc::ENOSYS as u64 };
         let reply = frontend::message(request, FLAG_VERSION | FLAG_REPLY, &code.to_le_bytes());
         frontend::write_all(stream, &reply, &[])?;

@@ -14,10 +14,11 @@ mod link;
 pub(in crate::virtio_blk) use frontend::{FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION, message, write_all};
 pub use frontend::{Frontend, FrontendError, FrontendReq, Reply};
 
+use super::failure::Failure;
 use super::options::Choice;
 use super::peer::{Listener, Peer, as_fd, lock};
 use super::regions::Region;
-use super::transport::{Doorbell, Failure, NewQueue, RunningQueue, Traits, Transport};
+use super::transport::{Doorbell, NewQueue, RunningQueue, Traits, Transport};
 use link::Link;
 use reactor::PeerEvent;
 use std::fs::File;
@@ -30,21 +31,21 @@ use virtio::blk::ConfigSpace;
 use virtio::ring::MAX_QUEUE_SIZE;
 use vmm_sys_util::eventfd::EventFd;
 
-/// What is taken of the vhost-user protocol whenever the server has it.
+/// Protocol features that are used if the server offers them.
 const WELCOME: Protocol = Protocol::MQ
     .union(Protocol::CONFIG)
     .union(Protocol::REPLY_ACK)
     .union(Protocol::BACKEND_REQ)
     .union(Protocol::CONFIGURE_MEM_SLOTS);
-/// Most regions in one `SET_MEM_TABLE`: what every server takes.
+/// Number of regions in one `SET_MEM_TABLE` that every server accepts.
 const TABLE_REGIONS: u64 = 8;
 /// Both positions of a packed ring at the start: slot 0, wrap counter 1.
 const PACKED_START: u32 = 0x8000_8000;
-/// Lengths of the configuration space to ask for: servers refuse what is longer than the one they know. The
-/// second ends behind the fields of write zeroes.
+/// Lengths of the configuration space to request: servers refuse a length that exceeds theirs. The
+/// second ends after the fields of write zeroes.
 const CONFIG_LENGTHS: [usize; 2] = [ConfigSpace::BYTES, 60];
 
-/// Something that the listening thread has, too.
+/// State shared with the listening thread.
 type Shared<T> = Arc<Mutex<T>>;
 
 /// The connection to a vhost-user-blk server.
@@ -54,16 +55,17 @@ pub struct VhostUser {
     offered: u64,
     protocol: Protocol,
     traits: Traits,
-    /// The memory in which the server notes what is in flight. It has to live as long as the connection.
+    /// The memory in which the server tracks requests in flight. It must live as long as the
+    /// connection.
     inflight: OnceLock<File>,
     _listener: Listener,
 }
 
 impl VhostUser {
-    /// Asks the server what it is.
+    /// Negotiates with the server.
     ///
     /// # Errors
-    /// When it does not answer as the protocol has it, or lacks something that is needed.
+    /// When the server violates the protocol, or lacks a required feature.
     pub fn new(
         peer: Arc<Peer>,
         mut frontend: Frontend,
@@ -73,14 +75,14 @@ impl VhostUser {
         frontend.send(FrontendReq::SET_OWNER, &[], &[])?;
         let offered = frontend.call(FrontendReq::GET_FEATURES, &[], &[])?.u64_at(0);
         if offered & virtio::VHOST_USER_F_PROTOCOL_FEATURES == 0 {
-            return Err(format!("the server has no protocol features (features {offered:#x})").into());
+            return Err(format!("the server offers no protocol features (features {offered:#x})").into());
         }
         let protocol = negotiate_protocol(&mut frontend, inflight)?;
         if !protocol.contains(Protocol::CONFIG) {
-            return Err("the server shows no configuration space".into());
+            return Err("the server offers no configuration space".into());
         }
         if inflight == Choice::On && !protocol.contains(Protocol::INFLIGHT_SHMFD) {
-            return Err("the server has no in-flight memory".into());
+            return Err("the server offers no in-flight memory".into());
         }
         let max_queues = count(&mut frontend, FrontendReq::GET_QUEUE_NUM, protocol, Protocol::MQ, 1)?;
         let slots = Protocol::CONFIGURE_MEM_SLOTS;
@@ -92,7 +94,7 @@ impl VhostUser {
         };
         let traits = Traits {
             max_queues: max_queues.min(u16::MAX.into()) as u16,
-            // No message of the protocol says what the server takes.
+            // No message of the protocol reports the server's limit.
             max_queue_size: MAX_QUEUE_SIZE,
             max_regions,
             region_alignment: 1,
@@ -106,7 +108,7 @@ impl VhostUser {
         Ok(VhostUser { peer, frontend, offered, protocol, traits, inflight, _listener: listener })
     }
 
-    /// The virtio features that the server has.
+    /// The virtio features that the server offers.
     pub fn offered(&self) -> u64 {
         self.offered
     }
@@ -116,7 +118,7 @@ impl VhostUser {
         let ring = queue.config().ring;
         let base = if ring.packed { PACKED_START } else { 0 };
         let mut addresses = pair(index, 0);
-        // Rings go by addresses of this process, and the device's area comes before the driver's.
+        // Ring addresses are those of this process, and the device's area precedes the driver's.
         let [descriptors, driver, device] = new.areas().map(|area| area.base.addr() as u64);
         for address in [descriptors, device, driver, 0] {
             addresses.extend_from_slice(&address.to_le_bytes());
@@ -155,7 +157,8 @@ impl VhostUser {
         let mut frontend = lock(&self.frontend);
         frontend.send(request, payload, fds)?;
         if !self.protocol.contains(Protocol::REPLY_ACK) {
-            // Requests may come by a ring before the message is read: any reply says that it was.
+            // A request may reach the server through a ring before this message: any reply shows
+            // that it was read.
             frontend.call(FrontendReq::GET_FEATURES, &[], &[])?;
         }
         Ok(())
@@ -179,7 +182,7 @@ impl Transport for VhostUser {
     fn prepare(&self, queues: u16, ring_size: u16) -> Result<(), Failure> {
         if self.protocol.contains(Protocol::INFLIGHT_SHMFD) {
             let file = share_inflight(&mut lock(&self.frontend), queues, ring_size)?;
-            self.inflight.set(file).map_err(|_| "there is in-flight memory already")?;
+            self.inflight.set(file).map_err(|_| "the in-flight memory is already set")?;
         }
         Ok(())
     }
@@ -222,16 +225,16 @@ impl Transport for VhostUser {
     }
 
     fn shutdown(&self) {
-        // The listening thread spreads the news.
+        // The listening thread notifies the queues.
         lock(&self.frontend).shutdown();
     }
 }
 
-/// Reads the configuration space, as much of it as the server has.
+/// Reads as much of the configuration space as the server has.
 fn read_config(frontend: &Mutex<Frontend>) -> Result<ConfigSpace, FrontendError> {
     let request = FrontendReq::GET_CONFIG;
     for len in CONFIG_LENGTHS {
-        // offset, size, flags, and as many bytes as are asked for.
+        // Offset, size, flags, and the requested number of bytes.
         let mut payload = vec![0; 12 + len];
         payload[4..8].copy_from_slice(&(len as u32).to_le_bytes());
         let reply = lock(frontend).call(request, &payload, &[])?;
@@ -251,7 +254,7 @@ fn negotiate_protocol(frontend: &mut Frontend, inflight: Choice) -> Result<Proto
     Ok(protocol)
 }
 
-/// A number that the server tells when `feature` is in use.
+/// A number that the server reports when `feature` is in use.
 fn count(
     frontend: &mut Frontend,
     request: FrontendReq,
@@ -266,17 +269,18 @@ fn count(
     Ok(reply.u64_at(0))
 }
 
-/// Gives the server a channel for its own messages; our end of it.
+/// Gives the server a channel for its own messages and returns our end.
 fn give_channel(frontend: &mut Frontend, timeout: Duration) -> Result<UnixStream, Failure> {
     let (ours, theirs) = UnixStream::pair()?;
-    // A message that does not end must not keep the listening thread for ever.
+    // An incomplete message must not block the listening thread forever.
     ours.set_read_timeout(Some(timeout))?;
     ours.set_write_timeout(Some(timeout))?;
     frontend.send(FrontendReq::SET_BACKEND_REQ_FD, &[], &[theirs.as_raw_fd()])?;
     Ok(ours)
 }
 
-/// Asks the server for in-flight memory and hands it back, as a front end does after the first connection.
+/// Requests in-flight memory from the server and returns it, as a front end does after the first
+/// connection.
 fn share_inflight(frontend: &mut Frontend, queues: u16, size: u16) -> Result<File, FrontendError> {
     let mut wish = vec![0; 24];
     wish[16..18].copy_from_slice(&queues.to_le_bytes());
@@ -290,7 +294,7 @@ fn share_inflight(frontend: &mut Frontend, queues: u16, size: u16) -> Result<Fil
     Ok(file)
 }
 
-/// Appends a region as `SET_MEM_TABLE` and `ADD_MEM_REG` have it.
+/// Appends a region in the form of `SET_MEM_TABLE` and `ADD_MEM_REG`.
 fn describe(payload: &mut Vec<u8>, region: Region) {
     let memory = region.memory;
     for field in [region.guest_addr, memory.len as u64, memory.addr as u64, memory.fd_offset] {

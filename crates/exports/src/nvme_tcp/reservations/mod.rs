@@ -1,8 +1,10 @@
 //! Reservations: write access of hosts that share a namespace.
 //!
 //! ```text
-//!   command ─► change: serialised ─► rules ─► store ─► rights of each controller ─► events ─► fence ─► completion
-//!              (rare)                (pure)   (file)   (a byte that I/O reads)                (earlier writes end)
+//!   command ─► change: serialised ─► rules ─► store ─► rights of each controller
+//!              (rare)                (pure)   (file)   (a byte that I/O reads)
+//!           ─► events ─► fence ─► completion
+//!                        (earlier writes end)
 //! ```
 //!
 //! Reads and writes check one byte of their controller, which is rarely written. A host that
@@ -12,7 +14,7 @@
 //! A host is identified by its name and identifier, over any number of controllers. If hosts must
 //! authenticate, a host identifier alone cannot impersonate another host.
 //!
-//! | module | what it does |
+//! | module | purpose |
 //! |---|---|
 //! | [`rules`] | the state machine of reservation commands |
 //! | [`store`] | persistence through power loss |
@@ -25,7 +27,7 @@ mod store;
 pub(super) use crate::fence::{Gate, Running};
 pub(super) use rules::{Change, Rights};
 
-use super::controller::Host;
+use super::host::Host;
 use super::subsystem::Subsystem;
 use crate::{Error, fence};
 use nvme::Status;

@@ -3,7 +3,7 @@
 //!
 //! Source: Base Specification 2.0, 8.19 and 7.2 to 7.5.
 
-use super::super::controller::Host;
+use super::super::host::Host;
 use nvme::Status;
 use nvme::reservation::{
     Acquire, AcquireAction, Happening, Register, RegisterAction, Release, ReleaseAction, ReservationType,

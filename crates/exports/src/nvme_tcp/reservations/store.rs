@@ -1,9 +1,9 @@
 //! Persists the registrations and the reservation of a namespace in a file.
 
-use super::super::controller::Host;
+use super::super::host::Host;
 use super::rules::{Held, MAX_REGISTRANTS, Reservations};
 use crate::Error;
-use durable::SystemFolder;
+use atomic_file::SystemFolder;
 use nvme::fabrics::Nqn;
 use nvme::reservation::ReservationType;
 use serde::{Deserialize, Serialize};
@@ -109,8 +109,10 @@ impl Store {
         let folder = SystemFolder::new(self.path.parent().unwrap_or(Path::new("")), 0o600);
         let name = self.path.file_name().and_then(OsStr::to_str).expect("its name is a UUID");
         match state.persists {
-            true => durable::replace(&folder, name, &serde_json::to_vec_pretty(&self.stored(state))?, None),
-            false => durable::remove(&folder, name),
+            true => {
+                atomic_file::replace(&folder, name, &serde_json::to_vec_pretty(&self.stored(state))?, None)
+            }
+            false => atomic_file::remove(&folder, name),
         }
     }
 

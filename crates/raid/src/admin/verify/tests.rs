@@ -1,4 +1,4 @@
-//! Arrays in memory, damaged and checked.
+//! Checks of damaged arrays in memory.
 
 use super::*;
 use crate::metadata::Shape;
@@ -31,7 +31,7 @@ struct Array {
 }
 
 impl Array {
-    /// An array of random data with parity that fits.
+    /// An array of random data with matching parity.
     async fn new(level: Level, members: usize) -> Array {
         let shape = Shape { strip_bytes: Some(STRIP as u32), ..Shape::new("test", level) };
         let mut config = shape.config(Uuid::from_random([7; 16]), members, 1 << 30, 512).unwrap();
@@ -48,20 +48,27 @@ impl Array {
         array
     }
 
-    /// An array of which the member of a strip cannot read that strip's first sector, and the member's slot.
+    /// An array in which the member of a strip cannot read the strip's first sector; also returns
+    /// the member's slot.
     async fn with_unreadable(level: Level, members: usize, stripe: u64, strip: usize) -> (Array, usize) {
         let mut array = Array::new(level, members).await;
-        let geometry = array.config.geometry;
+        let slot = array.spoil(stripe, strip, 0).await;
+        (array, slot)
+    }
+
+    /// The member of a strip cannot read the sector at this offset in the strip.
+    async fn spoil(&mut self, stripe: u64, strip: usize, offset: u64) -> usize {
+        let geometry = self.config.geometry;
         let slot = geometry.member(stripe, strip);
         let device = Arc::new(MemDevice::new(&Options::new(DATA_AT + 300 * STRIP as u64)).unwrap());
         let fault = Arc::new(Fault::new(device));
-        array.members[slot] = Some((fault.open_channel().unwrap(), DATA_AT));
+        self.members[slot] = Some((fault.open_channel().unwrap(), DATA_AT));
         for stripe in 0..300 {
-            array.fill(stripe).await;
+            self.fill(stripe).await;
         }
-        let at = DATA_AT + geometry.member_offset(stripe);
+        let at = DATA_AT + geometry.member_offset(stripe) + offset;
         fault.add(Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read]).within(at..at + 512));
-        (array, slot)
+        slot
     }
 
     async fn fill(&self, stripe: u64) {
@@ -189,8 +196,20 @@ fn a_strip_that_cannot_be_read_is_computed_and_written_anew() {
     reactor::run(async {
         let (array, slot) = Array::with_unreadable(Level::Raid5, 4, 128, 1).await;
         let (findings, heard) = array.verify(false).await;
-        assert_eq!((findings.strips_unreadable, findings.rows_wrong), (1, 2));
+        assert_eq!((findings.strips_unreadable, findings.rows_wrong), (1, 1));
         assert_eq!((heard.len(), heard[0].stripe, heard[0].slot), (1, 128, Some(slot)));
+        let (findings, _) = array.verify(true).await;
+        assert_eq!((findings.rows_repaired, findings.is_clean()), (1, true));
+    });
+}
+
+#[test]
+fn strips_that_cannot_be_read_in_different_rows_are_computed_and_written_anew() {
+    reactor::run(async {
+        let (mut array, _) = Array::with_unreadable(Level::Raid5, 4, 128, 1).await;
+        array.spoil(128, 0, 4096).await;
+        let (findings, _) = array.verify(false).await;
+        assert_eq!((findings.strips_unreadable, findings.rows_wrong), (2, 2));
         let (findings, _) = array.verify(true).await;
         assert_eq!((findings.rows_repaired, findings.is_clean()), (2, true));
     });
@@ -204,5 +223,63 @@ fn a_strip_that_cannot_be_read_in_a_row_that_differs_is_not_clean() {
         let (findings, _) = array.verify(true).await;
         assert_eq!(findings.strips_unreadable, 1);
         assert!(!findings.is_clean(), "the strip still cannot be read: {findings:?}");
+    });
+}
+
+/// Bytes of the strip of which `Array::with_unreadable` spoils the first 512 bytes, behind those.
+async fn readable(array: &Array, stripe: u64, strip: usize) -> Vec<u8> {
+    let geometry = array.config.geometry;
+    let (channel, data) = array.members[geometry.member(stripe, strip)].as_ref().unwrap();
+    let buffer = reactor::current().buffers().take(STRIP - 512).await;
+    let at = data + geometry.member_offset(stripe) + 512;
+    let (buffer, result) = buffer.transfer(&**channel, Op::Read, Flags::NONE, at).await;
+    result.unwrap();
+    buffer.as_slice().to_vec()
+}
+
+#[test]
+fn where_parity_is_out_of_sync_only_an_unreadable_block_of_data_is_computed() {
+    reactor::run(async {
+        for (level, members) in [(Level::Raid5, 4), (Level::Raid6, 5), (Level::Raid7, 6)] {
+            let (array, slot) = Array::with_unreadable(level, members, 128, 1).await;
+            let geometry = array.config.geometry;
+            let before = readable(&array, 128, 1).await;
+            for parity in geometry.data..geometry.group_members() {
+                array.put(128, parity, 512, &[0xe0 + parity as u8; STRIP - 512]).await;
+            }
+            let expect = |_| Expectation::OutOfSync;
+            let (findings, heard) = array.verify_where(true, &expect).await;
+            assert!(readable(&array, 128, 1).await == before, "{level:?}");
+            assert!(findings.is_clean(), "{level:?} {findings:?}");
+            assert_eq!((heard[0].slot, heard[0].len), (Some(slot), 512), "{level:?} {heard:?}");
+            // The rest of its stripe was made to fit the data.
+            let (findings, heard) = array.verify(false).await;
+            assert_eq!((heard.len(), findings.rows_different), (1, 0), "{level:?} {heard:?}");
+        }
+    });
+}
+
+#[test]
+fn rot_in_other_rows_of_a_stripe_is_not_computed_into_a_strip_with_an_unreadable_block() {
+    reactor::run(async {
+        let (array, _) = Array::with_unreadable(Level::Raid5, 4, 128, 1).await;
+        let before = readable(&array, 128, 1).await;
+        array.put(128, 0, 4096, &[0xee; 4096]).await;
+        let (findings, _) = array.verify(true).await;
+        assert!(readable(&array, 128, 1).await == before, "{findings:?}");
+    });
+}
+
+#[test]
+fn where_parity_is_open_an_unreadable_block_of_data_is_not_computed() {
+    reactor::run(async {
+        for (level, members) in [(Level::Raid5, 4), (Level::Raid6, 5)] {
+            let (array, _) = Array::with_unreadable(level, members, 128, 1).await;
+            array.put(128, 3, 4096, &[0xee; 4096]).await;
+            let (findings, heard) = array.verify_where(true, &|_| Expectation::Open).await;
+            let outcomes: Vec<Outcome> = heard.iter().map(|difference| difference.outcome).collect();
+            assert_eq!(outcomes, [Outcome::Unrepairable, Outcome::Repaired], "{level:?} {heard:?}");
+            assert_eq!((findings.rows_wrong, findings.rows_unrepairable), (1, 1), "{level:?}");
+        }
     });
 }

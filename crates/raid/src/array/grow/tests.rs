@@ -1,4 +1,4 @@
-//! Arrays on memory that grows. Power loss during growth is the simulator's (`sim --grow`).
+//! Arrays on memory devices that grow. The simulator tests power loss during growth (`sim --grow`).
 
 use super::*;
 use crate::array::{Array, Start};
@@ -20,7 +20,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Members of 4 MiB that are used whole and can grow to 80.
+    /// Members of 4 MiB that are completely used and can grow to 80 MiB.
     fn new(level: Level, groups: usize, data: usize, parity: usize, region_bytes: u64) -> Bench {
         let (matrix, consistency) = match (data, parity) {
             (_, 0) => (Matrix::Copies, Consistency::None),
@@ -152,7 +152,7 @@ fn every_level_grows_under_its_users_and_stays_as_large() {
 }
 
 #[test]
-fn what_members_do_not_zero_is_synced_later_and_old_data_keeps_its_parity() {
+fn a_range_that_members_do_not_zero_is_synced_later_and_old_data_keeps_its_parity() {
     reactor::run(async {
         // The last region is shared by old and new stripes.
         let bench = Bench::new(Level::Raid5, 1, 3, 1, 3 << 18);
@@ -208,7 +208,7 @@ fn an_array_that_cannot_grow_says_which_member_lacks_how_much() {
 }
 
 #[test]
-fn a_region_map_without_room_is_told_with_the_largest_size_that_works() {
+fn a_bitmap_without_room_is_refused_with_the_largest_size_that_works() {
     reactor::run(async {
         let bench = Bench::new(Level::Raid5, 1, 2, 1, STRIP);
         let array = bench.create().await;

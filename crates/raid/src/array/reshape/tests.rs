@@ -1,11 +1,11 @@
-//! Arrays on memory that change their shape. Power loss meanwhile is the simulator's (`sim --shapes`).
+//! Reshapes of arrays on memory devices. The simulator tests power loss meanwhile (`sim --shapes`).
 
 use super::*;
 use crate::array::members::Attached;
 use crate::array::{Array, Before, Start, Wanted};
 use crate::config::Consistency;
 use crate::jobs::{self, Jobs};
-use crate::metadata::region_map::WRITTEN;
+use crate::metadata::intent_bitmap::WRITTEN;
 use crate::metadata::{
     AssembleOptions, Found, Label, Layout, Member, Reshape, Store, Target, assemble, read_superblock, testing,
 };
@@ -30,7 +30,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Shapes as (data, parity).
+    /// Geometries as (data, parity).
     fn new(old: (usize, usize), new: (usize, usize), consistency: Consistency) -> Bench {
         Bench::of_members(4 << 20, old, new, consistency)
     }
@@ -85,7 +85,7 @@ impl Bench {
 
     async fn create(&self) -> Arc<Array> {
         let targets = self.targets(0, self.old.geometry.members());
-        // Every region is written when a change of shape begins.
+        // Every region is marked as written when a reshape begins.
         let table = Table { initial_region: WRITTEN, ..testing::table(&self.old) };
         let results = Store::new(targets.len()).commit(&targets, &table).await;
         assert!(results.iter().all(|(_, result)| result.is_ok()));
@@ -112,7 +112,7 @@ impl Bench {
         Array::start(Start::new(assembly, 1, true, device)).await.unwrap()
     }
 
-    /// Begins the change of shape of the array, which was stopped.
+    /// Begins the reshape of a stopped array.
     async fn begin(&self) {
         let found = self.find(&[]).await;
         let Label::Member(superblock) = &found[0].label else { panic!("a member") };
@@ -134,7 +134,7 @@ impl Bench {
         assert!(results.iter().all(|(_, result)| result.is_ok()), "{results:?}");
     }
 
-    /// An array with a pattern that changes its shape.
+    /// An array with a pattern and a reshape in progress.
     async fn begun(&self) -> (Arc<Array>, Vec<u8>) {
         let array = self.create().await;
         let channel = array.open_channel().unwrap();
@@ -162,7 +162,7 @@ async fn read(channel: &dyn Channel, block: u64) -> Result<u8, IoError> {
     let (buffer, result) = buffer.transfer(channel, Op::Read, Flags::NONE, block * BLOCK).await;
     let bytes = buffer.as_slice();
     result.map(|()| {
-        assert!(bytes.iter().all(|byte| *byte == bytes[0]), "block {block} is of one write");
+        assert!(bytes.iter().all(|byte| *byte == bytes[0]), "block {block} has the content of one write");
         bytes[0]
     })
 }
@@ -216,7 +216,7 @@ fn an_array_has_its_bytes_at_every_moment_of_a_change_and_more_room_after_it() {
                         check(&array, &pattern).await;
                     }
                 }
-                assert_eq!(array.limits().capacity, before, "until it is over");
+                assert_eq!(array.limits().capacity, before, "until its end");
                 array.end_reshape().await.unwrap();
                 assert!(windows > 5 && !array.is_reshaping() && array.moved().is_none());
                 assert_eq!(array.limits().capacity, bench.new.geometry.capacity());
@@ -233,7 +233,7 @@ fn an_array_has_its_bytes_at_every_moment_of_a_change_and_more_room_after_it() {
                 assert_eq!(
                     (array.config().lanes, array.table().reshape),
                     (4, None),
-                    "it has all lanes again"
+                    "the array has all lanes again"
                 );
                 check(&array, &pattern).await;
             });
@@ -270,19 +270,19 @@ fn a_change_goes_on_after_a_stop_a_crash_and_the_loss_of_a_member() {
             let table = array.table();
             assert!(
                 matches!(table.members[1].state, MemberState::Missing { since: 0 }),
-                "it needs everything"
+                "a complete rebuild is needed"
             );
         });
     }
 }
 
 #[test]
-fn what_cannot_be_read_is_bad_in_the_new_shape_too_and_nothing_else_is() {
+fn only_blocks_that_cannot_be_read_are_bad_in_the_new_geometry() {
     reactor::run(async {
         let bench = Bench::new((2, 1), (3, 1), Consistency::Ppl);
         let (array, pattern) = bench.begun().await;
         let channel = array.open_channel().unwrap();
-        // Without slot 1 nothing stands for the second block of the array.
+        // Without slot 1 the second block of the array cannot be reconstructed.
         array.fail(1).await.unwrap();
         let slot = bench.old.geometry.member(0, 0);
         let at = bench.targets(0, 1)[0].layout.data_offset + BLOCK;
@@ -294,7 +294,7 @@ fn what_cannot_be_read_is_bad_in_the_new_shape_too_and_nothing_else_is() {
         }
         assert_eq!(expected[1], Err(IoError::Medium));
         let lost = expected.iter().filter(|result| result.is_err()).count();
-        assert!(lost <= 2, "it, and what only it and the member that is out could tell");
+        assert!(lost <= 2, "the block, and the strip of the failed member in its row");
         while array.move_window(1 << 20).await.unwrap() {}
         array.end_reshape().await.unwrap();
         bench.faults[slot].clear();
@@ -302,7 +302,7 @@ fn what_cannot_be_read_is_bad_in_the_new_shape_too_and_nothing_else_is() {
             assert_eq!(read(&*channel, block as u64).await, expected, "block {block}");
         }
         write(&*channel, 1, 77).await;
-        assert_eq!(read(&*channel, 1).await, Ok(77), "it is good once it is written");
+        assert_eq!(read(&*channel, 1).await, Ok(77), "the block is good once it is written");
     });
 }
 
@@ -354,16 +354,16 @@ fn two_lost_members_freeze_an_array_that_gets_its_second_parity() {
         let bench = Bench::new((3, 1), (3, 2), Consistency::Ppl);
         let (array, _) = bench.begun().await;
         array.fail(0).await.unwrap();
-        assert_eq!(array.fail(1).await, Err(IoError::Invalid), "the old shape could not be read without it");
+        assert_eq!(array.fail(1).await, Err(IoError::Invalid), "the old geometry needs it");
         array.fail(4).await.unwrap();
         while array.move_window(1 << 20).await.unwrap() {}
         array.end_reshape().await.unwrap();
-        assert_eq!(array.fail(1).await, Err(IoError::Invalid), "two are out already");
+        assert_eq!(array.fail(1).await, Err(IoError::Invalid), "two members have already failed");
     });
 }
 
 impl Bench {
-    /// A blank disk takes the place of the one in a slot; the disk as a newcomer for the array.
+    /// A blank disk replaces the one in a slot; returns it as a new device for the array.
     fn renew(&mut self, array: &Array, slot: usize) -> Attached {
         let disk = MemDevice::new(&Options::new(self.member_bytes)).unwrap();
         self.faults[slot] = Arc::new(Fault::new(Arc::new(disk)));
@@ -408,7 +408,7 @@ fn a_slot_is_filled_in_both_shapes_while_a_change_stands_still() {
                     drop(channel);
                     if step == steps / 2 {
                         array.checkpoint(slot).await.unwrap();
-                        drop(array); // as a crash does
+                        drop(array); // as in a crash
                         array = bench.start(&[]).await;
                         assert_eq!((array.members().cursor(slot), array.fill_steps()), (step, steps));
                         check(&array, &pattern).await;
@@ -445,7 +445,7 @@ fn a_spare_is_filled_while_a_change_cannot_go_on() {
             ranges += 1;
         }
         drop(owner);
-        // The next row cannot be moved: it is lost, and there is no room to note that.
+        // The next row cannot be moved: it is lost, and the bad-block list has no room.
         let stripe = array.moved().unwrap().done / bench.old.geometry.stripe_bytes();
         let at = bench.targets(0, 1)[0].layout.data_offset + bench.old.geometry.member_offset(stripe);
         for slot in [0, 2, 4] {
@@ -454,7 +454,7 @@ fn a_spare_is_filled_while_a_change_cannot_go_on() {
         }
         let jobs = array.keep(jobs::Options::default()).unwrap();
         jobs.add(Arc::new(MemDevice::new(&Options::new(bench.member_bytes)).unwrap())).await.unwrap();
-        while says(&jobs, "the change of shape stops").is_none() {
+        while says(&jobs, "the reshape stops").is_none() {
             reactor::current().sleep(1_000_000).await;
         }
         bench.faults.iter().for_each(|fault| fault.clear());
@@ -465,7 +465,7 @@ fn a_spare_is_filled_while_a_change_cannot_go_on() {
         }
         reactor::current().sleep(60_000_000_000).await;
         assert!(array.members().is_healthy(), "{:#?}", jobs.status());
-        assert!(!array.is_reshaping(), "it was tried again: {:#?}", jobs.status());
+        assert!(!array.is_reshaping(), "the second try succeeded: {:#?}", jobs.status());
         check(&array, &pattern).await;
         jobs.stop().await;
     });

@@ -1,10 +1,12 @@
-//! Members with corrected read errors: which are counted, and what becomes of a member with too many.
+//! Members with corrected read errors: which are counted, and what becomes of a member with too
+//! many.
 
 use super::*;
 use crate::array::WINDOW_NS;
 use crate::metadata::MaintenanceChange;
 
-/// Makes data blocks of a slot's member unreadable, each in another stripe; where they are in the array.
+/// Makes data blocks of a slot's member unreadable, each in another stripe; where they are in the
+/// array.
 fn break_blocks(rig: &Rig, slot: usize, count: usize) -> Vec<u64> {
     let geometry = &rig.config.geometry;
     let layout = Layout::new(MEMBER_BYTES, &rig.config).unwrap();
@@ -100,7 +102,8 @@ fn a_scrub_that_finds_too_many_unreadable_strips_has_the_member_replaced() {
         rig.jobs.add(spare.device()).await.unwrap();
         break_blocks(&rig, 2, 1);
         for _ in 0..21 {
-            // The fault stays when the block is written again, so that every scrub of the stripe fails after it.
+            // The fault stays when the block is written again, so that every scrub of the stripe
+            // fails after it.
             let stripe = (0..6).find(|stripe| rig.config.geometry.strip_on(*stripe, 2).unwrap() < 4).unwrap();
             let _ = rig.array.scrub_stripe(stripe, false).await;
         }
@@ -183,7 +186,8 @@ fn read_errors_that_writes_and_rebuilds_get_past_are_counted() {
     simulate(|| async {
         let rig = Rig::new(shape(1, 6, 2)).await;
         rig.fill(0, 6 << 20, 3).await;
-        // Fewer strips have to be read to modify parity than to compute it anew: the old block is read.
+        // Modifying parity reads fewer strips than computing it from all data: the old block is
+        // read.
         let places = break_blocks(&rig, 0, 3);
         rig.write(places[0], 9, 4096).await.unwrap();
         assert_eq!(rig.array.read_errors().total(0), 1);

@@ -57,7 +57,8 @@ async fn check_content(rig: &Rig, before: &[u8], lose: &[usize]) {
 
 #[test]
 fn two_lost_members_are_filled_with_one_read_of_the_others() {
-    // Data, parity, strips that are read for a stripe: with 7.3 one parity is compared. Members that are lost at the end.
+    // Data, parity, strips that are read for a stripe: with 7.3 one parity is compared. Members
+    // that are lost at the end.
     let cases: [(usize, usize, u64, &[usize]); 3] =
         [(4, 2, 4, &[2, 3]), (3, 3, 4, &[2, 3, 4]), (1, 2, 1, &[2, 1])];
     for (data, parity, strips, lose) in cases {

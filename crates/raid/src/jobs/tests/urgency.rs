@@ -1,12 +1,12 @@
-//! How fast rebuilds are beside requests, under virtual time.
+//! Rates of rebuilds while requests run, under virtual time.
 
 use super::*;
 use std::cell::Cell;
 
-/// The floor of these tests.
+/// The minimum rate in these tests, in bytes per second.
 const FLOOR: u64 = 256 << 10;
 
-/// Work beside requests is at its floor: none of them meets its target.
+/// Work runs at its minimum rate while there are requests: none of them meets its target.
 fn at_floor() -> Pace {
     let latency_target_ns = Some(1);
     Pace { least_bytes_per_s: FLOOR, least_percent: 0, latency_target_ns, ..Pace::default() }

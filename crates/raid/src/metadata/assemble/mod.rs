@@ -1,9 +1,11 @@
-//! Which of the devices that were found make up an array, and whether it may be started. A pure decision.
+//! Decides which of the devices found form an array, and whether the array may be started. A pure
+//! decision without I/O.
 //!
-//! The newest table decides. A member that it trusts is taken unless the member is older than what was durable
-//! everywhere ([`Table::settled`]). That is sound because a member is declared out, durably on all others, before any
-//! write that skipped it is acknowledged. What remains is to see that the newest table is here at all: a set of
-//! members that is missing and could have gone on alone is asked for.
+//! The newest table decides. A member that it trusts is used unless its table is older than the one
+//! that was durable everywhere ([`Table::settled`]). The rule is sound because a failure is durable
+//! on all other members before a write that skipped the failed member is acknowledged. One check
+//! remains: whether the newest table is among the devices at all. The start is refused if the
+//! missing members could have continued alone.
 
 mod reshape;
 
@@ -14,38 +16,38 @@ use super::superblock::{
 use crate::{Consistency, Matrix, Uuid};
 use std::collections::HashMap;
 
-/// What to assemble, and how much to believe.
+/// The array to assemble, and the checks to override.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AssembleOptions {
-    /// The array; `None` when all devices are of one.
+    /// The array; `None` if all devices belong to one array.
     pub array: Option<Uuid>,
-    /// Start although members are missing that could have gone on without these.
+    /// Start although the missing members could have continued without the present ones.
     pub run: bool,
-    /// Start although data may be lost; [`Assembly::losses`] says what.
+    /// Start although data may be lost; [`Assembly::losses`] lists the losses.
     pub force: bool,
 }
 
 /// An array that may be started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assembly {
-    /// The newest table. Members in `missing` are still trusted by it: see [`Assembly::opening_table`].
+    /// The newest table. It still trusts the members in `missing`: see [`Assembly::opening_table`].
     pub table: Table,
-    /// The members by slot: those to be used. What the table calls rebuilding is here too. Their layouts are those that go
-    /// with the table, also where a member has not heard of a change of shape yet.
+    /// The members to use, by slot, including those that are being rebuilt. Their layouts match the
+    /// table, also where a member has missed the start of a reshape.
     pub members: Vec<Option<Found>>,
-    /// Slots of members that the table trusts and that are not here, or cannot be used.
+    /// Slots of members that the table trusts, but that are absent or unusable.
     pub missing: Vec<usize>,
     /// Members of the array that have missed writes.
     pub returning: Vec<Returning>,
-    /// Devices that are left out, and why.
+    /// Devices that are not used, with the reasons.
     pub rejected: Vec<Rejected>,
     /// Spares for this array or for any.
     pub spares: Vec<Found>,
-    /// Why the array must not be written, if so.
+    /// Why the array is read-only, if it is.
     pub read_only: Option<String>,
-    /// What may be lost because the start was forced: sentences.
+    /// Possible losses of a forced start, as sentences.
     pub losses: Vec<String>,
-    /// Parity must be made again everywhere before it can be trusted: a forced start.
+    /// Parity must be resynced everywhere before it can be trusted, after a forced start.
     pub needs_sync: bool,
     /// The start was forced.
     pub is_forced: bool,
@@ -58,16 +60,17 @@ pub struct Returning {
     pub slot: usize,
     /// The member.
     pub found: Found,
-    /// It needs only the regions marked [`super::region_map::STALE`]; otherwise everything.
+    /// The member needs only the regions marked [`super::intent_bitmap::STALE`]; otherwise
+    /// everything.
     pub is_partial: bool,
 }
 
-/// A device that is left out.
+/// A device that is not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
     /// The device.
     pub name: String,
-    /// Why: a sentence without the name.
+    /// The reason: a sentence without the name.
     pub why: String,
 }
 
@@ -77,8 +80,10 @@ pub enum Refusal {
     /// No device is a member.
     #[error("no member among the devices")]
     Nothing,
-    /// The devices are of several arrays.
-    #[error("{first} is of array {first_array}, {second} is of array {second_array}: say which one is meant")]
+    /// The devices belong to several arrays.
+    #[error(
+        "{first} is of array {first_array}, {second} is of array {second_array}: name the array to start"
+    )]
     Foreign {
         /// A device.
         first: String,
@@ -89,9 +94,9 @@ pub enum Refusal {
         /// Its array.
         second_array: String,
     },
-    /// Two devices say that they are the same member.
+    /// Two devices claim to be the same member.
     #[error(
-        "{first} and {second} are both member {member}: one is a copy of the other, or both are one device"
+        "member {member}: claimed by {first} and {second}: one is a copy of the other, or both are one device"
     )]
     Duplicate {
         /// The member.
@@ -101,27 +106,27 @@ pub enum Refusal {
         /// The other.
         second: String,
     },
-    /// Two sets of members went on without each other.
+    /// Two sets of members continued without each other.
     #[error(
-        "split brain: {first} and {second} went on without each other after epoch {epoch}; --force takes {first}"
+        "split brain: {first} and {second} continued without each other after epoch {epoch}; --force uses {first}"
     )]
     SplitBrain {
         /// The newer side: devices, generation.
         first: String,
         /// The other side.
         second: String,
-        /// Epochs up to here are common.
+        /// The last common epoch.
         epoch: u64,
     },
-    /// The array was never finished.
-    #[error("array {array}: it was being created and never finished; create it again")]
+    /// The creation of the array was interrupted.
+    #[error("array {array}: its creation was interrupted; create it again")]
     Creating {
         /// The array: name and UUID.
         array: String,
     },
-    /// Only devices that were to become members are here.
+    /// Only devices that an interrupted change was adding are present.
     #[error(
-        "array {array}: {devices} were being added to it and never became members; none of its own members is here"
+        "array {array}: the change that adds {devices} was interrupted, and no member of the array is present"
     )]
     Adding {
         /// The array: name and UUID.
@@ -129,7 +134,7 @@ pub enum Refusal {
         /// The devices.
         devices: String,
     },
-    /// More members are missing than parity can replace.
+    /// More members are missing than the array can reconstruct.
     #[error(
         "array {array}: group {group} needs {needed} of its {members} members and has {present}: {missing}"
     )]
@@ -138,39 +143,39 @@ pub enum Refusal {
         array: String,
         /// The group.
         group: usize,
-        /// Members that it needs.
+        /// Members that the group needs.
         needed: usize,
-        /// Members that it has when whole.
+        /// Members of the complete group.
         members: usize,
-        /// Members that can be used.
+        /// Usable members.
         present: usize,
-        /// What is missing and why: text.
+        /// The unusable members and the reasons, as text.
         missing: String,
     },
-    /// The missing members may hold newer data than those that are here.
+    /// The missing members may hold newer data than the present ones.
     #[error(
-        "array {array}: {missing} could have gone on without the others and hold newer data; --run starts without them"
+        "array {array}: {missing} could have continued without the others and hold newer data; --run starts without them"
     )]
     MayBeOld {
         /// The array.
         array: String,
-        /// What is missing: text.
+        /// The missing members, as text.
         missing: String,
     },
-    /// A crash and a missing member together, and no log.
+    /// An unclean stop and a missing member, without a log.
     #[error(
-        "array {array} was not stopped cleanly, keeps no log and lacks {missing}: blocks of regions that were being \
-         written cannot be told right from wrong; --force accepts wrong blocks there"
+        "array {array}: stopped uncleanly, without a log and without {missing}: blocks of dirty regions may be wrong; \
+         --force accepts wrong blocks there"
     )]
     DirtyDegraded {
         /// The array.
         array: String,
-        /// What is missing: text.
+        /// The missing members, as text.
         missing: String,
     },
 }
 
-/// A device that says it is a member.
+/// A device with a superblock of a member.
 #[derive(Clone)]
 struct Candidate {
     found: Found,
@@ -187,22 +192,22 @@ impl Candidate {
     }
 }
 
-/// Candidates that went one way, the newest first.
+/// Candidates with one history, the newest first.
 type Line = Vec<Candidate>;
 
-/// The line to go on with.
+/// The line to assemble.
 struct Choice {
     line: Line,
     /// Members of all other lines.
     others: Vec<Candidate>,
-    /// What is lost by the choice.
+    /// Losses that the choice causes.
     losses: Vec<String>,
 }
 
-/// Decides what the devices `found` make up.
+/// Decides which array the devices `found` form.
 ///
 /// # Errors
-/// Says why nothing can be started, with the devices' names.
+/// Names the reason, with the devices, why no array can be started.
 pub fn assemble(found: Vec<Found>, options: &AssembleOptions) -> Result<Assembly, Refusal> {
     let (mut candidates, spares) = split(found);
     let array = match options.array {
@@ -213,18 +218,18 @@ pub fn assemble(found: Vec<Found>, options: &AssembleOptions) -> Result<Assembly
     candidates.retain(|candidate| {
         let is_ours = candidate.superblock.array() == array;
         if !is_ours {
-            let why = format!("it is of array {}", describe(candidate.table()));
+            let why = format!("device belongs to array {}", describe(candidate.table()));
             rejected.push(Rejected { name: candidate.found.name.clone(), why });
         }
         is_ours
     });
     refuse_duplicates(&candidates)?;
-    let candidates = drop_newcomers(candidates, &mut rejected)?;
+    let (candidates, newcomers) = drop_newcomers(candidates)?;
     let Choice { line, others, mut losses } = choose_line(candidates, options.force)?;
     let table = line[0].table().clone();
     rejected.extend(others.into_iter().map(|other| Rejected {
         why: format!(
-            "it is of another line, generation {}: the others went on without it (the array is at {})",
+            "superblock is of another line at generation {}: the array continued without it to generation {}",
             other.generation(),
             table.generation
         ),
@@ -243,6 +248,7 @@ pub fn assemble(found: Vec<Found>, options: &AssembleOptions) -> Result<Assembly
         is_forced: options.force,
     };
     line.into_iter().for_each(|candidate| assembly.place(candidate));
+    newcomers.into_iter().for_each(|candidate| assembly.leave_out(candidate));
     assembly.losses.append(&mut losses);
     assembly.needs_sync = !assembly.losses.is_empty();
     if options.force {
@@ -306,15 +312,14 @@ fn refuse_duplicates(candidates: &[Candidate]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Drops devices that were to become members and did not: their tables say so, and no finished table that came after
-/// knows them. Of an array that was never finished nothing is left.
+/// Separates the devices that an interrupted change was adding: their tables say so, and no later
+/// finished table includes them. Returns the other candidates and these. Refuses an array whose
+/// creation was interrupted: no candidate remains.
 ///
-/// New members are given their superblocks first, and become members with a table that all of them and all that were
-/// there before are to have: whichever member has it speaks for those that do not have it yet.
-fn drop_newcomers(
-    candidates: Vec<Candidate>,
-    rejected: &mut Vec<Rejected>,
-) -> Result<Vec<Candidate>, Refusal> {
+/// New members get their superblocks first. They become members with a table that is written to all
+/// of them and to all existing members. A member that has this table vouches for those that do not
+/// have it yet.
+fn drop_newcomers(candidates: Vec<Candidate>) -> Result<(Vec<Candidate>, Vec<Candidate>), Refusal> {
     let (newcomers, mut kept): (Vec<Candidate>, Vec<Candidate>) =
         candidates.into_iter().partition(|candidate| candidate.table().is_creating);
     if let (Some(newcomer), true) = (newcomers.first(), kept.is_empty()) {
@@ -324,30 +329,26 @@ fn drop_newcomers(
         }
         return Err(Refusal::Adding { array, devices: names(&newcomers) });
     }
-    let finished = kept.len();
-    for newcomer in newcomers {
-        let knows = |other: &Candidate| {
+    let (known, dropped): (Vec<Candidate>, Vec<Candidate>) = newcomers.into_iter().partition(|newcomer| {
+        kept.iter().any(|other| {
             let is_it = |member: &Member| member.uuid == newcomer.superblock.member;
             newcomer.table().relation_to(other.table()) == Relation::Ancestor
                 && other.table().members.iter().any(is_it)
-        };
-        match kept[..finished].iter().any(knows) {
-            true => kept.push(newcomer),
-            false => rejected.push(Rejected {
-                name: newcomer.found.name,
-                why: "it was being added to the array and never became a member".into(),
-            }),
-        }
-    }
-    Ok(kept)
+        })
+    });
+    kept.extend(known);
+    Ok((kept, dropped))
 }
 
-/// Sorts the candidates into lines and picks the one to go on with. What was before two lines parted is of both.
+/// Sorts the candidates into lines and chooses the line to assemble. Tables from before two lines
+/// diverged belong to both.
 ///
-/// Nothing is dropped that anybody depends on:
-/// * A table that trusts a member that is here and knows nothing of it was never committed: its line ends before it.
-/// * A line that served nobody since it parted from another that stays holds nothing that the other lacks: starts that
-///   were cut short.
+/// Two cases are no split brain, and nothing that a client relies on is dropped:
+///
+/// * A table that trusts a present member that does not know it was never committed: its line ends
+///   with the table before it.
+/// * A line that served no client since it diverged from another remaining line has no data that
+///   the other lacks. Interrupted starts leave such lines.
 fn choose_line(mut candidates: Vec<Candidate>, force: bool) -> Result<Choice, Refusal> {
     candidates.sort_by_key(|candidate| std::cmp::Reverse(candidate.generation()));
     let newest = candidates.first().ok_or(Refusal::Nothing)?;
@@ -371,14 +372,14 @@ fn choose_line(mut candidates: Vec<Candidate>, force: bool) -> Result<Choice, Re
                 epoch: common_epoch(first.table(), second.table()),
             });
         }
-        losses.push(format!("everything that {second_side} wrote after they parted is lost"));
+        losses.push(format!("all writes of {second_side} after the split are lost"));
     }
     let chosen = chosen.clone();
     let (line, others) = candidates.into_iter().partition(|candidate| is_of(candidate, &chosen));
     Ok(Choice { line, others, losses })
 }
 
-/// The newest of each line among candidates, of which newer ones come first.
+/// The newest candidate of each line; the candidates are sorted, newest first.
 fn heads_of<'a>(candidates: &[&'a Candidate]) -> Vec<&'a Candidate> {
     let mut heads: Vec<&Candidate> = Vec::new();
     for candidate in candidates {
@@ -389,7 +390,7 @@ fn heads_of<'a>(candidates: &[&'a Candidate]) -> Vec<&'a Candidate> {
     heads
 }
 
-/// Whether a candidate is of the line of `head`.
+/// Whether a candidate belongs to the line of `head`.
 fn is_of(candidate: &Candidate, head: &Candidate) -> bool {
     candidate.table().relation_to(head.table()) != Relation::Diverged
 }
@@ -403,14 +404,14 @@ fn is_committed(head: &Candidate, candidates: &[Candidate]) -> bool {
     !candidates.iter().any(|other| !is_of(other, head) && trusts(other))
 }
 
-/// Whether nobody was served by the line at `place` since it parted from one of the others.
+/// Whether the line at `place` served no client since it diverged from one of the others.
 fn is_covered(place: usize, heads: &[&Candidate]) -> bool {
     let own = heads[place].table();
     let others = heads.iter().enumerate().filter(|(other, _)| *other != place);
     others.into_iter().any(|(_, other)| own.served_epoch <= common_epoch(own, other.table()))
 }
 
-/// The members of one line that are not of another as well.
+/// The members of one line that do not also belong to another.
 fn side(head: &Candidate, other: &Candidate, candidates: &[Candidate]) -> String {
     let is_own = |candidate: &&Candidate| is_of(candidate, head) && !is_of(candidate, other);
     format!("{} (generation {})", names(candidates.iter().filter(is_own)), head.generation())
@@ -421,47 +422,56 @@ fn names<'a>(candidates: impl IntoIterator<Item = &'a Candidate>) -> String {
     names.join(", ")
 }
 
-/// The newest epoch that both tables know; 0 when there is none.
+/// The newest epoch that both tables know, or 0.
 fn common_epoch(a: &Table, b: &Table) -> u64 {
     a.history.iter().filter(|epoch| b.history.contains(epoch)).map(|epoch| epoch.epoch).max().unwrap_or(0)
 }
 
 fn read_only(line: &[Candidate]) -> Option<String> {
     let unknown = line.iter().fold(0, |unknown, candidate| unknown | candidate.superblock.unknown_ro_compat);
-    (unknown != 0).then(|| format!("features {unknown:#x} are not known to this program"))
+    (unknown != 0).then(|| format!("features {unknown:#x}: unknown to this version"))
 }
 
 impl Assembly {
-    /// Puts a candidate of the chosen line into its slot, or says why not.
+    /// Puts a candidate of the chosen line into its slot, or rejects it.
     fn place(&mut self, candidate: Candidate) {
         let Candidate { found, superblock } = candidate;
         let slot = usize::from(superblock.slot);
         let generation = superblock.table.generation;
         let reject = |found: Found, why: String| Rejected { name: found.name, why };
-        let Some(member) = self.table.members.get(slot).filter(|member| member.uuid == superblock.member)
-        else {
-            let why = format!("slot {slot} belongs to another member now");
+        let member = self.table.members.get(slot).filter(|member| member.uuid == superblock.member);
+        // A copy that was introduced holds everything only where a table has had it as live.
+        let is_member = member.is_some_and(|member| match member.state {
+            MemberState::Live => true,
+            MemberState::Rebuilding { .. } => false,
+            MemberState::Missing { since } => since > 0,
+        });
+        if let Some(spare) = superblock.introduced().filter(|_| !is_member) {
+            return self.spares.push(Found { label: Label::Spare(spare), ..found });
+        }
+        let Some(member) = member else {
+            let why = format!("slot {slot} now belongs to another member");
             return self.rejected.push(reject(found, why));
         };
         if found.capacity < superblock.layout.member_bytes {
             let (is, was) = (found.capacity, superblock.layout.member_bytes);
-            let why = format!("it has {is} bytes and had {was} as slot {slot}: it has shrunk");
+            let why = format!("capacity {is} bytes: smaller than the {was} bytes of slot {slot}");
             return self.rejected.push(reject(found, why));
         }
         match member.state {
             MemberState::Missing { since } => {
-                // What it wrote on its own, if it did, is not in the region map: its table must be known to be the
-                // one before it left.
+                // Writes that the member took on its own are not in the write-intent bitmap, so its
+                // table must be one that the array knows from before the member left.
                 let is_known = superblock.table.is_remembered_by(&self.table);
-                // Regions are about one shape, which stays.
+                // Regions refer to one geometry, so a reshape invalidates them.
                 let is_one_shape = self.table.reshape.is_none() && superblock.table.has_shape_of(&self.table);
                 let is_partial = is_known && is_one_shape && generation + 1 == since;
                 self.returning.push(Returning { slot, found, is_partial });
             }
             _ if generation < self.table.settled => {
                 let why = format!(
-                    "it is stale: generation {generation}, while generation {} was durable on it as slot {slot}: \
-                     its writes were lost, or it is an old copy",
+                    "superblock is stale: generation {generation}, while generation {} was durable on slot {slot}: \
+                     the device lost writes, or is an old copy",
                     self.table.settled
                 );
                 self.rejected.push(reject(found, why));
@@ -473,7 +483,18 @@ impl Assembly {
         }
     }
 
-    /// How many members of a set hold everything and are here.
+    /// Rejects a device that no table has as a member. The copy of a member becomes a spare of the
+    /// array instead.
+    fn leave_out(&mut self, Candidate { found, superblock }: Candidate) {
+        match superblock.introduced() {
+            Some(spare) => self.spares.push(Found { label: Label::Spare(spare), ..found }),
+            None => self
+                .rejected
+                .push(Rejected { name: found.name, why: "its addition to the array was interrupted".into() }),
+        }
+    }
+
+    /// Number of members of a set that are present and complete.
     fn usable(&self, set: &MemberSet) -> usize {
         let is_usable = |slot: &usize| self.members[*slot].is_some() && self.table.members[*slot].is_live();
         set.slots.clone().filter(is_usable).count()
@@ -483,8 +504,9 @@ impl Assembly {
         self.usable(set) >= set.needed
     }
 
-    /// Forced: takes members back that have missed writes, the newest first, where a group needs them. Not one that has
-    /// missed some of a change of shape: its strips are others by now.
+    /// Forced: trusts returning members that have missed writes, the newest first, until every
+    /// group has enough. Members with another geometry are excluded, because a reshape has moved
+    /// their strips.
     fn promote(&mut self) {
         self.returning.sort_by_key(|member| std::cmp::Reverse(generation(&member.found)));
         for set in self.table.sets() {
@@ -498,8 +520,8 @@ impl Assembly {
                 let Some(place) = self.returning.iter().position(is_wanted) else { break };
                 let Returning { slot, found, .. } = self.returning.remove(place);
                 self.losses.push(format!(
-                    "{} (slot {slot}) is trusted again at generation {}: what was written up to generation {} may be \
-                     lost or mixed with what was there before",
+                    "{} (slot {slot}) is trusted again at generation {}: writes up to generation {} may be lost or \
+                     mixed with older data",
                     found.name,
                     generation(&found),
                     self.table.generation
@@ -536,7 +558,7 @@ impl Assembly {
             MemberState::Live => format!("{name} is missing"),
             MemberState::Rebuilding { cursor } => format!("{name} was being rebuilt (at byte {cursor})"),
             MemberState::Missing { since } => {
-                format!("{name} is out since generation {since}: {}", member.reason.text())
+                format!("{name} failed at generation {since}: {}", member.reason.text())
             }
         }
     }
@@ -549,8 +571,8 @@ impl Assembly {
         slots.iter().map(|slot| self.name(*slot)).collect::<Vec<_>>().join(", ")
     }
 
-    /// Members that are trusted and missing might have gone on alone, declaring these failed. One that was being rebuilt
-    /// may have become live since.
+    /// Refuses the start if missing members that are trusted could have continued alone and marked
+    /// the present ones failed. A member that was being rebuilt may have become live since.
     fn refuse_old(&self, options: &AssembleOptions) -> Result<(), Refusal> {
         let missing = |set: &MemberSet| {
             let slots = self.missing.iter().filter(|slot| set.slots.contains(slot));
@@ -564,8 +586,9 @@ impl Assembly {
         Ok(())
     }
 
-    /// Without a log, a crash leaves rows whose parity may not match: with a member missing, its blocks there cannot be
-    /// computed. Mirrors hold either the old block or the new one, and both are right.
+    /// Refuses a degraded start after an unclean stop without a log: parity of some rows may not
+    /// match, so the blocks of the missing member cannot be reconstructed there. Mirrors are
+    /// exempt: each leg holds the old or the new block, and both are correct.
     fn refuse_dirty(&mut self, options: &AssembleOptions) -> Result<(), Refusal> {
         let table = &self.table;
         let keeps_no_log = table.config.consistency == Consistency::Bitmap && !table.is_logging;
@@ -580,12 +603,12 @@ impl Assembly {
         if !options.force {
             return Err(Refusal::DirtyDegraded { array: describe(table), missing });
         }
-        self.losses.push(format!("blocks of {missing} in regions that were being written may be wrong"));
+        self.losses.push(format!("blocks of {missing} in dirty regions may be wrong"));
         Ok(())
     }
 
-    /// The table to commit after what was found, as yet the same. Some members may lack the newest table, and some may
-    /// have a newer one that was never committed.
+    /// The table for the next commit, without other changes. Some members may lack the newest
+    /// table, and some may have a newer one that was never committed.
     pub fn next_table(&self, updated_ns: u64) -> Table {
         let generations = || self.members.iter().flatten().map(generation);
         let newest = generations().max().unwrap_or(0).max(self.table.generation);
@@ -593,11 +616,11 @@ impl Assembly {
         Table { generation: newest + 1, settled, ..self.table.retry(updated_ns) }
     }
 
-    /// The table to commit first: members that are missing are out. `epoch_id` is random. The engine sets a new nonce
-    /// and takes `is_clean` away once the log has been replayed, in a commit of its own.
+    /// The table for the first commit, in which missing members are failed. `epoch_id` is random.
+    /// The engine replays the log, and then commits a new nonce and clears `is_clean`.
     ///
-    /// Every start begins an epoch: a table that was half committed when power went may be on members that are not here,
-    /// and who goes on without them has to be known for another line.
+    /// Every start begins an epoch. A table whose commit a power loss interrupted may be on absent
+    /// members. If these continue alone, their tables must be recognizable as another line.
     pub fn opening_table(&self, epoch_id: u64, updated_ns: u64) -> Table {
         let mut table = self.next_table(updated_ns);
         table.begin_unserved_epoch(epoch_id);

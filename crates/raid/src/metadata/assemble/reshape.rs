@@ -1,30 +1,32 @@
-//! Members that have not heard yet that the array changes its shape.
+//! Members that have missed the start of a reshape.
 //!
-//! The change begins with a commit. Power may go in the middle of it: some members have the table, and others have the
-//! one before it, with a layout as it was. Nothing has been moved then, so they hold what they should.
+//! A reshape begins with a commit, and a power loss may interrupt it. Some members then have the
+//! new table, and others have the previous one with the old layout. No data has moved yet, so all
+//! of them are valid.
 
 use super::super::layout::Layout;
 use super::super::store::Found;
 use super::super::superblock::{Label, Superblock, Table};
 
-/// Where things lie on a member of `table` that says what `superblock` does, or why it cannot be used.
+/// The layout under `table` of a member with this `superblock`, or the reason why the member cannot
+/// be used.
 pub(super) fn laid_out(table: &Table, superblock: &Superblock) -> Result<Layout, String> {
     let (layout, own) = (superblock.layout, &superblock.table);
     let Some(reshape) = table.reshape.filter(|_| own.reshape.is_none()) else {
         return match own.reshape.is_some() || own.has_shape_of(table) {
             true => Ok(layout),
-            false => Err("it has missed that the array changed its shape".into()),
+            false => Err("superblock is older than a finished reshape of the array".into()),
         };
     };
     let (before, geometry) = (&reshape.old_geometry, &own.config.geometry);
     if reshape.cursor > 0 || (before.data, before.parity) != (geometry.data, geometry.parity) {
-        return Err("it has missed that the array changes its shape".into());
+        return Err("superblock is older than the reshape of the array".into());
     }
     let shifted = layout.shifted(reshape.shift).filter(|layout| layout.check(&table.config).is_ok());
-    shifted.ok_or_else(|| format!("its data cannot begin {} bytes lower", reshape.shift))
+    shifted.ok_or_else(|| format!("data offset cannot be {} bytes lower", reshape.shift))
 }
 
-/// The same device with this layout.
+/// The same device with another layout.
 pub(super) fn with_layout(mut found: Found, layout: Layout) -> Found {
     if let Label::Member(superblock) = &mut found.label {
         superblock.layout = layout;
@@ -42,7 +44,8 @@ mod tests {
 
     const SHIFT: u64 = 8192;
 
-    /// Three members, the table that a fourth one got before it was a member, and the one after it, which makes it one.
+    /// Three tables: of three members, the one written to a fourth device before it is a member,
+    /// and the one that makes it a member.
     fn changing() -> [Table; 3] {
         let before = table(&config(2, 1)).next(0).next(0);
         let (config, reshape) = reshaping(&before.config, (3, 1));
@@ -56,7 +59,8 @@ mod tests {
         [before, creating, after]
     }
 
-    /// A device of the array of three: with what a change leaves when it has reached it.
+    /// A device of the array of three, in the state that a reshape leaves when its commit reached
+    /// it.
     fn member(slot: usize, of: &Table) -> Found {
         let [before, ..] = changing();
         let mut found = device(slot.min(2), &before);
@@ -112,7 +116,7 @@ mod tests {
                 assert!(!is_old(&layout));
                 assert_eq!(layout.check(&after.config), Ok(()));
             }
-            // And when the start that followed has reached some of them.
+            // Also when the first commit of the next start has reached some of them.
             let opening = assembly.opening_table(11, 0);
             for reached in 0..4 {
                 let mut found = found.clone();
@@ -140,7 +144,7 @@ mod tests {
     #[test]
     fn both_shapes_need_their_members() {
         let [before, _, after] = changing();
-        // Three of four would do for the new shape, and two of three for the old one.
+        // The new geometry needs three of four, the old one two of three.
         let found = |slots: &[usize]| slots.iter().map(|slot| member(*slot, &after)).collect::<Vec<_>>();
         for lost in 0..4 {
             let slots: Vec<usize> = (0..4).filter(|slot| *slot != lost).collect();
@@ -148,7 +152,7 @@ mod tests {
         }
         let text = assemble(found(&[0, 1]), &FORCE).unwrap_err().to_string();
         assert!(text.contains("needs 3 of its 4 members and has 2"), "{text}");
-        // With two parities afterwards, the old shape is what suffers.
+        // If the new geometry has two parities, the old one lacks members first.
         let (config, reshape) = reshaping(&before.config, (2, 2));
         let mut wide = Table { config, reshape: Some(reshape), ..after.clone() };
         assert!(wide.is_alive());
@@ -161,7 +165,8 @@ mod tests {
         assert!(!wide.is_alive());
         wide.reshape = None;
         assert!(wide.is_alive());
-        // So it is refused when they are not there, and they are asked for when they may have gone on.
+        // So the start is refused without these members, and requires `run` if they could have
+        // continued alone.
         wide.reshape = Some(reshape);
         wide.members = after.members.clone();
         let found = |slots: &[usize]| slots.iter().map(|slot| member_of(*slot, &wide)).collect::<Vec<_>>();
@@ -188,7 +193,7 @@ mod tests {
         let gone = without(&moved, &[1], 12);
         let mut done = gone.next(0).next(0);
         done.reshape = None;
-        // What it knows: the shape before, nothing moved yet, the change as far as it has come since.
+        // The member's knowledge: before the reshape; at its start; and at its current position.
         for (old, is_as_far) in [(&before, false), (&after, false), (&moved, true)] {
             for now in [&gone, &done] {
                 let found = |slots: [usize; 3]| {
@@ -223,7 +228,7 @@ mod tests {
             let found = vec![member(0, &before), member(1, table), member(2, table), member(3, table)];
             let assembly = assemble(found, &DEFAULT).unwrap();
             assert_eq!(assembly.missing, [0]);
-            assert!(assembly.rejected[0].why.starts_with("it has missed that the array change"));
+            assert!(assembly.rejected[0].why.starts_with("superblock is older than"));
         }
         let [_, _, after] = changing();
         for room in [0, 4096] {
@@ -233,7 +238,7 @@ mod tests {
             found.extend((1..4).map(|slot| member(slot, &after)));
             let assembly = assemble(found, &DEFAULT).unwrap();
             assert_eq!(assembly.missing, [0]);
-            assert_eq!(assembly.rejected[0].why, "its data cannot begin 8192 bytes lower");
+            assert_eq!(assembly.rejected[0].why, "data offset cannot be 8192 bytes lower");
         }
     }
 

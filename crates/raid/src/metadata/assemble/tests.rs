@@ -1,4 +1,5 @@
-//! What may be assembled: single cases, and random histories of an array against a model of what was acknowledged.
+//! Tests of assembly: single cases, and random histories of an array against a model of the
+//! acknowledged writes.
 
 use super::*;
 use crate::ArrayConfig;
@@ -32,7 +33,7 @@ fn mirror(copies: usize) -> ArrayConfig {
     ArrayConfig { matrix: Matrix::Copies, consistency: Consistency::Bitmap, ..config(1, copies - 1) }
 }
 
-/// The table after `slots` were taken out of `table`.
+/// The table after `slots` of `table` failed.
 pub(super) fn without(table: &Table, slots: &[usize], id: u64) -> Table {
     let mut table = table.next(0);
     table.begin_epoch(id);
@@ -116,7 +117,7 @@ fn a_commit_that_reached_one_member_only_leaves_the_others_trusted() {
     found[4] = device(4, &new);
     let assembly = assemble(found, &DEFAULT).unwrap();
     assert!(assembly.missing.is_empty() && assembly.table.generation == 2);
-    // And the same again after the next commit was cut short.
+    // The same holds after the next commit was interrupted.
     let newer = assembly.opening_table(7, 0);
     let mut found = devices(&old);
     found[4] = device(4, &newer);
@@ -130,7 +131,7 @@ fn the_next_table_takes_no_member_for_stale_that_lacks_the_newest_one() {
     found[4] = device(4, &old.next(0));
     let next = assemble(found.clone(), &DEFAULT).unwrap().next_table(0);
     assert_eq!((next.generation, next.settled), (3, 1));
-    // Power goes when one member has it.
+    // The power fails when one member has the table.
     found[0] = device(0, &next);
     assert!(assemble(found, &DEFAULT).unwrap().missing.is_empty());
 }
@@ -143,7 +144,7 @@ fn too_many_missing_members_are_named_with_their_reasons() {
     let text = refusal(found);
     assert!(text.contains("group 0 needs 3 of its 5 members and has 2"), "{text}");
     assert!(
-        text.contains("slot 0 (64646464-") && text.contains("is out since generation 2: a write failed"),
+        text.contains("slot 0 (64646464-") && text.contains("failed at generation 2: a write failed"),
         "{text}"
     );
     assert!(text.contains("slot 4") && text.contains("is missing"), "{text}");
@@ -195,7 +196,7 @@ fn a_member_whose_slot_is_another_s_now_is_named() {
     let mut found = devices(&table);
     edit(&mut found[3], |superblock| superblock.member = Uuid([99; 16]));
     let assembly = assemble(found, &DEFAULT).unwrap();
-    assert_eq!(assembly.rejected[0].why, "slot 3 belongs to another member now");
+    assert_eq!(assembly.rejected[0].why, "slot 3 now belongs to another member");
 }
 
 #[test]
@@ -205,38 +206,34 @@ fn a_member_that_shrank_is_named() {
     found[3].capacity -= 4096;
     let assembly = assemble(found, &DEFAULT).unwrap();
     assert!(
-        assembly.rejected[0].why.contains("it has 1044480 bytes and had 1048576"),
+        assembly.rejected[0].why.contains("capacity 1044480 bytes: smaller than the 1048576 bytes"),
         "{:?}",
         assembly.rejected
     );
 }
 
 #[test]
-fn two_sides_that_went_on_alone_are_split_brain() {
+fn two_sides_that_continued_alone_are_split_brain() {
     let whole = table(&mirror(2));
     let left = without(&whole, &[1], 5).next(0);
     let right = without(&whole, &[0], 6);
     let text = refusal(vec![device(0, &left), device(1, &right)]);
-    let expected =
-        "split brain: disk0 (generation 3) and disk1 (generation 2) went on without each other after epoch 1";
+    let expected = "split brain: disk0 (generation 3) and disk1 (generation 2) continued without each other after epoch 1";
     assert!(text.starts_with(expected), "{text}");
     let assembly = assemble(vec![device(0, &left), device(1, &right)], &FORCE).unwrap();
     assert!(assembly.members[0].is_some() && assembly.members[1].is_none());
-    assert!(
-        assembly.losses[0].contains("everything that disk1 (generation 2) wrote"),
-        "{:?}",
-        assembly.losses
-    );
+    assert!(assembly.losses[0].contains("all writes of disk1 (generation 2)"), "{:?}", assembly.losses);
     assert_eq!(assembly.rejected[0].name, "disk1");
 }
 
 #[test]
 fn a_side_that_never_committed_is_no_side() {
     let whole = table(&mirror(3));
-    // Member 0 was told that 2 is out, member 1 was not; then power went, and 1 and 2 went on without 0.
+    // Member 0 has the table without member 2, member 1 does not. Then the power failed, and
+    // members 1 and 2 continued without 0.
     let never = without(&whole, &[2], 5);
-    let went_on = without(&whole, &[0], 6).next(0);
-    let found = vec![device(0, &never), device(1, &went_on), device(2, &went_on)];
+    let continued = without(&whole, &[0], 6).next(0);
+    let found = vec![device(0, &never), device(1, &continued), device(2, &continued)];
     let assembly = assemble(found, &DEFAULT).unwrap();
     assert!(assembly.table.epoch == 2 && assembly.members[0].is_none());
     assert_eq!(assembly.rejected[0].name, "disk0");
@@ -249,11 +246,12 @@ fn start(found: Vec<Found>, here: &[usize], id: u64) -> Table {
 }
 
 #[test]
-fn what_two_starts_that_were_cut_short_have_in_common_is_of_both() {
+fn tables_from_before_two_interrupted_starts_belong_to_both() {
     for config in [mirror(3), config(3, 2)] {
         let whole = table(&config);
         let all: Vec<usize> = (0..config.geometry.members()).collect();
-        // Power goes when the first member knows of a start; and in one without it, when the second knows.
+        // The power fails when the first member has the table of a start. In a second start without
+        // that member, it fails when the second member has the table.
         let mut found = devices(&whole);
         found[0] = device(0, &start(devices(&whole), &all, 5));
         found[1] = device(1, &start(devices(&whole), &all[1..], 6));
@@ -266,20 +264,21 @@ fn what_two_starts_that_were_cut_short_have_in_common_is_of_both() {
 #[test]
 fn a_start_that_was_cut_short_is_no_side() {
     let whole = table(&mirror(3));
-    // Member 1 alone knows of a start; 2 went on alone, was copied to a new member 0, and is gone.
+    // Member 1 alone has the table of a start. Member 2 continued alone, was copied to a new member
+    // 0, and is absent.
     let cut_short = start(devices(&whole), &[0, 1, 2], 5);
-    let mut went_on = start(devices(&whole), &[2], 6).next(0);
-    went_on.served_epoch = went_on.epoch;
-    went_on.members[0] = crate::metadata::Member::live(member_uuid(50));
-    let went_on = without(&went_on, &[2], 7);
-    let found = |other: &Table| vec![device(0, &went_on), device(1, other)];
+    let mut continued = start(devices(&whole), &[2], 6).next(0);
+    continued.served_epoch = continued.epoch;
+    continued.members[0] = crate::metadata::Member::live(member_uuid(50));
+    let continued = without(&continued, &[2], 7);
+    let found = |other: &Table| vec![device(0, &continued), device(1, other)];
     let assembly = assemble(found(&cut_short), &DEFAULT).unwrap();
     assert!(assembly.members[0].is_some() && assembly.rejected[0].name == "disk1");
-    // So are several in a row.
+    // The same holds for several interrupted starts in sequence.
     let again = start(vec![device(0, &whole), device(1, &cut_short)], &[0, 1], 8);
     assert_eq!((again.epoch, again.served_epoch), (3, 1));
     assert!(assemble(found(&again), &DEFAULT).is_ok());
-    // One that came to its end served somebody, perhaps.
+    // A complete start may have served clients.
     let mut served = cut_short.next(0);
     served.served_epoch = served.epoch;
     let text = refusal(found(&served));
@@ -289,7 +288,7 @@ fn a_start_that_was_cut_short_is_no_side() {
 #[test]
 fn of_lines_that_hold_nothing_of_their_own_none_hides_one_that_does() {
     let whole = table(&mirror(3));
-    // Two starts that were cut short part from what was served after the third member went its own way.
+    // Two interrupted starts diverge from the served line after the third member continued alone.
     let mut alone = start(devices(&whole), &[2], 5);
     alone.served_epoch = alone.epoch;
     let served = without(&whole, &[2], 6);
@@ -304,9 +303,9 @@ fn of_lines_that_hold_nothing_of_their_own_none_hides_one_that_does() {
 fn half_a_mirror_may_hold_old_data_and_is_started_when_told_to() {
     let whole = table(&mirror(2));
     let text = refusal(vec![device(0, &whole)]);
-    assert!(text.contains("slot 1 (65656565-") && text.contains("could have gone on without"), "{text}");
+    assert!(text.contains("slot 1 (65656565-") && text.contains("could have continued without"), "{text}");
     assert_eq!(assemble(vec![device(0, &whole)], &RUN).unwrap().missing, [1]);
-    // What is known to be out is not asked for.
+    // A member that is known as failed is not required.
     let degraded = without(&whole, &[1], 5);
     assert!(assemble(vec![device(0, &degraded)], &DEFAULT).is_ok());
 }
@@ -317,9 +316,9 @@ fn a_dirty_array_without_a_log_is_not_started_degraded() {
     let mut found = devices(&table);
     found.remove(0);
     let text = refusal(found.clone());
-    assert!(text.contains("keeps no log and lacks slot 0"), "{text}");
+    assert!(text.contains("without a log and without slot 0"), "{text}");
     let assembly = assemble(found, &FORCE).unwrap();
-    assert!(assembly.losses[0].contains("regions that were being written"), "{:?}", assembly.losses);
+    assert!(assembly.losses[0].contains("in dirty regions"), "{:?}", assembly.losses);
     table.is_clean = true;
     assert!(assemble(devices(&table)[1..].to_vec(), &DEFAULT).is_ok());
     (table.is_clean, table.is_logging) = (false, true);
@@ -360,15 +359,15 @@ fn nothing_and_an_array_that_was_never_finished_are_refused() {
     assert_eq!(refusal(Vec::new()), "no member among the devices");
     let mut table = table(&config(3, 2));
     table.is_creating = true;
-    assert!(refusal(devices(&table)).contains("never finished"));
+    assert!(refusal(devices(&table)).contains("its creation was interrupted"));
     let mut found = devices(&table);
     table.is_creating = false;
     found[0] = device(0, &table.next(0));
-    assert!(assemble(found, &DEFAULT).is_ok(), "the second table came as far as one member");
+    assert!(assemble(found, &DEFAULT).is_ok(), "the second table reached one member");
 }
 
-/// An array of two slots, the table that two devices got that are to become slots 2 and 3, and the one after it, which
-/// makes them members.
+/// Three tables: an array of two slots; the table written to the devices of slots 2 and 3 before
+/// they are members; and the table that makes them members.
 fn growing() -> [Table; 3] {
     let before = table(&config(1, 1)).next(0).next(0);
     let mut creating = before.retry(0);
@@ -391,8 +390,12 @@ fn devices_that_never_became_members_are_left_out_of_the_array_as_it_was() {
     assert_eq!((&started.table, started.members.len()), (&before, 2));
     let left_out: Vec<_> = started.rejected.iter().map(|rejected| rejected.name.as_str()).collect();
     assert_eq!(left_out, ["disk2", "disk3"]);
-    assert!(started.rejected[0].why.ends_with("never became a member"), "{:?}", started.rejected);
-    // It went on: with a table of the same generation, and later.
+    assert!(
+        started.rejected[0].why.ends_with("its addition to the array was interrupted"),
+        "{:?}",
+        started.rejected
+    );
+    // The array continued: with a table of the same generation, and later.
     let opened = started.opening_table(7, 0);
     assert_eq!(opened.generation, creating.generation);
     for later in [opened.clone(), opened.next(0), (0..9).fold(opened, |table, _| table.next(0))] {
@@ -401,7 +404,7 @@ fn devices_that_never_became_members_are_left_out_of_the_array_as_it_was() {
         assert!(again.members.iter().all(Option::is_some));
     }
     let text = refusal(vec![device(2, &creating), device(3, &creating)]);
-    assert!(text.contains("disk2, disk3 were being added to it"), "{text}");
+    assert!(text.contains("the change that adds disk2, disk3 was interrupted"), "{text}");
 }
 
 #[test]
@@ -416,12 +419,12 @@ fn whichever_member_has_the_table_with_new_members_speaks_for_all() {
         let assembly = assemble((0..4).map(|slot| device(slot, table(slot))).collect(), &DEFAULT).unwrap();
         assert_eq!(assembly.table, after);
         assert!(assembly.members.iter().all(Option::is_some) && assembly.rejected.is_empty());
-        // Its own member is lost, and the others go on as they were.
+        // The member with the last table is lost, and the others continue with the old array.
         let others = (0..4).filter(|slot| *slot != has_it);
         let others: Vec<_> = others.map(|slot| device(slot, table(slot))).collect();
         let gone_on = assemble(others.clone(), &RUN).unwrap();
         assert_eq!((&gone_on.table, gone_on.rejected.len()), (&before, if has_it < 2 { 2 } else { 1 }));
-        // It comes back to an array that has never heard of its table.
+        // It returns to an array that does not know its table.
         let opened = gone_on.opening_table(8, 0);
         let mut found = vec![device(has_it, &after)];
         found.extend([0, 1].into_iter().filter(|slot| *slot != has_it).map(|slot| device(slot, &opened)));
@@ -446,10 +449,11 @@ fn a_new_member_that_was_declared_out_at_once_comes_back_like_any_other() {
     assert!((returning.slot, returning.is_partial) == (3, false));
 }
 
-/// An array as it lives: what its members' superblocks say, and which acknowledged writes each of them holds.
+/// A running array in a model: the tables on its members, and the acknowledged writes that each
+/// member holds.
 struct Model {
     tables: Vec<Table>,
-    /// A bit for each write.
+    /// One bit for each write.
     data: Vec<u64>,
     writes: u32,
     running: Option<Running>,
@@ -458,11 +462,11 @@ struct Model {
 
 struct Running {
     table: Table,
-    /// Slots whose devices are here.
+    /// Slots whose devices are present.
     here: Vec<usize>,
 }
 
-/// Power goes when so many members have a table.
+/// The power fails when this number of members has a table.
 type Cut = Option<usize>;
 
 impl Model {
@@ -477,7 +481,8 @@ impl Model {
         (1 << self.writes) - 1
     }
 
-    /// Commits a table to those that it trusts, or loses power after so many of them, in some order.
+    /// Commits a table to the members that it trusts, in this order, or loses power after some of
+    /// them.
     fn commit(&mut self, table: Table, order: &[usize], power: Cut) {
         let Some(running) = &mut self.running else { return };
         let is_target = |slot: &&usize| running.here.contains(slot) && table.members[**slot].is_in();
@@ -492,7 +497,7 @@ impl Model {
         }
     }
 
-    /// A write: durable on all live members before it is acknowledged.
+    /// Writes: the write is durable on all live members before it is acknowledged.
     fn write(&mut self) {
         let Some(running) = &self.running else { return };
         for slot in (0..self.data.len()).filter(|slot| running.table.members[*slot].is_live()) {
@@ -512,7 +517,8 @@ impl Model {
         }
     }
 
-    /// A member that is out and here is filled: first all know that it is, and then that it holds everything.
+    /// Rebuilds a failed member that is present. The first commit marks it as rebuilding, the
+    /// second as live.
     fn re_add(&mut self, slot: usize, order: &[usize], power: [Cut; 2]) {
         for (power, state) in
             power.into_iter().zip([MemberState::Rebuilding { cursor: 0 }, MemberState::Live])
@@ -534,7 +540,7 @@ impl Model {
         }
     }
 
-    /// Starts the array with the devices that are here; either of the start's own commits may lose power.
+    /// Starts the array with the present devices. Both commits of the start may lose power.
     fn assemble(
         &mut self,
         here: Vec<usize>,
@@ -546,7 +552,7 @@ impl Model {
         let found = here.iter().map(|slot| device(*slot, &self.tables[*slot])).collect();
         let Ok(assembly) = assemble(found, options) else { return Ok(()) };
         let held = match options.run {
-            // Those that are not here may have gone on without these.
+            // The absent members may have continued without the present ones.
             true => here.iter().fold(0, |held, slot| held | self.data[*slot]),
             false => self.acknowledged(),
         };
@@ -565,7 +571,8 @@ impl Model {
         Ok(())
     }
 
-    /// Lives through steps: what is done, to which members, in which order they hear of it, when power goes.
+    /// Runs steps of a history: the action, its members, the order of commits, and the moment of
+    /// the power loss.
     fn live(config: &ArrayConfig, options: &AssembleOptions, steps: Vec<Step>) -> Result<(), TestCaseError> {
         let mut model = Model::new(config);
         let count = config.geometry.members();
@@ -587,11 +594,12 @@ impl Model {
     }
 }
 
-/// A rebuild ends, and power cuts that off when one member knows; two starts, each without another member, and a write
-/// that the members of the second start alone hold. By the tables of the other two the replacement was never filled, yet
-/// it may have gone on with the member that they trust.
+/// A rebuild ends, and the power fails when one member knows it. Two starts follow, each without
+/// another member, and only the members of the second start hold a write. By the tables of the
+/// other two members the rebuild never ended, yet the replacement may have continued with the
+/// member that they trust.
 #[test]
-fn a_member_that_was_being_filled_counts_among_those_that_may_have_gone_on_alone() {
+fn a_member_that_was_being_rebuilt_counts_among_those_that_may_have_continued_alone() {
     let steps = vec![
         (4, 0b1011, 0, [None, None]),
         (3, 0, 0, [None, None]),
@@ -615,23 +623,24 @@ fn steps(kinds: u8) -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Whatever happens to an array, one that is assembled without force holds every acknowledged write on every
-    /// member that it trusts.
+    /// In any history, an array that is assembled without force holds every acknowledged write on
+    /// every member that it trusts.
     #[test]
     fn an_assembled_array_holds_every_acknowledged_write(shape in 0..4usize, steps in steps(5)) {
         let config = [mirror(2), mirror(3), config(2, 1), config(2, 2)][shape].clone();
         Model::live(&config, &DEFAULT, steps)?;
     }
 
-    /// One that is started although members are missing that could have gone on alone holds at least all that any of
-    /// those holds that are here: what one side has acknowledged is not dropped in silence.
+    /// An array that starts although missing members could have continued alone holds at least all
+    /// writes of the present members. So no acknowledged write of one side is dropped silently.
     #[test]
-    fn no_side_that_is_here_is_dropped_in_silence(shape in 0..3usize, steps in steps(8)) {
+    fn no_side_that_is_present_is_dropped_silently(shape in 0..3usize, steps in steps(8)) {
         let config = [mirror(2), mirror(3), config(2, 2)][shape].clone();
         Model::live(&config, &RUN, steps)?;
     }
 
-    /// Four members whole and undisturbed but for power losses in commits always come back.
+    /// Four members that see no other fault than power losses in commits always return to the
+    /// array.
     #[test]
     fn power_losses_alone_cost_no_member(
         cuts in proptest::collection::vec((0..5usize, any::<u64>(), 0..2usize), 1..20),

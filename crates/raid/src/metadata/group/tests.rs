@@ -1,9 +1,11 @@
-//! Groups that are added to arrays of small disks, with power that goes at any sector.
+//! Tests that add groups to arrays of small disks, with a power loss at any sector.
 
 use super::*;
 use crate::metadata::store::{Store, read_superblock};
 use crate::metadata::testing::{Disk, Power, config, table};
-use crate::metadata::{AssembleOptions, BadRange, Found, Identities, Member, assemble, region_map::WRITTEN};
+use crate::metadata::{
+    AssembleOptions, BadRange, Found, Identities, Member, assemble, intent_bitmap::WRITTEN,
+};
 use crate::{Consistency, Matrix};
 use block::{IoError, Limits};
 use reactor::run_simulated;
@@ -43,7 +45,7 @@ pub(in crate::metadata) fn targets(assembly: &Assembly, disks: &[Disk]) -> Vec<T
     assembly.members.iter().enumerate().filter_map(target).collect()
 }
 
-/// A small disk that holds something, on its own or with others on one power line.
+/// A small disk with old content, alone or with others on one power line.
 pub(in crate::metadata) fn disk(power: &Power) -> Disk {
     disk_of(160 << 10, power)
 }
@@ -54,7 +56,7 @@ fn disk_of(bytes: usize, power: &Power) -> Disk {
     disk
 }
 
-/// An array of one group that was stopped in good order: a region of it is written, and a block is bad.
+/// A cleanly stopped array of one group, with a written region and a bad block.
 async fn stopped(config: &ArrayConfig, power: &Power) -> Vec<Disk> {
     let disks = stopped_sound(config, power).await;
     let own = targets(&assembled(&disks).await, &disks);
@@ -82,7 +84,7 @@ pub(in crate::metadata) async fn stopped_sound(config: &ArrayConfig, power: &Pow
         assert!(store.commit(&targets, &table).await.iter().all(|(_, result)| result.is_ok()));
         table = Table { is_clean: true, ..table.next(0) };
     }
-    RegionMap::new(config, 0).set(0, WRITTEN, &targets).await.unwrap();
+    IntentBitmap::new(config, 0).set(0, WRITTEN, &targets).await.unwrap();
     for (disk, layout) in disks.iter().zip(&layouts) {
         disk.edit(|bytes| bytes[layout.data_offset as usize..][..8192].fill(0x11));
     }
@@ -111,7 +113,7 @@ pub(in crate::metadata) fn small(data: usize, parity: usize) -> ArrayConfig {
     config
 }
 
-/// Everything that is right about disks of an array whose groups were added, or that is as it was.
+/// Checks the disks of an array whose groups were added, or that is unchanged.
 async fn judge(disks: &[Disk], old: usize, expected: Option<&Table>) -> Assembly {
     let assembly = assembled(disks).await;
     assert!(assembly.missing.is_empty() && assembly.returning.is_empty(), "{assembly:?}");
@@ -120,7 +122,7 @@ async fn judge(disks: &[Disk], old: usize, expected: Option<&Table>) -> Assembly
     let own = targets(&assembly, disks);
     let table = &assembly.table;
     for members in [&own[..], &own[own.len() - 1..]] {
-        let regions = RegionMap::load(&table.config, table.initial_region, members).await.unwrap();
+        let regions = IntentBitmap::load(&table.config, table.initial_region, members).await.unwrap();
         assert!(regions.has(0, WRITTEN) && regions.count(WRITTEN) == 1);
         assert_eq!(BadBlocks::load(table.config.uuid, members, false).await.unwrap().ranges().len(), 1);
     }
@@ -146,7 +148,7 @@ fn groups_are_added_to_every_kind_of_array_once_and_again() {
             let old = disks.len();
             for groups in [2, 4] {
                 let count = (groups - disks.len() / old) * old;
-                // Longer than what is cleared at their ends.
+                // Longer than the area that is cleared at their ends.
                 let new: Vec<Disk> = (0..count).map(|_| disk_of(2 << 20, &Power::default())).collect();
                 if groups == 2 {
                     new.iter().for_each(Disk::refuse_zeroes);
@@ -175,8 +177,9 @@ fn power_may_go_at_any_sector_and_leaves_the_array_as_it_was_or_with_all_new_mem
                 add(&disks, &new, true).await.unwrap();
                 (1 << 20) - power.left()
             };
-            let (mut as_it_was, mut larger) = (0, 0);
-            // The superblocks are written last; what comes before leaves more than enough of the old array.
+            let (mut unchanged, mut larger) = (0, 0);
+            // The superblocks are written last. Enough power losses come before them and leave the
+            // old array.
             let last = sectors - 6 * 2 * 8 * count as u64;
             for cut in (1..last).step_by(61).chain(last..sectors) {
                 let power = Power::default();
@@ -194,8 +197,8 @@ fn power_may_go_at_any_sector_and_leaves_the_array_as_it_was_or_with_all_new_mem
                 match found.table.config.geometry.groups {
                     1 => {
                         assert!(result.is_err() && found.table == before, "{cut}");
-                        as_it_was += 1;
-                        // It is tried again, with the same devices.
+                        unchanged += 1;
+                        // The second try uses the same devices.
                         let new = disks.split_off(old);
                         let table = add(&disks, &new, true).await.unwrap();
                         disks.extend(new);
@@ -204,7 +207,7 @@ fn power_may_go_at_any_sector_and_leaves_the_array_as_it_was_or_with_all_new_mem
                     _ => larger += 1,
                 }
             }
-            assert!(as_it_was > 50 && larger > 20, "{as_it_was} {larger}");
+            assert!(unchanged > 50 && larger > 20, "{unchanged} {larger}");
         }
     });
 }
@@ -231,7 +234,7 @@ fn a_new_member_that_fails_at_last_is_out_when_its_group_can_do_without_it() {
             match parity {
                 0 => {
                     let text = result.unwrap_err().to_string();
-                    assert!(text.contains("metadata of members [(3, Medium)]"), "{text}");
+                    assert!(text.contains("metadata I/O failed on members [(3, Medium)]"), "{text}");
                 }
                 _ => {
                     let table = result.unwrap();
@@ -244,7 +247,7 @@ fn a_new_member_that_fails_at_last_is_out_when_its_group_can_do_without_it() {
 }
 
 #[test]
-fn what_cannot_be_added_is_said_before_anything_is_written() {
+fn unsuitable_devices_and_arrays_are_refused_before_anything_is_written() {
     run_simulated(4, |_| async {
         let power = Power::default();
         let disks = stopped(&small(2, 1), &power).await;
@@ -262,7 +265,7 @@ fn what_cannot_be_added_is_said_before_anything_is_written() {
         let text = refusal(&|assembly| assembly.members[1] = None, &new).await;
         assert!(text.contains("slots [1] are not live"), "{text}");
         let text = refusal(&|assembly| assembly.table.is_clean = false, &new).await;
-        assert!(text.contains("it was not stopped in good order"), "{text}");
+        assert!(text.contains("not stopped cleanly"), "{text}");
         let text = refusal(
             &|assembly| {
                 let geometry = &mut assembly.table.config.geometry;
@@ -276,10 +279,10 @@ fn what_cannot_be_added_is_said_before_anything_is_written() {
             &new,
         )
         .await;
-        assert!(text.contains("groups have been added to it too often"), "{text}");
+        assert!(text.contains("groups were added too often"), "{text}");
         let small = [Disk::new(64 << 10, &power), Disk::new(64 << 10, &power), Disk::new(64 << 10, &power)];
         let text = refusal(&|_| (), &small).await;
-        assert!(text.starts_with("disk3: it is too small for a member: 65536 bytes"), "{text}");
+        assert!(text.starts_with("disk3: too small for a member: 65536 bytes"), "{text}");
         new[2].edit(|bytes| bytes[1080..1082].copy_from_slice(b"\x53\xef"));
         let text = refusal(&|_| (), &new).await;
         assert!(text.starts_with("disk5 holds ext2/3/4 at byte 1080"), "{text}");

@@ -1,4 +1,4 @@
-//! Changes of shape that begin on small disks, with power that goes at any sector.
+//! Tests that begin reshapes on small disks, with a power loss at any sector.
 
 use super::*;
 use crate::Matrix;
@@ -16,7 +16,7 @@ const LEVEL_7: Goal = Goal { level: Some(Level::Raid7), members: None };
 const N_PLUS_M: Goal = Goal { level: Some(Level::NPlusM), members: None };
 const SAME_LEVEL: Goal = Goal { level: None, members: None };
 
-/// Devices that hold something are taken.
+/// Devices with old content are overwritten.
 const FORCE: AddOptions = AddOptions { force: true, ..OPTIONS };
 
 async fn begin(disks: &[Disk], new: &[Disk], goal: Goal) -> Result<Table, RestripeError> {
@@ -25,7 +25,7 @@ async fn begin(disks: &[Disk], new: &[Disk], goal: Goal) -> Result<Table, Restri
     begin_of(&assembly, &own, &candidates(new, disks.len()), goal, &FORCE).await
 }
 
-/// By its usual name, and with a region for each row.
+/// The array with the usual name of its level, and with a region for each row.
 fn named(config: ArrayConfig) -> ArrayConfig {
     let level = match config.geometry.parity {
         1 => Level::Raid5,
@@ -36,7 +36,7 @@ fn named(config: ArrayConfig) -> ArrayConfig {
     ArrayConfig { level, region_bytes: 4096, ..config }
 }
 
-/// Everything that is right about disks of an array that is about to change its shape, or that is as it was.
+/// Checks the disks of an array that is ready for a reshape, or unchanged.
 async fn judge(disks: &[Disk], old: &ArrayConfig, expected: Option<&Table>) -> Table {
     let assembly = assembled(disks).await;
     assert!(assembly.missing.is_empty() && assembly.returning.is_empty(), "{assembly:?}");
@@ -45,7 +45,7 @@ async fn judge(disks: &[Disk], old: &ArrayConfig, expected: Option<&Table>) -> T
     assert_eq!(own.len(), table.config.geometry.members());
     let shift = table.reshape.map_or(0, |reshape| reshape.shift);
     for members in [&own[..], &own[own.len() - 1..]] {
-        let regions = RegionMap::load(&table.config, table.initial_region, members).await.unwrap();
+        let regions = IntentBitmap::load(&table.config, table.initial_region, members).await.unwrap();
         assert!(regions.has(0, WRITTEN));
         assert!(table.reshape.is_none() || regions.count(WRITTEN) == table.config.regions());
         assert!(BadBlocks::load(table.config.uuid, members, false).await.unwrap().is_empty());
@@ -84,7 +84,7 @@ fn a_change_begins_for_every_kind_of_goal() {
             let config = named(small(from.0, from.1));
             let power = Power::default();
             let mut disks = stopped(&config, &power).await;
-            // Of the same size as the others: what these have in their reserves must do.
+            // Of the same size as the others, whose reserves must suffice.
             let new: Vec<Disk> = (0..added).map(|_| disk(&power)).collect();
             let table = begin(&disks, &new, goal).await.unwrap();
             disks.extend(new);
@@ -96,7 +96,7 @@ fn a_change_begins_for_every_kind_of_goal() {
             assert_eq!((reshape.old_level, reshape.old_geometry), (config.level, config.geometry));
             judge(&disks, &config, Some(&table)).await;
             let text = begin(&disks, &[], LEVEL_5).await.unwrap_err().to_string();
-            assert_eq!(text, "array vm: it is changing its shape");
+            assert_eq!(text, "array vm: a reshape is in progress");
         }
     });
 }
@@ -115,8 +115,8 @@ fn power_may_go_at_any_sector_and_leaves_the_array_as_it_was_or_all_of_it_changi
                 begin(&disks, &new, goal).await.unwrap();
                 (1 << 20) - power.left()
             };
-            let (mut as_it_was, mut changing) = (0, 0);
-            // Clearing the new devices is most of it, and leaves the array alone.
+            let (mut unchanged, mut changing) = (0, 0);
+            // Most writes clear the new devices, and do not touch the array.
             let last = (sectors - (8 * members + 2 * 8 * (members + added)) as u64).max(1);
             for cut in (1..last).step_by(61).chain(last..sectors) {
                 let power = Power::default();
@@ -135,14 +135,14 @@ fn power_may_go_at_any_sector_and_leaves_the_array_as_it_was_or_all_of_it_changi
                     continue;
                 }
                 assert!(result.is_err() && found == before, "{cut}");
-                as_it_was += 1;
-                // It is tried again, with the same devices.
+                unchanged += 1;
+                // The second try uses the same devices.
                 let new = disks.split_off(old);
                 let table = begin(&disks, &new, goal).await.unwrap();
                 disks.extend(new);
                 judge(&disks, &config, Some(&table)).await;
             }
-            assert!(as_it_was > 30 && changing > 20, "{as_it_was} {changing}");
+            assert!(unchanged > 30 && changing > 20, "{unchanged} {changing}");
         }
     });
 }
@@ -175,7 +175,7 @@ fn a_member_that_fails_at_last_is_out_when_both_shapes_can_do_without_it() {
 }
 
 #[test]
-fn what_cannot_be_begun_is_said_before_anything_is_written() {
+fn unsuitable_goals_and_devices_are_refused_before_anything_is_written() {
     run_simulated(4, |_| async {
         let power = Power::default();
         let disks = stopped(&named(small(3, 1)), &power).await;
@@ -192,28 +192,28 @@ fn what_cannot_be_begun_is_said_before_anything_is_written() {
         let wanted = |members| Goal { members: Some(members), ..SAME_LEVEL };
         let level = |level| Goal { level: Some(level), members: None };
         for (devices, goal, text) in [
-            (0, SAME_LEVEL, "array vm: it has 3 data and 1 parity strips already"),
-            (0, LEVEL_5, "array vm: it has 3 data and 1 parity strips already"),
-            (1, wanted(6), "array vm: 6 members are wanted: it has 4, and 1 devices are given"),
+            (0, SAME_LEVEL, "array vm: the array already has 3 data and 1 parity strips"),
+            (0, LEVEL_5, "array vm: the array already has 3 data and 1 parity strips"),
+            (1, wanted(6), "array vm: 6 members requested: the array has 4, and 1 devices were given"),
             (
                 0,
                 LEVEL_6,
-                "array vm: 2 of 4 members for parity leave 2 for data, and it has 3: it needs 1 devices more",
+                "array vm: 2 of 4 members for parity leave 2 for data, the array has 3: 1 more devices are needed",
             ),
             (
                 1,
                 LEVEL_7,
-                "array vm: 3 of 5 members for parity leave 2 for data, and it has 3: it needs 1 devices more",
+                "array vm: 3 of 5 members for parity leave 2 for data, the array has 3: 1 more devices are needed",
             ),
             (
                 1,
                 level(Level::Raid10),
-                "array vm: it cannot become one of level 10: 5, 6, 7.3 and n+m can be had",
+                "array vm: a reshape to level 10 is unsupported: supported are 5, 6, 7.3 and n+m",
             ),
             (
                 1,
                 level(Level::Raid60),
-                "array vm: it cannot become one of level 60: 5, 6, 7.3 and n+m can be had",
+                "array vm: a reshape to level 60 is unsupported: supported are 5, 6, 7.3 and n+m",
             ),
         ] {
             assert_eq!(refusal(&|_| (), &new[..devices], goal).await, text);
@@ -223,14 +223,14 @@ fn what_cannot_be_begun_is_said_before_anything_is_written() {
                 &(|assembly: &mut Assembly| assembly.members[1] = None) as &dyn Fn(&mut Assembly),
                 "slots [1] are not live",
             ),
-            (&|assembly| assembly.table.is_clean = false, "it was not stopped in good order"),
-            (&|assembly| assembly.table.config.geometry.groups = 2, "it has 2 groups: only an array of one"),
+            (&|assembly| assembly.table.is_clean = false, "not stopped cleanly"),
+            (&|assembly| assembly.table.config.geometry.groups = 2, "2 groups: only an array of one"),
             (
                 &|assembly| {
                     let config = &mut assembly.table.config;
                     (config.geometry.data, config.geometry.parity, config.level) = (1, 3, Level::Raid1);
                 },
-                "array vm: of level 1: only one with parity",
+                "array vm: level 1: only an array with parity",
             ),
             (
                 &|assembly| assembly.table.config.lane_bytes = 32 << 10,
@@ -242,7 +242,7 @@ fn what_cannot_be_begun_is_said_before_anything_is_written() {
         }
         let tiny = [Disk::new(64 << 10, &power)];
         let text = refusal(&|_| (), &tiny, SAME_LEVEL).await;
-        assert!(text.starts_with("disk4: it is too small for a member: 65536 bytes"), "{text}");
+        assert!(text.starts_with("disk4: too small for a member: 65536 bytes"), "{text}");
         new[2].edit(|bytes| bytes[1080..1082].copy_from_slice(b"\x53\xef"));
         let text = refusal(&|_| (), &new[2..], SAME_LEVEL).await;
         assert!(text.starts_with("disk4 holds ext2/3/4 at byte 1080"), "{text}");
@@ -266,7 +266,7 @@ fn members_without_room_in_reserve_or_map_are_named() {
         assert_eq!(refusal(&|layout| layout.reserve_offset += 4096), Ok(3 << 12));
         let text = refusal(&|layout| layout.reserve_offset += 8192).unwrap_err();
         assert_eq!(text, "array vm: slot 2 has 8192 bytes of reserve before its data: 12288 are needed");
-        // Half of what a large reserve has, when the map has room for so many rows.
+        // Half of a large reserve, if the bitmap has room for the rows.
         assert_eq!(refusal(&|layout| layout.alignment = 8192), Ok(4 << 12));
         let wide = |room: u64| {
             move |layout: &mut Layout| {
@@ -289,7 +289,7 @@ fn members_without_room_in_reserve_or_map_are_named() {
 }
 
 #[test]
-fn what_is_not_sound_is_left_as_it_is() {
+fn an_array_with_lost_blocks_or_parity_out_of_sync_is_refused() {
     run_simulated(6, |_| async {
         for is_bad in [false, true] {
             let (config, power) = (named(small(2, 1)), Power::default());
@@ -298,14 +298,14 @@ fn what_is_not_sound_is_left_as_it_is() {
             let own = targets(&assembly, &disks);
             let expected = match is_bad {
                 false => {
-                    RegionMap::new(&config, 0).set(0, WRITTEN | NEED_SYNC, &own).await.unwrap();
-                    "array vm: parity of 1 regions is yet to be made: assemble it, and wait for the sync"
+                    IntentBitmap::new(&config, 0).set(0, WRITTEN | NEED_SYNC, &own).await.unwrap();
+                    "array vm: parity of 1 regions is not in sync: assemble the array, and wait for the sync"
                 }
                 true => {
                     let range = BadRange { stripe: 1, strips: 1, offset: 0, len: 512 };
                     BadBlocks::new(config.uuid, 9).add(range, &own).await.unwrap();
-                    "array vm: 1 ranges of blocks are lost, the first in stripe 1: write them anew before it changes \
-                     its shape"
+                    "array vm: 1 ranges of blocks are lost, the first in stripe 1: write them again before the \
+                     reshape"
                 }
             };
             let new = [disk(&power)];

@@ -1,4 +1,5 @@
-//! A superblock as bytes: little-endian, crc32c over everything. `docs/on-disk-formats.md` has the table of fields.
+//! Encodes and decodes superblocks: little-endian, crc32c over all bytes. `docs/on-disk-formats.md`
+//! has the table of fields.
 
 use super::{
     EpochId, HISTORY, Label, MAX_OWNER_BYTES, Member, MemberState, Reason, Reshape, Spare, Superblock, Table,
@@ -9,7 +10,7 @@ use crate::metadata::layout::{COPY_BYTES, Layout};
 use crate::metadata::maintenance::{Maintenance, Window};
 use crate::{ArrayConfig, Consistency, Geometry, Level, Matrix, Uuid, Zone, Zones};
 
-/// What every superblock begins with.
+/// First bytes of every superblock.
 pub const MAGIC: [u8; 8] = *b"FrstRaid";
 /// The version of the format. A program refuses every other one.
 pub const VERSION: u32 = 1;
@@ -29,40 +30,41 @@ const SCRUB_IS_SCHEDULED: u16 = 16;
 const ZONES_AT: usize = 432;
 const ZONE_BYTES: usize = 16;
 
-/// The compatible feature of choices about scrubs and read errors. Their fields lie in the zeroes between zones.
+/// The compatible feature of settings for scrubs and read errors. Their fields lie in the zeroes
+/// between zones.
 const COMPAT_MAINTENANCE: u64 = 1;
 const SCRUB_PERIOD_AT: usize = 436;
 const SCRUB_WINDOW_AT: usize = 452;
 const READ_ERRORS_AT: usize = 468;
 const SCRUB_CANCELLED_AT: usize = 484;
 
-/// Incompatible features this program knows: a bit and its name.
+/// Incompatible features that this version knows: a bit and its name.
 const INCOMPAT: [(u64, &str); 2] = [(1, "reshape"), (2, "zones")];
-/// Features that only a writer must know, which this program knows.
+/// Features that this version knows and that only writers must know.
 const RO_COMPAT: u64 = 0;
 
 /// Why bytes are no superblock.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// There is none.
+    /// The bytes do not begin with the magic.
     #[error("no superblock")]
     NoMagic,
-    /// The bytes are not those that were written.
-    #[error("superblock with checksum {stored:#010x} where {computed:#010x} is right")]
+    /// The bytes differ from the written ones.
+    #[error("superblock checksum {stored:#010x}: expected {computed:#010x}")]
     Checksum {
-        /// What the superblock says.
+        /// The checksum in the superblock.
         stored: u32,
-        /// What its bytes give.
+        /// The checksum of its bytes.
         computed: u32,
     },
-    /// The format is another.
-    #[error("superblock of version {0}: this program knows version {VERSION}")]
+    /// The format has another version.
+    #[error("superblock version {0}: supported is version {VERSION}")]
     Version(u32),
-    /// The array needs features that this program does not know.
-    #[error("superblock with features {0:#x} that this program does not know")]
+    /// The array needs features that this version does not know.
+    #[error("superblock features {0:#x}: unknown to this version")]
     Incompatible(u64),
-    /// A field has a value that it cannot have.
-    #[error("superblock with {field} {value}")]
+    /// A field has an invalid value.
+    #[error("superblock field {field}: invalid value {value}")]
     Field {
         /// The field.
         field: &'static str,
@@ -84,10 +86,10 @@ impl Label {
         }
     }
 
-    /// The label in `bytes`, which may be anything and of any length.
+    /// Decodes the label in `bytes`, of any content and length.
     ///
     /// # Errors
-    /// Says what is wrong with them.
+    /// Names the invalid field.
     pub fn decode(bytes: &[u8]) -> Result<Label, DecodeError> {
         if bytes.len() < HEAD_BYTES || bytes[..8] != MAGIC {
             return Err(DecodeError::NoMagic);
@@ -101,7 +103,7 @@ impl Label {
         if stored != computed {
             return Err(DecodeError::Checksum { stored, computed });
         }
-        // Magic, version, length and checksum keep their places in every version.
+        // Every version has magic, version, length and checksum at these offsets.
         if input.u32(8) != VERSION {
             return Err(DecodeError::Version(input.u32(8)));
         }
@@ -145,13 +147,13 @@ fn sealed(members: usize, fill: impl FnOnce(&mut Fields<'_>)) -> Vec<u8> {
     bytes
 }
 
-/// crc32c of a superblock, its own field taken as zero.
+/// The crc32c of a superblock with its checksum field as zero.
 fn checksum(bytes: &[u8]) -> u32 {
     let before = crc32c::crc32c(&bytes[..CRC_AT]);
     crc32c::crc32c_append(crc32c::crc32c_append(before, &[0; 4]), &bytes[CRC_AT + 4..])
 }
 
-/// The fixed fields of a superblock, to write.
+/// The fixed fields of a superblock, for writing.
 struct Fields<'a>(&'a mut [u8]);
 
 impl Fields<'_> {
@@ -168,8 +170,8 @@ impl Fields<'_> {
     }
 }
 
-/// The fixed fields of a superblock, to read. All places lie below [`HEAD_BYTES`], which `Label::decode` checks, or
-/// in the table of members, which `decode_member` checks.
+/// The fixed fields of a superblock, for reading. All offsets lie below [`HEAD_BYTES`], which
+/// `Label::decode` checks, or in the table of members, which `decode_member` checks.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -245,7 +247,7 @@ fn encode_member(out: &mut Fields<'_>, superblock: &Superblock) {
     out.put(144, table.generation.to_le_bytes());
     out.put(152, table.epoch.to_le_bytes());
     out.put(424, table.settled.to_le_bytes());
-    // One that lies further back than that is told as a later one, so no line is dropped for it.
+    // A larger difference is stored as `u32::MAX`, a later served epoch, which drops no line.
     out.put(244, u32::try_from(table.epoch - table.served_epoch).unwrap_or(u32::MAX).to_le_bytes());
     out.put(160, table.nonce);
     out.put(176, member.0);
@@ -293,7 +295,7 @@ fn decode_member(input: &Input<'_>) -> Result<Superblock, DecodeError> {
         return invalid("slot", slot);
     }
     let (generation, epoch) = (input.u64(144), input.u64(152));
-    // A counter that cannot be counted on: nobody commits 2^63 times.
+    // The counter must have room to grow: no array commits 2^63 times.
     if generation == 0 || generation >> 63 != 0 || epoch >> 63 != 0 || input.u64(424) > generation {
         return invalid("generation", generation);
     }
@@ -333,7 +335,7 @@ fn decode_member(input: &Input<'_>) -> Result<Superblock, DecodeError> {
     Ok(Superblock { member: Uuid(input.bytes(176)), slot, layout, unknown_ro_compat, table })
 }
 
-/// Choices that are those by default leave their fields zero.
+/// Default settings leave their fields zero.
 fn encode_maintenance(out: &mut Fields<'_>, maintenance: Maintenance, cancelled_s: u32) {
     if maintenance == Maintenance::default() && cancelled_s == 0 {
         return;
@@ -349,7 +351,8 @@ fn encode_maintenance(out: &mut Fields<'_>, maintenance: Maintenance, cancelled_
     out.put(SCRUB_CANCELLED_AT, cancelled_s.to_le_bytes());
 }
 
-/// Choices about scrubs and read errors, and when a scheduled scrub was cancelled last, in seconds since 1970.
+/// Settings for scrubs and read errors, and when a scheduled scrub was last cancelled, in seconds
+/// since 1970.
 fn decode_maintenance(input: &Input<'_>) -> Result<(Maintenance, u32), DecodeError> {
     if input.u64(24) & COMPAT_MAINTENANCE == 0 {
         return Ok((Maintenance::default(), 0));
@@ -420,7 +423,7 @@ fn encode_config(out: &mut Fields<'_>, config: &ArrayConfig) {
     }
 }
 
-/// The zones that a superblock says it has: a program that does not know the feature refuses it.
+/// The zones of a superblock. A program that does not know the feature refuses the superblock.
 fn decode_zones(input: &Input<'_>) -> Result<Zones, DecodeError> {
     if input.u64(40) & INCOMPAT[1].0 == 0 {
         return Ok(Zones::NONE);
@@ -469,7 +472,7 @@ fn decode_config(input: &Input<'_>) -> Result<ArrayConfig, DecodeError> {
 }
 
 fn level_number(level: Level) -> u8 {
-    // The place in `Level::ALL` is part of the format.
+    // The index in `Level::ALL` is part of the format.
     Level::ALL.iter().position(|other| *other == level).expect("every level") as u8
 }
 
@@ -558,12 +561,12 @@ fn decode_reshape(
         shift: input.u64(416),
     };
     if let Err(error) = reshape.check(config) {
-        return invalid("change of shape", error);
+        return invalid("reshape", error);
     }
-    // The log of either shape has as many lanes.
+    // The logs of both geometries have the same number of lanes.
     let log_bytes = 2 * u64::from(config.lanes) * u64::from(config.lane_bytes);
     if layout.log_bytes < log_bytes {
-        return invalid("change of shape", format!("a log of {} bytes, not {log_bytes}", layout.log_bytes));
+        return invalid("reshape", format!("a log of {} bytes, not {log_bytes}", layout.log_bytes));
     }
     Ok(Some(reshape))
 }
@@ -588,7 +591,7 @@ mod tests {
         let scrub_window = Some(Window { start_minute: 1320, end_minute: 360 });
         table.maintenance = Maintenance { scrub_period_s: 864_000, scrub_window, read_errors: 7 };
         table.owner = "höst".into();
-        // 420 strips of data are 21 old rows and 20 new ones: the new shape has 20 rows more.
+        // 420 strips of data are 21 old rows and 20 new ones: the new geometry has 20 rows more.
         let old_geometry = Geometry { data: 20, parity: 2, ..table.config.geometry };
         let (old_level, old_matrix) = (Level::Raid6, Matrix::Powers);
         let (cursor, shift) = (420 * 4096, 20 * 4096);
@@ -600,7 +603,7 @@ mod tests {
         superblock
     }
 
-    /// Of an array that has got a group more twice, and has grown by size.
+    /// Of an array that gained a group twice, and has grown by size.
     fn zoned() -> Superblock {
         let mut config = config(3, 1);
         for _ in 0..2 {
@@ -617,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_encoded_comes_back() {
+    fn an_encoded_superblock_is_decoded() {
         for members in [1, 24, 64] {
             let label = Label::Member(Box::new(superblock(&config(members, 0), 0)));
             assert_eq!(Label::decode(&label.encode()), Ok(label));
@@ -689,7 +692,7 @@ mod tests {
         without[40] = 2;
         reseal(&mut without);
         let error = Label::decode(&without).unwrap_err().to_string();
-        assert_eq!(error, "superblock with zones []");
+        assert_eq!(error, "superblock field zones: invalid value []");
     }
 
     #[test]
@@ -702,7 +705,7 @@ mod tests {
         zoned.table.scrub_cancelled_s = u32::MAX;
         let bytes = zoned.encode();
         assert_eq!(Label::decode(&bytes), Ok(Label::Member(Box::new(zoned.clone()))));
-        // A program that does not know the feature writes zeroes there.
+        // A program without the feature writes zeroes here.
         for places in [436..440, 452..456, 468..472, 484..488] {
             assert!(plain[places].iter().all(|byte| *byte == 0));
         }
@@ -716,7 +719,7 @@ mod tests {
         beyond[SCRUB_WINDOW_AT] += 1;
         reseal(&mut beyond);
         let error = Label::decode(&beyond).unwrap_err().to_string();
-        assert_eq!(error, "superblock with scrub window 1440 to 1");
+        assert_eq!(error, "superblock field scrub window: invalid value 1440 to 1");
     }
 
     #[test]

@@ -1,34 +1,34 @@
-//! A change of shape that is under way: what the array was before, and how far it has come.
+//! The state of a reshape in progress: the old geometry, and the position.
 //!
 //! ```text
 //!   member, before          │ reserve      │ 0    │ 1    │ 2    │ … old rows │
-//!   while it changes        │      │ 0  │ 1  │ 2 … new rows    │ … old rows │
+//!   during reshape        │      │ 0  │ 1  │ 2 … new rows    │ … old rows │
 //!                                  ◄ shift ►       ◄ cursor
 //! ```
 //!
-//! Strips are moved in units: as much data as fills whole rows of either shape. New rows are never more in number than
-//! the old ones that they come from, and begin lower by at least the new rows of a unit: so a unit is never written
-//! over old rows that are still to be moved.
+//! Strips are moved in units: the least data that fills whole rows of both geometries. A unit has
+//! never more new rows than old ones. The new rows begin lower by at least the new rows of one
+//! unit. So a unit is never written over old rows that are still to be moved.
 
 use crate::{ArrayConfig, ConfigError, Geometry, Level, Matrix};
 
-/// A change of shape that is under way.
+/// A reshape in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reshape {
     /// The level before.
     pub old_level: Level,
     /// The matrix before.
     pub old_matrix: Matrix,
-    /// The shape before; the configuration holds the shape after.
+    /// The geometry before; the configuration has the new one.
     pub old_geometry: Geometry,
-    /// Bytes of the array that have the new shape: whole units.
+    /// Bytes of the array that have the new geometry: whole units.
     pub cursor: u64,
-    /// Bytes by which every member's data begins lower than in the old shape.
+    /// Bytes by which every member's data begins lower than in the old geometry.
     pub shift: u64,
 }
 
 impl Reshape {
-    /// What the array was before, with as many lanes as it has now.
+    /// The configuration before the reshape, with the present number of lanes.
     pub fn old_config(&self, config: &ArrayConfig) -> ArrayConfig {
         ArrayConfig {
             level: self.old_level,
@@ -38,18 +38,19 @@ impl Reshape {
         }
     }
 
-    /// Rows by which the new shape begins lower.
+    /// Rows by which the new geometry begins lower.
     pub const fn shift_rows(&self) -> u64 {
         self.shift / self.old_geometry.strip_bytes as u64
     }
 
-    /// Bytes of the array that are moved at a time: the least that fills whole rows of both shapes.
+    /// Bytes of the array that are moved at a time: the least that fills whole rows of both
+    /// geometries.
     pub const fn unit_bytes(&self, new: &Geometry) -> u64 {
         Reshape::unit_strips(self.old_geometry.data, new.data) * new.strip_bytes as u64
     }
 
-    /// Data strips of a unit ([`Reshape::unit_bytes`]) of stripes with so many of them before and after: the least common
-    /// multiple.
+    /// Data strips of a unit ([`Reshape::unit_bytes`]), for stripes with `old` and `new` data
+    /// strips: the least common multiple.
     pub const fn unit_strips(old: usize, new: usize) -> u64 {
         let (mut divisor, mut rest) = (old as u64, new as u64);
         while rest != 0 {
@@ -58,36 +59,41 @@ impl Reshape {
         old as u64 / divisor * new as u64
     }
 
-    /// Bytes that the cursor stands at when nothing is left to be moved: all of the new shape, in whole units.
+    /// The cursor of a complete reshape: the new capacity, rounded up to whole units.
     pub const fn end(&self, new: &Geometry) -> u64 {
         new.capacity().next_multiple_of(self.unit_bytes(new))
     }
 
-    /// Units that may be moved next when so many are moved, durably. New rows of `w` more units end at row `(moved + w) · n`
-    /// of the new shape, which is `shift` rows lower in the old one; old rows are needed from `moved · o` on.
+    /// Most units that may be moved next after `moved` units, whose move is durable. New rows of
+    /// `w` more units end at row `(moved + w) · n` of the new geometry, which is `shift` rows lower
+    /// in the old one. Old rows are needed from `moved · o` on.
     pub const fn most_units(&self, new: &Geometry, moved: u64) -> u64 {
         let unit = Reshape::unit_strips(self.old_geometry.data, new.data);
         let (old_rows, new_rows) = (unit / self.old_geometry.data as u64, unit / new.data as u64);
         (self.shift_rows() + (old_rows - new_rows) * moved) / new_rows
     }
 
-    /// Checks everything that arithmetic elsewhere relies on, against the array's checked configuration.
+    /// Checks the values that other arithmetic relies on, against the array's checked
+    /// configuration.
     ///
     /// # Errors
-    /// Names what is wrong and its value.
+    /// Names the invalid value.
     pub fn check(&self, config: &ArrayConfig) -> Result<(), ConfigError> {
         let (old, new) = (&self.old_geometry, &config.geometry);
         let fail = |text: String| Err(ConfigError(text));
         self.old_config(config).check()?;
         if old.groups != 1 || new.groups != 1 || !new.zones.is_empty() {
-            return fail(format!("{} groups before, {} now: only one can change", old.groups, new.groups));
+            return fail(format!(
+                "{} groups before, {} now: only an array of one group can be reshaped",
+                old.groups, new.groups
+            ));
         }
         let is_mirror = old.data < 2 || old.parity == 0 || new.parity == 0;
         let is_smaller = new.data < old.data || new.members() < old.members();
         let is_same = (new.data, new.parity) == (old.data, old.parity);
         if is_mirror || is_smaller || is_same {
             let shape = |of: &Geometry| format!("{}+{}", of.data, of.parity);
-            return fail(format!("from {} to {} members", shape(old), shape(new)));
+            return fail(format!("reshape from {} to {} members", shape(old), shape(new)));
         }
         if old.strip_bytes != new.strip_bytes {
             return fail(format!("strips of {} bytes before, {} now", old.strip_bytes, new.strip_bytes));
@@ -119,7 +125,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_may_be_written_covers_no_row_that_is_needed(
+        fn units_that_may_be_moved_cover_no_row_that_is_needed(
             old in 2usize..40, more in 1usize..20, extra in 0u64..100, steps in 1usize..200,
         ) {
             let (config, mut reshape) = reshaping(&config(old, 1), (old + more, 1));
@@ -129,10 +135,10 @@ mod tests {
             let mut moved = 0;
             for _ in 0..steps {
                 let units = reshape.most_units(&config.geometry, moved);
-                prop_assert!(units > 0, "it always goes on");
+                prop_assert!(units > 0, "the reshape always continues");
                 let behind = |units: u64| (moved + units) * new_rows;
                 prop_assert!(behind(units) <= reshape.shift_rows() + moved * old_rows);
-                prop_assert!(behind(units + 1) > reshape.shift_rows() + moved * old_rows, "as much as may be");
+                prop_assert!(behind(units + 1) > reshape.shift_rows() + moved * old_rows, "a further unit would cover needed rows");
                 moved += units.min(1000);
             }
         }

@@ -10,7 +10,7 @@ struct Ymm(__m256i);
 
 super::kernels!(Ymm, "avx2", "avx2", step 128, sources 8 / 6: sum 4, powers2 4, powers3 2, products 2);
 
-/// The reduction of what `4 ·` shifts out: the products of 0, 1, 2 and 3 with x^8.
+/// The reduction of the bits that `4 ·` shifts out: the products of 0, 1, 2 and 3 with x^8.
 pub(super) const CARRY: [u8; 4] = [0, 0x1d, 0x3a, 0x27];
 
 impl Vector for Ymm {
@@ -20,7 +20,8 @@ impl Vector for Ymm {
 
     #[inline(always)]
     unsafe fn zero() -> Ymm {
-        // SAFETY: here and below, by the contract of `Pass` the processor has AVX2 and the bytes are there.
+        // SAFETY: here and below, by the contract of `Pass` the processor has AVX2 and the bytes
+        // are valid.
         Ymm(unsafe { _mm256_setzero_si256() })
     }
     #[inline(always)]

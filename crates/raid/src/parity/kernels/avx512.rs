@@ -20,7 +20,8 @@ impl Vector for Zmm {
 
     #[inline(always)]
     unsafe fn zero() -> Zmm {
-        // SAFETY: here and below, by the contract of `Pass` the processor has AVX-512BW and the bytes are there.
+        // SAFETY: here and below, by the contract of `Pass` the processor has AVX-512BW and the
+        // bytes are valid.
         Zmm(unsafe { _mm512_setzero_si512() })
     }
     #[inline(always)]

@@ -1,5 +1,5 @@
-//! x86-64 with AVX-512 and GFNI: a product is one instruction, GF2P8AFFINEQB with the coefficient's bit matrix.
-//! (GF2P8MULB has another polynomial.)
+//! x86-64 with AVX-512 and GFNI: a product is one instruction, GF2P8AFFINEQB with the coefficient's
+//! bit matrix. (GF2P8MULB has another polynomial.)
 
 use super::super::gf::AFFINE;
 use super::Kernels;
@@ -29,7 +29,8 @@ impl Vector for Gfni {
 
     #[inline(always)]
     unsafe fn zero() -> Gfni {
-        // SAFETY: here and below, by the contract of `Pass` the processor has the instructions and the bytes are there.
+        // SAFETY: here and below, by the contract of `Pass` the processor has the instructions and
+        // the bytes are valid.
         Gfni(unsafe { Zmm::zero() })
     }
     #[inline(always)]

@@ -1,16 +1,17 @@
-//! The loops over bytes that make parity, in the best instructions that this processor has.
+//! The loops over bytes that compute parity, in the best instructions of this processor.
 //!
 //! ```text
 //!   Job (any sources, any targets, any length)
-//!     └ blocks of 2 KiB: every sum stays in the L1 cache until it is whole
+//!     └ blocks of 2 KiB: every sum stays in the L1 cache until it is complete
 //!         └ groups of targets: plain sum | powers of 2 by doubling | products by tables
-//!             └ Pass: a few sources at a time, whole cache lines          pass.rs, over the vectors of avx2.rs, …
+//!             └ Pass: a few sources at a time, whole cache lines (pass.rs, vectors of avx2.rs, …)
 //! ```
 //!
-//! A wide stripe read line by line from all members at once loses to the cache: strips are aligned to 4 KiB, so their
-//! lines share one set of the 8-way L1. Hence few sources a pass, and a block small enough for the sums to stay.
+//! A wide stripe read line by line from all members at once would thrash the cache. Strips are
+//! aligned to 4 KiB, so their lines share one set of the 8-way L1. Hence a pass reads few sources,
+//! and a block is small enough for the sums to stay.
 //!
-//! Nothing here is shared but tables that never change: any number of cores may work at once.
+//! Kernels share only constant tables: any number of cores may work at once.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -30,13 +31,14 @@ use pass::{MAX_SOURCES, MAX_TARGETS, Pass};
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
-/// Bytes of each strip that are worked on until their sums are whole.
+/// Bytes of each strip that are processed until their sums are complete.
 const BLOCK_BYTES: usize = 2048;
-/// Strips from which targets are written past the caches: more than a core's own cache holds.
+/// Least bytes of a job whose targets are written past the caches: more than a core's cache holds.
 const STREAM_BYTES: usize = 4 << 20;
-/// Strips from which products ask for their sources ahead; plain sums of cached strips have no time for that.
+/// Least bytes of a job whose products prefetch their sources. Plain sums of cached strips would
+/// only lose time.
 const FETCH_BYTES: usize = 1 << 20;
-/// How far ahead.
+/// Distance of the prefetch.
 const AHEAD_BYTES: usize = 1024;
 /// Most strips on either side of a job: those of a stripe.
 const MAX_STRIPS: usize = 64;
@@ -45,16 +47,16 @@ const MAX_STEP: usize = 256;
 
 static CHOSEN: OnceLock<&'static Kernels> = OnceLock::new();
 
-/// A loop over whole steps. To be called as [`Pass`] says.
+/// A loop over whole steps, with the contract of [`Pass`].
 type Loop = unsafe fn(&Pass<'_>);
 
 /// The loops in one set of instructions.
 pub(super) struct Kernels {
     /// The instructions.
     pub name: &'static str,
-    /// Bytes that every loop works in.
+    /// The unit of bytes of every loop.
     step: usize,
-    /// So many sources are read in one pass; of more, `some_sources` at a time.
+    /// Most sources of a single pass. More sources are read `some_sources` at a time.
     most_sources: usize,
     some_sources: usize,
     sum: Loop,
@@ -72,7 +74,7 @@ macro_rules! kernels {
             use super::pass::{self, Pass};
             $(#[target_feature(enable = $features)])?
             unsafe fn sum(pass: &Pass<'_>) {
-                // SAFETY: the caller keeps the contract of `Pass`; so in the others.
+                // SAFETY: the caller keeps the contract of `Pass`, as in the other functions.
                 unsafe { pass::sum::<$vector, $sum>(pass) }
             }
             $(#[target_feature(enable = $features)])?
@@ -115,17 +117,18 @@ macro_rules! kernels {
 }
 use kernels;
 
-/// Sums to be made: each target is set to, or increased by, its row of coefficients times the sources.
+/// A set of sums: each target is set to, or increased by, its row of coefficients times the
+/// sources.
 pub(super) struct Job<'a> {
     /// Row by row: target `t` of source `s` at `t * sources + s`.
     pub coefficients: &'a [u8],
-    /// The rows are 1, 2^s, 4^s (as many as there are targets), or at least begin so.
+    /// The rows are, or at least begin with, 1, 2^s, 4^s (one for each target).
     pub is_powers: bool,
-    /// Targets are added to, not set.
+    /// Targets are increased, not set.
     pub is_added: bool,
 }
 
-/// What makes a group of targets.
+/// The computation of a group of targets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Sum,
@@ -134,7 +137,7 @@ enum Kind {
     SumAndProducts,
 }
 
-/// Targets that are made together.
+/// Targets that are computed together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Group {
     kind: Kind,
@@ -148,7 +151,7 @@ impl Group {
     }
 }
 
-/// The strips of a job by their addresses.
+/// The addresses of a job's strips.
 struct Strips<'a> {
     sources: &'a [*const u8],
     targets: &'a [*mut u8],
@@ -156,12 +159,12 @@ struct Strips<'a> {
 }
 
 impl Strips<'_> {
-    /// Bytes of all strips.
+    /// Total bytes of all strips.
     fn bytes(&self) -> usize {
         (self.sources.len() + self.targets.len()) * self.len
     }
 
-    /// How far ahead sources are asked for.
+    /// Distance at which sources are prefetched.
     fn ahead(&self, kind: Kind) -> usize {
         let least = if kind == Kind::Sum { STREAM_BYTES } else { FETCH_BYTES };
         if self.bytes() >= least { AHEAD_BYTES } else { 0 }
@@ -169,18 +172,18 @@ impl Strips<'_> {
 }
 
 impl Kernels {
-    /// The best that this processor has, unless others were chosen.
+    /// The kernels in use: the best of this processor, unless others were chosen.
     pub fn chosen() -> &'static Kernels {
         CHOSEN.get_or_init(|| Kernels::available()[0])
     }
 
-    /// Uses those in the instructions of that name, if this processor has them and none are in use.
+    /// Selects the kernels with this name, if this processor has them and no others are in use.
     pub fn choose(name: &str) -> bool {
         let wanted = Kernels::available().into_iter().find(|kernels| kernels.name == name);
         wanted.is_some_and(|kernels| std::ptr::eq(*CHOSEN.get_or_init(|| kernels), kernels))
     }
 
-    /// All that this processor has, best first.
+    /// All kernels of this processor, best first.
     pub fn available() -> ArrayVec<&'static Kernels, 4> {
         let mut found = ArrayVec::new();
         #[cfg(target_arch = "x86_64")]
@@ -202,10 +205,11 @@ impl Kernels {
         found
     }
 
-    /// Does a job. Sources and targets come in the order of the coefficients.
+    /// Runs a job. Sources and targets have the order of the coefficients.
     ///
     /// # Panics
-    /// When lengths differ, or there are more strips than a stripe has, or not as many as coefficients.
+    /// If lengths differ, there are more strips than a stripe has, or their number does not match
+    /// the coefficients.
     pub fn run<'s, 't>(
         &self,
         job: &Job<'_>,
@@ -227,7 +231,8 @@ impl Kernels {
         assert_eq!(from.len() * to.len(), job.coefficients.len(), "a coefficient for each pair");
         let strips = Strips { sources: &from, targets: &to, len };
         if !from.is_empty() {
-            // SAFETY: the slices are valid for `len` bytes, and the borrow checker keeps targets apart.
+            // SAFETY: the slices are valid for `len` bytes, and the borrow checker ensures that
+            // targets do not overlap.
             unsafe { self.run_all(job, &strips) }
         } else if !job.is_added {
             // SAFETY: as above.
@@ -257,11 +262,11 @@ impl Kernels {
             ahead: strips.ahead(group.kind),
             is_streamed,
         };
-        // SAFETY: everything that `Pass` asks for but the length, which `run_pass` sees to.
+        // SAFETY: the contract of `Pass` holds except for the length, which `run_pass` handles.
         unsafe { self.run_pass(group.kind, &pass) }
     }
 
-    /// All groups of targets, block by block.
+    /// Runs all groups of targets, block by block.
     ///
     /// # Safety
     /// As for [`Kernels::run_all`].
@@ -272,7 +277,8 @@ impl Kernels {
         while let Some(group) = next_group(job, sources, targets, groups.last().map_or(0, Group::end)) {
             groups.push(group);
         }
-        // Lines that are streamed cannot be read back from the cache: sums wait here until they are whole.
+        // Streamed lines cannot be read back from the cache: sums are kept here until they are
+        // complete.
         let mut aside = MaybeUninit::<Aside>::uninit();
         let aside = aside.as_mut_ptr().cast::<u8>();
         for start in (0..strips.len).step_by(BLOCK_BYTES) {
@@ -288,16 +294,17 @@ impl Kernels {
         }
     }
 
-    /// How many passes so many sources are read in.
+    /// Number of passes for `sources` sources.
     fn passes(&self, sources: usize) -> usize {
         if sources <= self.most_sources { 1 } else { sources.div_ceil(self.some_sources) }
     }
 
-    /// One block of one group of targets, in as few passes as are allowed, of like size. From the last source down, as
-    /// powers need.
+    /// Runs one block of one group of targets, in the fewest passes, of similar size, and from the
+    /// last source down, as powers need.
     ///
     /// # Safety
-    /// As for [`Kernels::run_all`]; the block lies in the strips, and `sums` has a place for it for each target.
+    /// As for [`Kernels::run_all`]; the block lies in the strips, and `sums` has room for it for
+    /// each target.
     #[inline]
     unsafe fn run_group(
         &self,
@@ -325,12 +332,12 @@ impl Kernels {
                 ahead: strips.ahead(group.kind),
                 is_streamed: is_last && is_streamed,
             };
-            // SAFETY: everything that `Pass` asks for but the length, which `run_pass` sees to.
+            // SAFETY: the contract of `Pass` holds except for the length, which `run_pass` handles.
             unsafe { self.run_pass(group.kind, &pass) };
         }
     }
 
-    /// A pass of any length: what is left after whole steps is worked on in copies.
+    /// Runs a pass of any length: the rest after whole steps is processed in copies.
     ///
     /// # Safety
     /// As for [`Pass`], but for its length.
@@ -356,7 +363,7 @@ impl Kernels {
         }
     }
 
-    /// A pass of less than a step.
+    /// Runs a pass of less than a step.
     ///
     /// # Safety
     /// As for [`Pass`], but for its length.
@@ -399,10 +406,10 @@ impl Kernels {
 #[expect(dead_code, reason = "reached by address")]
 struct Aside([[u8; BLOCK_BYTES]; MAX_TARGETS]);
 
-/// The next targets that are made together, from target `first` on.
+/// The next group of targets, from target `first` on.
 fn next_group(job: &Job<'_>, sources: usize, targets: usize, first: usize) -> Option<Group> {
     let group = |kind, count: usize| Some(Group { kind, first: first as u8, count: count as u8 });
-    // Horner's rule would multiply what is added to.
+    // Horner's rule would also multiply the old content of the targets.
     if job.is_powers && !job.is_added && first == 0 && (1..=3).contains(&targets) {
         return group(if targets == 1 { Kind::Sum } else { Kind::Powers }, targets);
     }

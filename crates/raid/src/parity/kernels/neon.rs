@@ -1,4 +1,4 @@
-//! AArch64, whose NEON is always there: products by TBL on nibbles, powers by doubling.
+//! AArch64, which always has NEON: products by TBL on nibbles, powers by doubling.
 
 use super::super::gf::{NIBBLES, POLYNOMIAL};
 use super::Kernels;
@@ -17,7 +17,8 @@ impl Vector for Q {
 
     #[inline(always)]
     unsafe fn zero() -> Q {
-        // SAFETY: here and below, AArch64 has NEON, and by the contract of `Pass` the bytes are there.
+        // SAFETY: here and below, AArch64 has NEON, and by the contract of `Pass` the bytes are
+        // valid.
         Q(unsafe { vdupq_n_u8(0) })
     }
     #[inline(always)]

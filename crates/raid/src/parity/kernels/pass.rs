@@ -1,44 +1,50 @@
-//! The inner loops, written once over whatever vector a set of instructions has.
+//! The inner loops, written once for the vectors of every set of instructions.
 //!
-//! Each loop takes a few source streams and makes whole cache lines of each target, with the sums in registers.
-//! Everything here is inlined into functions that enable the instructions ([`kernels!`](super::kernels)).
+//! Each loop reads a few source streams and computes whole cache lines of each target, with the
+//! sums in registers. All functions are inlined into functions that enable the instructions
+//! ([`kernels!`](super::kernels)).
 
 // The safety of every loop is the contract of `Pass`.
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks)]
 
 /// Most sources of a pass.
 pub(super) const MAX_SOURCES: usize = 64;
-/// Most targets of a pass: as many sums as there are registers for.
+/// Most targets of a pass, limited by the registers for sums.
 pub(super) const MAX_TARGETS: usize = 4;
 
-/// One walk over a few sources that makes a few targets.
+/// One walk over a few sources that computes a few targets.
 ///
-/// The caller of a loop answers for: bytes `start..end` behind every pointer are valid, targets overlap nothing but
-/// their own `sums`, at most [`MAX_SOURCES`] and [`MAX_TARGETS`], `end - start` is a multiple of the kernels' step,
-/// streamed targets are aligned to 64 bytes at `start`, and the processor has the instructions.
+/// The caller of a loop ensures:
+///
+/// - Bytes `start..end` behind every pointer are valid.
+/// - Targets overlap nothing but their own `sums`.
+/// - There are at most [`MAX_SOURCES`] and [`MAX_TARGETS`].
+/// - `end - start` is a multiple of the kernels' step.
+/// - Streamed targets are aligned to 64 bytes at `start`.
+/// - The processor has the instructions.
 #[derive(Clone, Copy)]
 pub(super) struct Pass<'a> {
     pub sources: &'a [*const u8],
     pub targets: &'a [*mut u8],
-    /// What is added to: one a target, or none to begin with zero.
+    /// Initial values: one for each target, or none to begin with zero.
     pub sums: &'a [*mut u8],
     /// The coefficient of source `s` in target `t` at `t * stride + s`; for products only.
     pub coefficients: &'a [u8],
     pub stride: usize,
     pub start: usize,
     pub end: usize,
-    /// Past the caches.
+    /// Whether stores bypass the caches.
     pub is_streamed: bool,
-    /// Bytes ahead of the loop that sources are fetched into the cache; 0 for what is there.
+    /// Bytes ahead of the loop that sources are prefetched; 0 for cached sources.
     pub ahead: usize,
 }
 
 /// A vector of bytes over GF(2^8).
 pub(super) trait Vector: Copy {
     const BYTES: usize;
-    /// A vector, made ready to be multiplied with several coefficients.
+    /// A vector, prepared for the multiplication with several coefficients.
     type Split: Copy;
-    /// A coefficient, made ready to multiply vectors with.
+    /// A coefficient, prepared for the multiplication of vectors.
     type Factor: Copy;
 
     unsafe fn zero() -> Self;
@@ -46,9 +52,9 @@ pub(super) trait Vector: Copy {
     unsafe fn store(self, to: *mut u8);
     /// Stores past the caches; `to` is aligned to the vector.
     unsafe fn stream(self, to: *mut u8);
-    /// Orders streamed stores before what follows.
+    /// Orders streamed stores before later ones.
     unsafe fn fence();
-    /// Asks for a line to be brought into the cache; any address will do.
+    /// Prefetches a line into the cache; any address is allowed.
     unsafe fn prefetch(from: *const u8);
     unsafe fn xor(self, other: Self) -> Self;
     unsafe fn xor3(self, a: Self, b: Self) -> Self;
@@ -77,7 +83,7 @@ unsafe fn put<V: Vector, const U: usize>(pass: &Pass<'_>, target: usize, at: usi
     }
 }
 
-/// The vectors that a target begins with.
+/// The initial vectors of a target.
 #[inline(always)]
 unsafe fn begin<V: Vector, const U: usize>(pass: &Pass<'_>, target: usize, at: usize) -> [V; U] {
     let mut values = unsafe { [V::zero(); U] };
@@ -172,7 +178,7 @@ unsafe fn sum_of_many<V: Vector, const U: usize>(pass: &Pass<'_>) {
     }
 }
 
-/// The head and then sources, `N` in all.
+/// The `H` addresses in `head`, then sources, `N` in total.
 #[inline(always)]
 fn first<const H: usize, const N: usize>(pass: &Pass<'_>, head: [*const u8; H]) -> [*const u8; N] {
     let mut all = [std::ptr::null(); N];
@@ -212,7 +218,8 @@ unsafe fn sum_of<V: Vector, const U: usize, const N: usize>(pass: &Pass<'_>, sou
     }
 }
 
-/// Two targets: `P += Σ D_i` and `Q = 2^n · Q + Σ 2^i · D_i`, by Horner's rule from the last source down.
+/// Two targets: `P += Σ D_i` and `Q = 2^n · Q + Σ 2^i · D_i`, by Horner's rule from the last source
+/// down.
 #[inline(always)]
 pub(super) unsafe fn powers2<V: Vector, const U: usize>(pass: &Pass<'_>) {
     let mut at = pass.start;
@@ -263,8 +270,8 @@ pub(super) unsafe fn powers3<V: Vector, const U: usize>(pass: &Pass<'_>) {
     unsafe { finish::<V>(pass) }
 }
 
-/// `T` targets by their coefficients; the first is a plain sum when `IS_SUM`. Two sources with the same coefficients (the
-/// old and the new bytes of a strip) are summed before they are multiplied.
+/// `T` targets by their coefficients; the first is a plain sum if `IS_SUM`. Two sources with the
+/// same coefficients (the old and the new bytes of a strip) are summed before they are multiplied.
 #[inline(always)]
 pub(super) unsafe fn products<V: Vector, const U: usize, const T: usize, const IS_SUM: bool>(
     pass: &Pass<'_>,
@@ -316,7 +323,7 @@ pub(super) unsafe fn products<V: Vector, const U: usize, const T: usize, const I
     unsafe { finish::<V>(pass) }
 }
 
-/// [`products`] of as many targets as the pass has.
+/// [`products`] for any number of targets of the pass.
 #[inline(always)]
 pub(super) unsafe fn products_of_any<V: Vector, const U: usize, const IS_SUM: bool>(pass: &Pass<'_>) {
     unsafe {

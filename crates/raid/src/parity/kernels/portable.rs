@@ -38,12 +38,12 @@ impl Vector for Words {
     }
     #[inline(always)]
     unsafe fn load(from: *const u8) -> Words {
-        // SAFETY: by the contract of `Pass` the bytes are there.
+        // SAFETY: by the contract of `Pass` the bytes are valid.
         Words(unsafe { from.cast::<[u64; 4]>().read_unaligned() })
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut u8) {
-        // SAFETY: by the contract of `Pass` the bytes are there.
+        // SAFETY: by the contract of `Pass` the bytes are valid.
         unsafe { to.cast::<[u64; 4]>().write_unaligned(self.0) }
     }
     #[inline(always)]

@@ -1,11 +1,11 @@
-//! Every set of loops that this processor has, against sums made byte by byte.
+//! Tests compare every set of loops that this processor has with sums computed byte by byte.
 
 use super::super::gf::{NIBBLES, power};
 use super::super::tests::noise;
 use super::*;
 use proptest::prelude::*;
 
-/// A job and what its strips look like.
+/// A job and the geometry of its strips.
 #[derive(Debug)]
 struct Case {
     coefficients: Vec<u8>,
@@ -14,7 +14,7 @@ struct Case {
     sources: usize,
     targets: usize,
     len: usize,
-    /// How far strip `n` begins behind a page, in bytes: `n` times this.
+    /// Distance of strip `n` from a page boundary, in bytes: `n` times this.
     skew: usize,
 }
 
@@ -32,7 +32,7 @@ impl Case {
         }
     }
 
-    /// Runs the job and compares; bytes around the targets must stay.
+    /// Runs the job and compares the results; bytes around the targets must not change.
     fn check(&self, kernels: &Kernels) {
         let at = |n: usize| 64 + n * self.skew;
         let mut room: Vec<Vec<u8>> =

@@ -6,7 +6,7 @@ use crate::inflight::InflightRegion;
 
 const REQUESTS: u64 = 24;
 
-/// What outlives a device: guest, driver and in-flight region.
+/// State that outlives a device: guest, driver and in-flight region.
 struct World {
     guest: Guest,
     driver: Driver,
@@ -39,14 +39,14 @@ impl World {
         (self.seed >> 33) % below
     }
 
-    /// The guest goes on, whether a device lives or not.
+    /// Runs the guest, with or without a live device.
     fn guest_turn(&mut self) {
         while let Some((request, written)) = self.driver.poll() {
             assert_eq!(u64::from(written), request + 7, "another request's completion");
             self.completed.push(request);
         }
         while self.next_request < REQUESTS {
-            // The first buffer tells which request it is.
+            // The first buffer identifies the request.
             let request = self.next_request;
             let buffers: Vec<Buffer> = (0..1 + request % 3)
                 .map(|i| Buffer {
@@ -62,10 +62,10 @@ impl World {
         }
     }
 
-    /// A device's life, from start to the last completion if nobody kills it.
+    /// A device's life, from its start to the last completion unless it is killed.
     fn device_life(&mut self) {
         let base = self.guest.config(self.size, self.is_packed);
-        // A wrong base, as front-ends hand it over after a crash: the region knows better.
+        // A wrong base, as front-ends pass after a crash: the region's position takes precedence.
         let state = RingState::from_vring_base(if self.is_packed { 0x8000_8000 } else { 0 }, self.is_packed);
         let config = QueueConfig { inflight: self.region.queue(1), state, ..base };
         let mut queue = VirtQueue::new(config).unwrap();
@@ -124,8 +124,8 @@ impl World {
     }
 }
 
-/// Kills devices after these numbers of stores, one after the other, and lets the last one live. `false` when
-/// the first one ended before it was killed.
+/// Kills devices after these numbers of stores, one after the other, and lets the last one live.
+/// Returns `false` when the first one ended before it was killed.
 fn survives(guest: &Guest, size: u16, is_packed: bool, seed: u64, kills: &[u64]) -> bool {
     let mut world = World::new(guest, size, is_packed, seed);
     world.guest_turn();
@@ -143,7 +143,7 @@ fn survives(guest: &Guest, size: u16, is_packed: bool, seed: u64, kills: &[u64])
     true
 }
 
-/// Every place to be killed at, for rings of several sizes. After that the successors are killed after
+/// Kills a device at every store, for rings of several sizes. The successors are killed after
 /// `again[i]` stores and half as many, or not at all.
 fn killed_everywhere(is_packed: bool, sizes: &[u16], seeds: u64, again: &[u64]) {
     let guest = Guest::new();
@@ -228,7 +228,8 @@ fn a_region_that_makes_no_sense_is_refused() {
         let file = std::fs::File::from(world.region.fd().try_clone_to_owned().unwrap());
         let mut bytes = vec![0; InflightRegion::size(1, 8, is_packed) as usize];
         file.read_exact_at(&mut bytes, 0).unwrap();
-        // Any byte may say anything: an answer or an error, but no panic, and nothing outside memory.
+        // Any byte may have any value: the result is a chain or an error, without a panic or an
+        // access outside memory.
         let mut refused = 0;
         for offset in 0..bytes.len() {
             for value in [0, 1, 0x7f, 0xff] {

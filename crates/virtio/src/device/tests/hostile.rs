@@ -1,11 +1,11 @@
-//! What a driver must not do, case by case, and noise.
+//! Violations of the specification by a driver, case by case, and random data.
 
 use super::*;
 use crate::dirty_log::DirtyLog;
 use proptest::prelude::*;
 use std::os::fd::AsFd;
 
-/// Makes descriptor 0 (split) or slot 0 (packed) available, whatever it holds.
+/// Makes descriptor 0 (split) or slot 0 (packed) available, whatever its content.
 fn offer(guest: &Guest, is_packed: bool) {
     match is_packed {
         false => guest.write_u16(DRIVER + 2, 1),
@@ -35,7 +35,8 @@ fn fill(guest: &Guest, is_packed: bool, descriptors: &[(u64, u32, u16)]) {
     offer(guest, is_packed);
 }
 
-/// What a ring of 8 entries says to these descriptors in its first places; the same twice.
+/// The result of a ring of 8 entries for these descriptors in its first places; it must be the same
+/// twice.
 fn pop_of(guest: &Guest, is_packed: bool, descriptors: &[(u64, u32, u16)]) -> Result<Vec<usize>, RingError> {
     fill(guest, is_packed, descriptors);
     let mut queue = guest.queue(8, is_packed);
@@ -264,7 +265,8 @@ fn an_indirect_table_is_checked_like_a_ring() {
             let expected = RingError::DescriptorOutOfRange { index: 2, count: 2 };
             assert_eq!(refused(table, 32, INDIRECT), expected);
         }
-        // An unaligned table, the WRITE flag on it (to be ignored) and direct descriptors before it are fine.
+        // An unaligned table, the WRITE flag on it (which is ignored) and direct descriptors before
+        // it are valid.
         put_at(guest, is_packed, table + 3, HEAP + 0x8000, 9, WRITE, 0);
         let chain = [(HEAP, 5, NEXT), (table + 3, 16, INDIRECT | WRITE)];
         assert_eq!(pop_of(guest, is_packed, &chain), Ok(vec![5, 9]));

@@ -1,5 +1,5 @@
-//! A guest made by hand: memory, and a driver that follows the specification byte by byte (and shares no code
-//! with the queues it tests).
+//! A test guest: memory, and a driver that follows the specification byte by byte. It shares no
+//! code with the queues it tests.
 
 mod crash;
 mod hostile;
@@ -18,7 +18,8 @@ const DEVICE: u64 = 0x2_1000;
 const USER: u64 = 0x7000_0000_0000;
 /// Where buffers and indirect tables may lie: the upper half of the low region.
 const HEAP: u64 = 0x4_0000;
-/// Two regions that touch (in guest addresses only) at [`BORDER`], and nothing else up to the high one.
+/// Two adjacent regions (in guest addresses only) that meet at [`BORDER`]. Nothing else lies below
+/// the high region.
 const BORDER: u64 = 0x8_0000;
 const END: u64 = 0xa_0000;
 const HIGH: u64 = 0x1_0000_0000;
@@ -40,7 +41,7 @@ struct Guest(Arc<GuestMemory>);
 
 impl Guest {
     fn new() -> Guest {
-        // In this order, the two that touch are unlikely to touch in this process.
+        // In this order, the two adjacent regions are unlikely to be adjacent in this process.
         let regions = [(0, BORDER), (HIGH, 0x1000), (BORDER, END - BORDER)];
         let specs = regions.map(|(guest_addr, len)| {
             let fd = sealed_file(c"guest", len).unwrap();
@@ -124,7 +125,7 @@ struct Driver {
     /// Split: free descriptors. Packed: free buffer ids.
     free: Vec<u16>,
     free_slots: u16,
-    /// What each head or id in flight stands for: descriptors or slots taken, and the caller's token.
+    /// For each head or ID in flight: its descriptors or slots, and the caller's token.
     in_flight: HashMap<u16, (Vec<u16>, u64)>,
     avail: u16,
     avail_wrap: bool,
@@ -137,7 +138,7 @@ struct Driver {
 
 impl Driver {
     fn new(guest: &Guest, size: u16, is_packed: bool, event_idx: bool) -> Driver {
-        // Not in order, so that an index is not a position by chance.
+        // Out of order, so that an index never equals a position by chance.
         let free = (0..size).map(|i| if is_packed { i } else { (i * 7 + 3) % size }).rev().collect();
         Driver {
             guest: guest.clone(),
@@ -271,7 +272,7 @@ impl Driver {
         Some((token, len))
     }
 
-    /// Says whether the next used chain shall raise an interrupt.
+    /// Sets whether the next used chain raises an interrupt.
     fn want_interrupts(&self, is_wanted: bool) {
         match (self.is_packed, self.event_idx) {
             (false, false) => self.guest.write_u16(DRIVER, u16::from(!is_wanted)),

@@ -1,4 +1,4 @@
-//! Random work, checked against what driver and device should see of each other.
+//! Random operations, checked against the states that driver and device should see.
 
 use super::*;
 use proptest::prelude::*;
@@ -40,7 +40,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..400)
 }
 
-/// Everything that is known to be true.
+/// The expected state.
 struct Model {
     guest: Guest,
     is_packed: bool,
@@ -54,7 +54,7 @@ struct Model {
     pushed: VecDeque<(u64, u32)>,
     published: VecDeque<(u64, u32)>,
     wants_interrupts: bool,
-    /// Whether the next chain must raise a notification; `None` when either is right.
+    /// Whether the next chain must raise a notification; `None` when either is valid.
     notifies: Option<bool>,
 }
 
@@ -113,7 +113,7 @@ impl Model {
             assert_eq!(self.driver.must_notify(), expected);
         }
         if self.event_idx && self.notifies == Some(true) {
-            self.notifies = None; // the wish was for one chain
+            self.notifies = None; // the request was for one chain
         }
         self.available.push_back((self.next_token, buffers));
         self.next_token += 1;
@@ -154,7 +154,7 @@ impl Model {
     }
 
     fn publish(&mut self) {
-        // The driver sets its wish when it has nothing left to look at, as drivers do.
+        // The driver sets its event request when it has no more used chains to read, as drivers do.
         let is_idle = self.published.is_empty();
         if is_idle {
             self.driver.want_interrupts(self.wants_interrupts);
@@ -205,7 +205,7 @@ impl Model {
         assert!(!self.queue.publish());
     }
 
-    /// Whether the used position looks as if nothing had ever been used.
+    /// Whether the used position equals that of an unused ring.
     fn is_at_start(&self) -> bool {
         self.driver.used == 0 && self.driver.used_wrap
     }

@@ -1,5 +1,5 @@
-//! How long a chain takes on its way through a queue: with everything in the cache of one core, and with a
-//! driver on another core that has just written what the device reads.
+//! Time for a chain to pass through a queue, with everything in the cache of one core, and with a
+//! driver on another core that has just written the memory.
 
 use super::*;
 use crate::ring::{PackedRing, SplitDescriptor, SplitRing};
@@ -54,8 +54,8 @@ const SLOTS: u16 = 32;
 const WINDOW: u32 = 256;
 const WINDOWS: usize = 20_000;
 
-/// A driver that keeps [`SLOTS`] requests going and touches what a real one touches: three descriptors in the
-/// ring or in a table, the header, the status.
+/// A driver that keeps [`SLOTS`] requests in flight and touches the memory that a real one touches:
+/// three descriptors in the ring or in a table, the header, the status.
 fn drive(guest: &Guest, is_packed: bool, is_indirect: bool, stop: &AtomicBool) {
     let host = |addr| guest.host(addr, 1);
     let slot_at = |slot: u16| HEAP + 0x1_0000 + 0x400 * u64::from(slot);

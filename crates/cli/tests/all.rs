@@ -1,0 +1,19 @@
+//! The tests of `freestone` as a process. They are one program: a program for each file would take
+//! longer to link than most of them run.
+
+mod array;
+mod array_daemon;
+mod array_life;
+mod attach;
+mod bench;
+mod common;
+mod grow;
+mod labels;
+mod nvme_tcp;
+mod pool;
+mod pool_online;
+mod rbd;
+mod sandbox;
+mod serve;
+mod status;
+mod usage;

@@ -1,0 +1,18 @@
+//! The tests of `freestoned` as a process. They are one program: a program for each file would take
+//! longer to link than most of them run.
+
+mod audit;
+mod bounds;
+mod common;
+mod life;
+mod listener;
+mod moves;
+mod pools;
+mod rbd;
+mod refused;
+mod rest;
+mod roles;
+mod sandbox;
+mod secrets;
+mod workers;
+mod zeroing;

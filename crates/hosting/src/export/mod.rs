@@ -1,0 +1,220 @@
+//! Exports: what `--export` can name. A kind has a file, with its table of keys and what it makes
+//! of them.
+
+mod nbd;
+mod nvme_tcp;
+mod ublk;
+mod vduse;
+mod vhost_user_blk;
+
+pub use vhost_user_blk::data_plane;
+
+use block::{Device, SharedRole};
+use exports::nbd::Address;
+use exports::{Error, Export};
+use reactor::CoreRef;
+use sandbox::{Access, Capability, Profile};
+use serde_json::{Map, Value};
+use stack::spec::{CpuList, Key, Kind, Role, Spec, SpecError, Value as SpecValue, key};
+use std::fmt::Debug;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// Every kind of export.
+pub const KINDS: &[&Kind] = &[&vhost_user_blk::KIND, &ublk::KIND, &vduse::KIND, &nbd::KIND, &nvme_tcp::KIND];
+
+/// Keys that every kind of export has.
+const DEVICE: Key = key("device", "ID", "the device to export [the first]");
+const CORES: Key = key("cores", "LIST", "which of --cores serve it, such as 0+2 or 0-3 [all, in turn]");
+/// Of those that make a Unix socket.
+const PERMISSIONS: Key = key("permissions", "MODE", "permission bits of the socket, octal [600]");
+
+/// An export to be started.
+#[derive(Debug)]
+pub struct ExportPlan {
+    /// The ids of its devices, if they were chosen.
+    pub devices: Vec<String>,
+    /// Processors out of `--cores` that serve it, if they were chosen.
+    pub cores: Option<Vec<usize>>,
+    /// The parsed options of its kind.
+    pub config: Box<dyn ExportConfig>,
+}
+
+impl ExportPlan {
+    /// The export that `text` describes.
+    ///
+    /// # Errors
+    /// When the text is invalid.
+    pub fn parse(text: &str) -> Result<ExportPlan, SpecError> {
+        let spec = Spec::parse(Role::Export, KINDS, text)?;
+        let config = match spec.kind() {
+            "vhost-user-blk" => vhost_user_blk::parse(&spec)?,
+            "ublk" => ublk::parse(&spec)?,
+            "vduse" => vduse::parse(&spec)?,
+            "nbd" => nbd::parse(&spec)?,
+            "nvme-tcp" => nvme_tcp::parse(&spec)?,
+            kind => unreachable!("{kind} is in the table of kinds"),
+        };
+        let cores = spec.get("cores")?.map(|CpuList(cpus)| cpus);
+        let device: Option<String> = spec.get("device")?;
+        let devices: Vec<String> = match device {
+            Some(list) if config.takes_many() => list.split('+').map(str::to_owned).collect(),
+            device => device.into_iter().collect(),
+        };
+        Ok(ExportPlan { devices, cores, config })
+    }
+}
+
+/// Adds the files that are read when `text` is parsed. A text that describes no export needs
+/// nothing.
+pub fn keep_read(text: &str, profile: &mut Profile) {
+    if let Ok(spec) = Spec::parse(Role::Export, KINDS, text) {
+        spec.read_paths().for_each(|path| profile.allow(path, Access::Read));
+    }
+}
+
+/// Adds what any export may need that is made later, but for paths that it names: those depend on
+/// the export.
+pub fn keep_later(profile: &mut Profile) {
+    ublk::keep_any(profile);
+    vduse::keep_any(profile);
+    profile.listen_anywhere();
+    profile.resolve_names();
+    profile.keep(Capability::CAP_FOWNER); // to remove a socket that others have left
+}
+
+/// The options of one kind of export.
+pub trait ExportConfig: Debug + Send {
+    /// Kind and address: the export's name in messages. No two exports have the same.
+    fn name(&self) -> String;
+
+    /// Chooses what was not said: what clients see by default of a device with this id, and the
+    /// cores (places among those of the server; none: all) that serve.
+    fn complete(&mut self, device_id: &str, cores: Vec<usize>);
+
+    /// Whether it exports several devices; otherwise it gets one.
+    fn takes_many(&self) -> bool {
+        false
+    }
+
+    /// Starts the export.
+    ///
+    /// # Errors
+    /// When the configuration is impossible or the system refuses something.
+    fn start(&self, devices: &[Arc<dyn Device>], cores: &[CoreRef]) -> Result<Box<dyn Export>, Error>;
+
+    /// As [`ExportConfig::start`], over devices that other hosts serve too. `role` is that of this
+    /// host.
+    ///
+    /// # Errors
+    /// Also for kinds whose clients cannot learn that another host is the active one.
+    fn start_with_role(
+        &self,
+        _role: &Arc<SharedRole>,
+        _devices: &[Arc<dyn Device>],
+        _cores: &[CoreRef],
+    ) -> Result<Box<dyn Export>, Error> {
+        let reason = "standby=on: clients of this kind cannot find the host that is active; nvme-tcp can";
+        Err(Error::Config(reason.into()))
+    }
+
+    /// Adds to a profile what it needs while it starts, serves and ends.
+    fn keep(&self, profile: &mut Profile);
+
+    /// Returns its needs in a process of its own, which has no path of a device.
+    ///
+    /// # Errors
+    /// When it cannot be served there, with the reason.
+    fn apart(&self) -> Result<Apart, String> {
+        Err("an export of this kind needs a device of the kernel, which a process of its own does not have"
+            .into())
+    }
+
+    /// Its kind and address, printed after "export ". `device_id` is the exported device, or
+    /// several joined by plus signs.
+    fn line(&self, device_id: &str) -> String;
+
+    /// The same as fields: kind, address and what else was chosen.
+    fn fields(&self) -> Map<String, Value>;
+
+    /// Whether it refuses writes even where the device takes them.
+    fn is_read_only(&self) -> bool;
+
+    /// Places of the cores that serve it; none: all.
+    fn cores(&self) -> &[usize];
+}
+
+/// The needs of an export in a process of its own.
+#[derive(Debug, Default)]
+pub struct Apart {
+    /// Where it listens. Another process binds these sockets, and passes them.
+    pub listen: Vec<Address>,
+    /// The sandbox profile of the process.
+    pub profile: Profile,
+}
+
+/// Keeps what it takes to listen.
+fn keep_listener(profile: &mut Profile, address: &Address) {
+    match address {
+        Address::Unix { path, .. } => profile.allow_socket(path),
+        Address::Tcp(address) => {
+            // An address without a port is refused by the export.
+            let (_, port) = address.rsplit_once(':').unwrap_or_default();
+            port.parse().into_iter().for_each(|port| profile.listen(port));
+            if address.parse::<SocketAddr>().is_err() {
+                profile.resolve_names();
+            }
+        }
+        Address::Systemd(_) => {}
+    }
+}
+
+/// The fields of an export, made with `json!`.
+fn object(fields: Value) -> Map<String, Value> {
+    match fields {
+        Value::Object(fields) => fields,
+        other => unreachable!("{other} is no object"),
+    }
+}
+
+/// How an export that `requires` TLS, or has it, or not, is described.
+fn tls_mode(requires: Option<bool>) -> &'static str {
+    match requires {
+        None => "off",
+        Some(false) => "allow",
+        Some(true) => "require",
+    }
+}
+
+/// A device's id as the serial number of a virtio-blk disk: as much of it as fits.
+fn serial_of(id: &str) -> String {
+    const MAX: usize = 20; // virtio-blk's GET_ID
+    let end = (0..=id.len().min(MAX)).rev().find(|at| id.is_char_boundary(*at)).unwrap_or(0);
+    id[..end].to_owned()
+}
+
+/// The value of [`PERMISSIONS`].
+struct Permissions(u32);
+
+impl SpecValue for Permissions {
+    fn expected() -> String {
+        "octal permission bits such as 600 or 0660".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let is_octal = !text.is_empty() && text.bytes().all(|b| (b'0'..=b'7').contains(&b));
+        u32::from_str_radix(text, 8).ok().filter(|bits| is_octal && *bits <= 0o777).map(Permissions)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_cut_to_a_serial_number() {
+        assert_eq!(serial_of("disk"), "disk");
+        assert_eq!(serial_of("a-very-long-name-of-a-disk"), "a-very-long-name-of-");
+        assert_eq!(serial_of("ääääääääääää"), "ääääääääää");
+    }
+}

@@ -1,0 +1,133 @@
+//! Discovery services: they list what there is to connect to.
+
+use super::device::{CEPH_CONF, CEPH_TIMEOUT, CEPH_USER, Name, secret};
+use crate::spec::{Kind, Role, Spec, SpecError, Switch, Value, key};
+use base::Uuid;
+use drivers::nvme_tcp::{self, Nqn};
+use drivers::rbd;
+
+/// Every kind of discovery service.
+pub const KINDS: &[&Kind] = &[&NVME_TCP, &RBD];
+
+static NVME_TCP: Kind = Kind {
+    name: "nvme-tcp",
+    about: "the discovery service of an NVMe/TCP target, or of a network",
+    keys: &[
+        key("address", "HOST[:PORT]", "address of the service; IPv6 as [ADDR]:PORT [port 8009]"),
+        key("hostnqn", "NQN", "the host's name [/etc/nvme/hostnqn, or one made of hostid]"),
+        key("hostid", "UUID", "the host's identifier [/etc/nvme/hostid, or a new one]"),
+        key("dhchap-key", "FILE", "file with the host's secret, for services that require authentication")
+            .read(),
+        key("dhchap-ctrl-key", "FILE", "file with the service's secret, to authenticate the service as well")
+            .read(),
+        key("hdgst", "on|off", "header digests [off]"),
+        key("ddgst", "on|off", "data digests [off]"),
+        key("timeout-ms", "N", "timeout [10000]"),
+    ],
+};
+
+static RBD: Kind = Kind {
+    name: "rbd",
+    about: "the pools and images of a Ceph cluster",
+    keys: &[CEPH_CONF, CEPH_USER, CEPH_TIMEOUT],
+};
+
+/// A service, and how to reach it.
+#[derive(Debug)]
+pub enum Service {
+    /// The discovery service of NVMe over Fabrics.
+    NvmeTcp(nvme_tcp::Options),
+    /// A Ceph cluster.
+    Rbd(rbd::ClusterOptions),
+}
+
+/// The service that `text` describes.
+///
+/// # Errors
+/// When the text is invalid.
+pub fn parse(text: &str) -> Result<Service, SpecError> {
+    let spec = Spec::parse(Role::Discovery, KINDS, text)?;
+    Ok(match spec.kind() {
+        "nvme-tcp" => Service::NvmeTcp(nvme_tcp_options(&spec)?),
+        "rbd" => Service::Rbd(rbd_options(&spec)?),
+        kind => unreachable!("{kind} stands in no table"),
+    })
+}
+
+fn rbd_options(spec: &Spec) -> Result<rbd::ClusterOptions, SpecError> {
+    let defaults = rbd::ClusterOptions::default();
+    let options = rbd::ClusterOptions {
+        conf: spec.get("conf")?,
+        user: spec.get_or("user", defaults.user)?,
+        timeout_ms: spec.get_or("timeout-ms", defaults.timeout_ms)?,
+    };
+    options.check().map_err(|why| spec.refuse(why))?;
+    Ok(options)
+}
+
+fn nvme_tcp_options(spec: &Spec) -> Result<nvme_tcp::Options, SpecError> {
+    let Address(address) = spec.require("address")?;
+    let defaults = nvme_tcp::Options::new(address, Nqn::discovery());
+    Ok(nvme_tcp::Options {
+        host_nqn: spec.get("hostnqn")?.map(|Name(nqn)| nqn),
+        host_id: spec.get("hostid")?.map(|Uuid(id)| id),
+        key: secret(spec, "dhchap-key")?,
+        controller_key: secret(spec, "dhchap-ctrl-key")?,
+        header_digest: spec.get_or("hdgst", Switch(false))?.0,
+        data_digest: spec.get_or("ddgst", Switch(false))?.0,
+        timeout_ms: spec.get_or("timeout-ms", defaults.timeout_ms)?,
+        ..defaults
+    })
+}
+
+struct Address(nvme_tcp::Address);
+
+impl Value for Address {
+    fn expected() -> String {
+        "HOST, HOST:PORT or [IPV6]:PORT".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        nvme_tcp::parse_address_at(text, nvme_tcp::DISCOVERY_PORT).ok().map(Address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nvme_tcp(text: &str) -> nvme_tcp::Options {
+        match parse(text).unwrap() {
+            Service::NvmeTcp(options) => options,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_cluster_has_a_configuration_and_a_user() {
+        let Service::Rbd(options) = parse("rbd:conf=/c,user=u,timeout-ms=1").unwrap() else { panic!() };
+        assert_eq!((options.conf, &*options.user, options.timeout_ms), (Some("/c".into()), "u", 1));
+        let Service::Rbd(options) = parse("rbd:").unwrap() else { panic!() };
+        assert_eq!(options, rbd::ClusterOptions::default());
+        assert!(parse("rbd:user=a/b").unwrap_err().to_string().contains("user=a/b"));
+        assert!(parse("rbd:pool=a").unwrap_err().to_string().contains("pool"));
+    }
+
+    #[test]
+    fn a_service_has_an_address_and_the_port_of_discovery() {
+        let options = nvme_tcp("nvme-tcp:address=10.0.0.1,hostnqn=nqn.a,ddgst");
+        assert_eq!(options.address.to_string(), "10.0.0.1:8009");
+        assert!(options.nqn.is_discovery() && options.data_digest && !options.header_digest);
+        assert_eq!(options.host_nqn.unwrap().as_str(), "nqn.a");
+        assert_eq!(nvme_tcp("nvme-tcp:address=[::1]:4420").address.to_string(), "[::1]:4420");
+        for (text, why) in [
+            ("nvme-tcp:hostnqn=nqn.a", "address"),
+            ("nvme-tcp:address=:1", "HOST"),
+            ("nvme-tcp:address=a,nqn=nqn.b", "nqn"),
+            ("nbd:address=a", "nbd"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}
