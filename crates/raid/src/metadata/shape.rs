@@ -173,7 +173,7 @@ impl Shape {
         match self.level {
             Level::Raid0 => 1,
             Level::Raid1 | Level::Raid10 => 2,
-            Level::NPlusM => parity + 1,
+            Level::NPlusM => parity.saturating_add(1),
             _ => parity + 2,
         }
     }
@@ -248,6 +248,7 @@ mod tests {
     #[test]
     fn contradicting_choices_are_refused() {
         let n_plus_m = Shape { data: Some(60), parity: Some(5), ..shape(Level::NPlusM) };
+        let n_plus_max = Shape { data: Some(2), parity: Some(usize::MAX), ..shape(Level::NPlusM) };
         let groups = |level, groups| Shape { groups: Some(groups), ..shape(level) };
         for (shape, members, part) in [
             (shape(Level::Raid0), 0, "at least 1"),
@@ -262,6 +263,7 @@ mod tests {
             (groups(Level::Raid10, 2), 6, "6 members for 2 groups of 2"),
             (shape(Level::NPlusM), 6, "numbers of data and parity strips are required"),
             (n_plus_m, 65, "at most 64"),
+            (n_plus_max, 2, "at most 64"),
             (shape(Level::Raid6), 65, "at most 64"),
             (Shape { strip_bytes: Some(3000), ..shape(Level::Raid5) }, 3, "strip of 3000"),
             (Shape { consistency: Some(Consistency::Ppl), ..shape(Level::Raid1) }, 2, "needs no log"),
