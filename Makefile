@@ -90,8 +90,9 @@ nightly: ## Slow suites: the book, models with more preemptions, Miri where ther
 	tests/lab/setup
 	$(MAKE) build
 	tests/capi/run --every
-	LAB_PROOFS=all tests/lab/run --nightly --jobs 2
+	LAB_PROOFS=all LAB_TEST_TIMEOUT_S=3600 tests/lab/run --nightly --jobs 2
 	LAB_KILLS=50 tests/lab/run --jobs 2 kill queues_go_from_core hand_made_rings
+	LAB_KILLS=100 LAB_TEST_TIMEOUT_S=3600 tests/lab/run --jobs 2 stock_qemu_is_served_by
 	LAB_CUTS=all LAB_TEST_TIMEOUT_S=28800 tests/lab/run --jobs 2 power_cut
 	tests/rbd/run --slow
 	tests/check-kernel-style

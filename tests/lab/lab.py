@@ -96,10 +96,11 @@ class Lab:
         self._ends.enter_context(self.guest)
         return self.guest
 
-    def boot_with_vhost_blk(self, kernel):
-        """Boot a guest with the module vhost_blk, checks of memory, and null_blk without disks. Returns the guest."""
+    def boot_with_vhost_blk(self, kernel, **options):
+        """Boot a guest with the module vhost_blk, checks of memory, and null_blk without disks. options: Guest's. Returns
+        the guest."""
         modules = self.kernel_modules(kernel)
-        guest = self.boot_alone(cpus=2, kernel=kernel, kernel_arguments=CHECKED_MEMORY)
+        guest = self.boot_alone(cpus=2, kernel=kernel, kernel_arguments=CHECKED_MEMORY, **options)
         guest.modprobe("vhost")
         workload.prepare_null_disks(guest)
         guest.sh(f"insmod {modules}/vhost_blk.ko")

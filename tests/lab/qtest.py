@@ -246,6 +246,18 @@ class VirtioBlk:
         """As vhost_ring.run, on a queue."""
         return vhost_ring.run(self.rings[queue], *arguments, **options)
 
+    def read_into(self, queue, address, sector, size):
+        """Read to an address of the machine, where other memory than the ring's may be. The read must succeed."""
+        ring, memory = self.rings[queue], self.machine.memory
+        header, status = memory.allocate(16), memory.allocate(1)
+        memory.write(header, vhost_ring.header(vhost_ring.IN, sector))
+        memory.write(status, bytes([vhost_ring.UNSET]))
+        head = ring.chain([(header, 16, False), (address, size, True), (status, 1, True)])
+        ring.offer(head)
+        ring.notify()
+        assert ring.wait() == [(head, size + 1)]
+        assert memory.read(status, 1) == bytes([vhost_ring.OK])
+
     def offer(self, queue, count, type_, sector=0, size=512, fill=None):
         """Make requests of one size available, each on the sectors after the one before. Returns them."""
         ring = self.rings[queue]

@@ -105,15 +105,16 @@ class Guest:
     """One running guest. Use it in a `with`; it is ended by its own pid at the end, however the block ends."""
 
     def __init__(self, disks=(), cpus=1, memory_mib=MEMORY_MIB, directory=DIRECTORY, accel=None, devices=(),
-                 qemu_arguments=(), kernel_arguments="", kernel=paths.KERNEL):
+                 qemu_arguments=(), kernel_arguments="", kernel=paths.KERNEL, can_restore=True):
         """devices: those of devices.py, which the caller attaches. directory: where console.log, qemu.log and the
-        devices' images are kept. qemu_arguments, kernel_arguments: what is special. kernel: a directory of paths.py."""
+        devices' images are kept. qemu_arguments, kernel_arguments: what is special. kernel: a directory of paths.py.
+        can_restore: whether it may start from a snapshot, which a single boot would only have to make."""
         paths.require_setup()
         self.disks, self.cpus, self.memory_mib, self.devices = list(disks), cpus, memory_mib, list(devices)
         self.accel = accel or paths.accelerator()
         self.sockets = tempfile.mkdtemp(prefix="lab-")  # short: a Unix socket's path has at most 107 bytes
         self.directory = directory
-        self.qemu_arguments, self.kernel = list(qemu_arguments), kernel
+        self.qemu_arguments, self.kernel, self.can_restore = list(qemu_arguments), kernel, can_restore
         self.kernel_arguments = " ".join(filter(None, [kernel_arguments, *(device.kernel_arguments for device in devices)]))
         self.device_arguments = [argument for device in devices for argument in device.arguments(directory)]
         self.process = self.agent = self._qmp = None
@@ -219,7 +220,7 @@ class Guest:
     def _snapshot(self):
         """The state that the guest starts from, or None for a guest that has to boot: with devices that the kernel must
         meet while it boots, and where the boot is fast."""
-        if self.device_arguments or self.qemu_arguments or self.kernel_arguments:
+        if self.device_arguments or self.qemu_arguments or self.kernel_arguments or not self.can_restore:
             return None
         if self.accel != "tcg" or len(self.disks) >= PORTS:
             return None

@@ -1,6 +1,7 @@
-"""A stock QEMU, driven by qtest, on an export with `data-plane=kernel`: the kernel's vhost_blk serves QEMU's rings.
+"""A stock QEMU on an export with `data-plane=kernel`: the kernel's vhost_blk serves QEMU's rings.
 
-QEMU and the server run in the lab's guest, where the module is loaded. guest/stock-qemu-check has the cases."""
+QEMU and the server run in the lab's guest, where the module is loaded. guest/stock-qemu-check drives QEMU by qtest;
+guest/nested-guest-check boots a stock guest in it."""
 
 import os
 
@@ -10,7 +11,10 @@ from runner import nightly
 from workload import KILLS
 
 CHECK = os.path.join(paths.HERE, "guest", "stock-qemu-check")
-LONGEST_S = 900
+NESTED_CHECK = os.path.join(paths.HERE, "guest", "nested-guest-check")
+LONGEST_S = 900 + 10 * KILLS
+NESTED_LONGEST_S = 3500
+NESTED_MEMORY_MIB = 1536
 
 
 @needs_freestone
@@ -28,5 +32,14 @@ def _serves_a_stock_qemu(lab, kernel):
     guest = lab.boot_with_vhost_blk(kernel)
     cases = os.environ.get("LAB_STOCK_QEMU_CASES", "")
     said = guest.sh(f"LAB_DIR={paths.LAB} LAB_KILLS={KILLS} {CHECK} {paths.FREESTONE} {paths.FREESTONED} {cases}", LONGEST_S)
+    guest.sh("rmmod vhost_blk")
+    return said.strip()
+
+
+@nightly
+@needs_freestone
+def a_stock_guest_of_a_stock_qemu_verifies_its_data_across_kills(lab):
+    guest = lab.boot_with_vhost_blk(paths.KERNEL, memory_mib=NESTED_MEMORY_MIB)
+    said = guest.sh(f"LAB_DIR={paths.LAB} {NESTED_CHECK} {paths.FREESTONE} {paths.FREESTONED}", NESTED_LONGEST_S)
     guest.sh("rmmod vhost_blk")
     return said.strip()
