@@ -268,6 +268,8 @@ def the_stock_initiator_comes_through_tls(lab):
     key = guest.sh(f"modprobe tls; key=$({nvme} gen-tls-key --hmac=1); umask 077; echo '{HOST}' $key >/run/keys; echo $key").strip()
     guest.sh("echo -e '[authenticate]\nkeyrings=.nvme' >/run/tlshd.conf")
     guest.start("tlshd", f"exec {blkio.TRIXIE_BIN}/tlshd -s -c /run/tlshd.conf")
+    # The kernel refuses a handshake (ESRCH) until the daemon has joined the group of the generic netlink family (protocol 16).
+    guest.sh("until awk '$2 == 16 && $4 !~ /^0*$/ { joined = 1 } END { exit !joined }' /proc/net/netlink; do sleep 0.1; done", 60)
     server = UblkServer(guest, f"{SLOW_FILE} {EXPORT},tls-keys=/run/keys --cores 0,1")
     server.start()
     code, output = guest.sh(_connect(), check=False)
