@@ -90,6 +90,7 @@ nightly: ## Slow suites: the book, models with more preemptions, Miri where ther
 	tests/lab/setup
 	$(MAKE) build
 	tests/capi/run --every
+	tests/lab/demo --once --listen 127.0.0.1:0 --disk-rate 8M
 	LAB_PROOFS=all LAB_TEST_TIMEOUT_S=3600 tests/lab/run --nightly --jobs 2
 	LAB_KILLS=50 tests/lab/run --jobs 2 kill queues_go_from_core hand_made_rings
 	LAB_KILLS=100 LAB_TEST_TIMEOUT_S=3600 tests/lab/run --jobs 2 stock_qemu_is_served_by
@@ -173,7 +174,7 @@ suite-hot-path: ; tests/timed hot-path target/release/hot-path --check
 
 # Most of these wait more than they compute, so two run at a time. The longest come first. More would disturb those
 # that compare speeds within a run (daemon).
-PAIRED = web capi fuzz rbd daemon demo-slow-disks loom python raid-check mutants clients demo dkms dependencies install
+PAIRED = web capi fuzz rbd daemon loom python raid-check mutants clients demo dkms dependencies install
 .PHONY: paired-suites $(PAIRED:%=suite-%)
 paired-suites: $(PAIRED:%=suite-%)
 suite-web: ; tests/timed web tests/web/run --jobs 2
@@ -181,14 +182,12 @@ suite-capi: ; tests/timed capi tests/capi/run --built
 suite-fuzz: ; tests/timed fuzz $(MAKE) fuzz
 suite-rbd: ; tests/timed rbd tests/rbd/run
 suite-daemon: ; tests/timed daemon tests/daemon/run
-suite-demo-slow-disks: ; tests/timed demo-slow-disks tests/lab/demo --once --listen 127.0.0.1:0 --disk-rate 8M
 suite-loom: ; tests/timed loom tests/loom
 suite-python: ; tests/timed python $(MAKE) python
 suite-raid-check: ; tests/timed raid-check tests/raid-check
 suite-mutants: ; tests/timed mutants $(MAKE) mutants
 suite-clients: ; tests/timed clients tests/clients/run
-# Both have the addresses of the demonstration.
-suite-demo: | suite-demo-slow-disks ; tests/timed demo tests/lab/demo --once --listen 127.0.0.1:0
+suite-demo: ; tests/timed demo tests/lab/demo --once --listen 127.0.0.1:0
 suite-dkms: ; tests/timed dkms tests/dkms
 suite-dependencies: ; tests/timed dependencies tests/check-dependencies
 suite-install: ; tests/timed install tests/install
