@@ -3,12 +3,15 @@
 
 use crate::common::{Daemon, MIB};
 use block::{Channel, Data, Device, Flags, IoError, MemoryRegion, Op, Request, Segment};
+use daemon::workers::{WorkerOptions, Workers};
 use reactor::{CoreConfig, CoreRef, Cores};
 use reqwest::Method;
 use serde_json::{Value, json};
 use stack::kinds::member::member;
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -350,6 +353,23 @@ fn a_process_that_does_nothing_any_more_holds_up_no_change_and_is_killed_in_the_
     run(&cores.get(0), &b, Op::Write, 5, 6);
     check(&cores.get(0), &b, 5, 6);
     assert!(daemon.log().contains("it is killed"), "{}", daemon.log());
+}
+
+#[test]
+fn the_spawner_reports_the_end_of_a_process_that_it_killed() {
+    let program = env!("CARGO_BIN_EXE_freestoned").into();
+    let arguments = ["info", "text", "16777216", "off"].map(str::to_owned).to_vec();
+    let workers = Workers::start(&WorkerOptions { program, arguments }).unwrap();
+    let (_control, far_control) = UnixStream::pair().unwrap();
+    let (status, far_status) = UnixStream::pair().unwrap();
+    workers.spawn("a", far_control.into(), far_status.into()).unwrap();
+    let mut reports = BufReader::new(&status).lines();
+    let mut report = || reports.next().unwrap_or_else(|| panic!("the spawner reports nothing")).unwrap();
+    let pid: u32 = report().strip_prefix("pid ").unwrap().parse().unwrap();
+    assert!(is_running(pid));
+    status.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(report(), "signal: 9 (SIGKILL)");
+    assert!(!is_running(pid));
 }
 
 #[test]

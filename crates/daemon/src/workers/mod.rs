@@ -78,12 +78,12 @@ impl Workers {
     }
 
     /// Starts a process for the export called `name`. It gets `control` as its standard input. The
-    /// spawner writes to `status` what becomes of the process, and kills it when the other end of
-    /// `status` is closed.
+    /// spawner writes to `status` its number and, after its end, its exit status, and kills it when
+    /// the other end of `status` is closed or shut down for writing.
     ///
     /// # Errors
     /// When the spawner is gone.
-    fn spawn(&self, name: &str, control: OwnedFd, status: OwnedFd) -> io::Result<()> {
+    pub fn spawn(&self, name: &str, control: OwnedFd, status: OwnedFd) -> io::Result<()> {
         let descriptors = [control.as_fd(), status.as_fd()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut message = SendAncillaryBuffer::new(&mut space);

@@ -55,8 +55,9 @@ struct Worker {
     process: Child,
     /// Readable when the process has ended.
     ended: OwnedFd,
-    /// `None`: the daemon has closed its end, and the process was killed.
-    status: Option<UnixStream>,
+    status: UnixStream,
+    /// The daemon has closed its end of `status`.
+    is_killed: bool,
     has_ended: bool,
 }
 
@@ -65,15 +66,13 @@ impl Worker {
         // An error means that it was reaped, which only this thread does.
         if let Ok(Some(exit)) = self.process.try_wait() {
             self.has_ended = true;
-            if let Some(status) = &mut self.status {
-                let _ = writeln!(status, "{exit}");
-            }
+            let _ = writeln!(self.status, "{exit}"); // fails where the daemon does not read it
         }
     }
 
     fn kill(&mut self) {
         let _ = self.process.kill(); // fails where it has ended
-        self.status = None;
+        self.is_killed = true;
     }
 }
 
@@ -84,7 +83,7 @@ fn wait(daemon: &OwnedFd, workers: &[Worker]) -> io::Result<(bool, Vec<[bool; 2]
     for worker in workers {
         fds.push(PollFd::new(&worker.ended, PollFlags::IN));
         // One that is killed already is watched for its end alone.
-        let status = worker.status.as_ref().map_or(worker.ended.as_fd(), AsFd::as_fd);
+        let status = if worker.is_killed { worker.ended.as_fd() } else { worker.status.as_fd() };
         fds.push(PollFd::from_borrowed_fd(status, PollFlags::IN));
     }
     match poll(&mut fds, None) {
@@ -151,5 +150,5 @@ fn start(arguments: &[String], name: &str, control: OwnedFd, status: OwnedFd) ->
         Err(error) => (format!("cannot start a process: {error}"), None),
     };
     let _ = writeln!(status, "{told}");
-    worker.map(|(process, ended)| Worker { process, ended, status: Some(status), has_ended: false })
+    worker.map(|(process, ended)| Worker { process, ended, status, is_killed: false, has_ended: false })
 }

@@ -20,6 +20,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub const MIB: u64 = 1 << 20;
+/// How long a test waits for an event. It bounds failures alone: a machine whose disk is busy with
+/// other work takes seconds for a durable write.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A directory for members, sockets and state, and the daemon that runs there.
 pub struct Daemon {
@@ -45,7 +48,7 @@ impl Daemon {
     pub fn prepare(args: &[&str]) -> Daemon {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("d.sock");
-        let http = Client::builder().unix_socket(socket).timeout(Duration::from_secs(60)).build().unwrap();
+        let http = Client::builder().unix_socket(socket).timeout(PATIENCE).build().unwrap();
         let args = args.iter().map(|arg| (*arg).to_owned()).collect();
         Daemon { dir, args, env: Vec::new(), child: None, http }
     }
@@ -95,7 +98,7 @@ impl Daemon {
     fn spawn(&mut self, mut command: Command) {
         let log = File::options().create(true).append(true).open(self.path("log")).unwrap();
         self.child = Some(command.stdin(Stdio::null()).stderr(log).spawn().unwrap());
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + PATIENCE;
         while self.http.get("http://d/v1/system").send().is_err() {
             let ended = self.child.as_mut().unwrap().try_wait().unwrap();
             assert!(ended.is_none() && Instant::now() < deadline, "{ended:?}: {}", self.log());
@@ -235,9 +238,9 @@ impl Daemon {
     /// Waits until something holds.
     #[track_caller]
     pub fn wait_for(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + PATIENCE;
         while !holds() {
-            assert!(Instant::now() < deadline, "{what}: not within 30 s: {}", self.log());
+            assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}: {}", self.log());
             std::thread::sleep(Duration::from_millis(50));
         }
     }
