@@ -1,7 +1,7 @@
 //! The life of an array's members through `freestone array`: spares, removal, commands while no
 //! server runs it, and a control socket of its own.
 
-use crate::common::{Server, failure_in, path_value, run_json, run_json_in, write};
+use crate::common::{PATIENCE, Server, failure_in, path_value, run_json, run_json_in, write};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -70,7 +70,7 @@ impl Bench {
     }
 
     fn wait_for(&self, name: &str, is_so: impl Fn(&Value) -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(60);
+        let deadline = Instant::now() + PATIENCE;
         while !is_so(&self.show(name)) {
             assert!(Instant::now() < deadline, "{}", self.show(name));
             std::thread::sleep(Duration::from_millis(50));

@@ -1,6 +1,6 @@
 //! `freestone array grow`, under a client and without a server, as processes over files.
 
-use crate::common::{Server, failure_in, path_value, run_json_in, write};
+use crate::common::{PATIENCE, Server, failure_in, path_value, run_json_in, write};
 use std::fs::File;
 use std::io::Write;
 
@@ -191,7 +191,7 @@ fn an_array_that_does_not_run_begins_to_change_its_shape() {
     serve().kill();
     let server = serve();
     write(&socket);
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let deadline = std::time::Instant::now() + PATIENCE;
     while array(&["show", "data"], &[]).get("reshape").is_some_and(|reshape| !reshape.is_null()) {
         assert!(std::time::Instant::now() < deadline, "{}", array(&["show", "data"], &[]));
         std::thread::sleep(std::time::Duration::from_millis(20));

@@ -5,7 +5,7 @@
 //! the files to every option of the API and of the command line that takes the path of a key,
 //! token, certificate or configuration file.
 
-use crate::common::{Daemon, MIB};
+use crate::common::{Daemon, MIB, PATIENCE};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -175,7 +175,7 @@ fn no_content_of_a_secret_file_is_in_an_answer_the_log_or_an_event() {
 /// Runs a command that ends by itself.
 fn run(command: &mut Command) -> (ExitStatus, String) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + PATIENCE;
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > deadline {
             child.kill().unwrap();

@@ -10,6 +10,10 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+/// How long a test waits for an event. It bounds failures alone: a machine whose disk is busy with
+/// other work takes seconds for a durable write.
+pub const PATIENCE: Duration = Duration::from_secs(180);
+
 /// The program under test.
 pub fn freestone() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_freestone"));
@@ -110,7 +114,7 @@ impl Server {
     /// The next event of this name; others are skipped.
     pub fn event(&mut self, name: &str) -> Value {
         loop {
-            match self.events.recv_timeout(Duration::from_secs(20)) {
+            match self.events.recv_timeout(PATIENCE) {
                 Ok(event) if event["event"] == name => return event,
                 Ok(_) => {}
                 Err(_) => panic!("no event {name}: {}", self.stderr()),

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 pub const MIB: u64 = 1 << 20;
 /// How long a test waits for an event. It bounds failures alone: a machine whose disk is busy with
 /// other work takes seconds for a durable write.
-const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A directory for members, sockets and state, and the daemon that runs there.
 pub struct Daemon {
