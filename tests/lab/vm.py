@@ -53,10 +53,12 @@ class GuestError(Exception):
 class EmulatorError(GuestError):
     """It was the emulator: the test is worth another attempt. QEMU has failed an assertion that emulated processors race
     for; or the guest's kernel complains that something could not run for 21 s and more, as when a processor loses a timer or
-    an interrupt, and a command ran out of time or nothing else is wrong."""
+    an interrupt, and a command ran out of time or nothing else is wrong; or a command ran out of time, and the kernel answers
+    no interrupt."""
 
 
 STALL = re.compile(r"rcu: .*detected .*stall")  # Documentation/RCU/stallwarn.rst
+NMI = "NMI received for unknown reason"  # arch/x86/kernel/nmi.c
 RACE = "iotlb_to_section: Assertion"  # of QEMU 10 with several processors
 
 
@@ -119,6 +121,7 @@ class Guest:
         self.device_arguments = [argument for device in devices for argument in device.arguments(directory)]
         self.process = self.agent = self._qmp = None
         self.boot_s = None
+        self.interrupt_timeout_s = 30
 
     def __enter__(self):
         started = time.monotonic()
@@ -202,7 +205,22 @@ class Guest:
 
     def out_of_time(self, doing):
         """What is to be raised when the guest does not answer in time."""
-        return (EmulatorError if self.has_stalled() else GuestError)(f"out of time: {doing}")
+        is_emulator = self.has_stalled() or not self._answers_an_interrupt()
+        return (EmulatorError if is_emulator else GuestError)(f"out of time: {doing}")
+
+    def _answers_an_interrupt(self):
+        """Whether the guest's kernel runs: it reports a non-maskable interrupt on its console."""
+        before = self._said("console.log").count(NMI)
+        try:
+            self.qmp("inject-nmi")
+        except (OSError, QmpError):
+            return True  # QEMU does not answer either, which is not this known fault
+        deadline = time.monotonic() + self.interrupt_timeout_s
+        while self._said("console.log").count(NMI) <= before:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.2)
+        return True
 
     def close(self):
         if self.process is not None and self.process.poll() is None:
@@ -247,7 +265,7 @@ class Guest:
         kernel_arguments += f" lab.agent={paths.HERE}/guest/agent lab.modules={self.kernel}/lib/modules"
         return [
             paths.QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
-            "-accel", "tcg,thread=multi" if self.accel == "tcg" else self.accel,
+            "-accel", f"tcg,thread={self._threads()}" if self.accel == "tcg" else self.accel,
             "-cpu", "host" if self.accel == "kvm" else "max",
             "-machine", "q35", "-smp", str(self.cpus), "-m", f"{self.memory_mib}M",
             # a vhost-user server maps the guest's memory, so it must be shared
@@ -263,6 +281,10 @@ class Guest:
             "-device", "isa-debug-exit,iobase=0xf4,iosize=0x04",
             "-device", "vmgenid,guid=auto",  # a restored guest draws new random numbers
         ]
+
+    def _threads(self):
+        is_one = any(getattr(device, "is_emulated_by_one_thread", False) for device in self.devices)
+        return "single" if is_one else "multi"
 
     def _command(self, restores):
         if restores:
