@@ -49,7 +49,7 @@ def measure_nvme_tcp(rounds, seconds):
     ports = {}
 
     def target(name, socket):
-        with so.create_server(("127.0.0.1", 0)) as free:  # nobody else takes a port that was given out a moment ago
+        with so.create_server(("127.0.0.1", 0)) as free:  # no other process takes a port that was given out a moment ago
             ports[socket] = free.getsockname()[1]
         server = freestone(name, MEMORY, f"nvme-tcp:listen=127.0.0.1:{ports[socket]},nqn={NQN}", socket,
                            is_ready=lambda: _listens(ports[socket]))

@@ -58,7 +58,7 @@ class Request:
         self._error = error
         if isinstance(self._value, _Zones):
             self._value = zones
-        # Nobody listens to a future whose task was cancelled or whose loop has ended.
+        # No task listens to a future whose task was cancelled or whose loop has ended.
         future, self._future = self._future, None
         if future is None or future.done() or future.get_loop().is_closed():
             return
@@ -283,7 +283,7 @@ class Queue:
         return request
 
     def _harvest(self, minimum: int, timeout: float | None) -> None:
-        """Notes the ends of requests. Those that somebody awaits are not listed for `wait`."""
+        """Notes the ends of requests. Those that a task awaits are not listed for `wait`."""
         for token, number, message, zones in self._native.complete(minimum, timeout):
             request = self._in_flight.pop(token)
             if request._future is None:

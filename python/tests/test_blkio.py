@@ -393,7 +393,7 @@ class SlowDevice(unittest.TestCase):
         self.assertEqual(len(self.queue.wait(1, timeout=30)), 1)
         self.assertEqual(buffer[0], ord("s"))
 
-    def test_a_thread_that_waits_stops_nobody_but_who_wants_its_queue(self):
+    def test_a_thread_that_waits_stops_only_users_of_its_queue(self):
         results = []
         thread = threading.Thread(target=lambda: results.append(self.queue.read(0, 512)))
         thread.start()

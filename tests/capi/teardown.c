@@ -18,7 +18,7 @@ TEST(destroy_with_requests_enqueued_only, 0)
     blkio_destroy(&d.b);
 }
 
-TEST(destroy_with_completions_that_nobody_took, 0)
+TEST(destroy_with_completions_that_were_not_taken, 0)
 {
     struct device d = open_device();
     for (int i = 0; i < 300; i++)

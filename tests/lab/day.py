@@ -19,7 +19,7 @@ MEMBER_MIB = 512
 VOLUME_MIB, GROWN_MIB = 256, 384
 LOAD = "32M"
 LIMIT_IOPS = 300
-# A rebuild that can be watched: without it, it has ended before anybody looks.
+# A rebuild that can be watched: without it, it has ended before a client looks.
 REBUILD_BYTES_PER_S = 1 * MIB  # of each member
 
 

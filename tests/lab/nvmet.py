@@ -2,7 +2,7 @@
 
     target = KernelTarget(guest, size_mib=64)
     target.address, target.nqn      # what a client connects to
-    target.close()                  # every connection ends, and nobody can connect
+    target.close()                  # every connection ends, and no host can connect
     target.open()
     target.resize(96)               # clients are told
 """

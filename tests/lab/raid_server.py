@@ -43,7 +43,7 @@ class RaidServer(Server):
         return path
 
     def lose_member(self, number):
-        """Move a member's file to where nobody looks for it."""
+        """Move a member's file to where no server looks for it."""
         path = os.path.join(self.member_directory, "..", f"lost-{number}.img")
         os.rename(self.members[number], path)
         self.members[number] = path

@@ -148,7 +148,7 @@ fn members_come_from_where_people_say_that_they_may() {
 }
 
 #[test]
-fn root_serves_as_somebody_else_what_only_root_can_open() {
+fn root_serves_as_another_user_what_only_root_can_open() {
     if !is_root() {
         return;
     }

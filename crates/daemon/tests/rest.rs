@@ -322,7 +322,7 @@ fn a_device_that_holds_something_is_not_taken_for_volumes() {
 }
 
 #[test]
-fn a_change_with_a_tag_is_made_if_nobody_else_made_one() {
+fn a_change_with_a_tag_is_made_if_no_other_was_made() {
     let daemon = Daemon::new();
     with_disk(&daemon);
     daemon.volume("v1", MIB);
@@ -434,7 +434,7 @@ fn over_tcp_a_token_says_what_one_may_do() {
 }
 
 #[test]
-fn the_page_is_for_anybody_and_takes_nothing_from_elsewhere() {
+fn the_page_needs_no_token_and_takes_nothing_from_elsewhere() {
     let (_daemon, address) = over_tcp(&[]);
     let get = |path: &str| reqwest::blocking::get(format!("http://{address}{path}")).unwrap();
     let page = get("/");

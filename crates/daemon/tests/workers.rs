@@ -69,7 +69,7 @@ fn export(daemon: &Daemon, name: &str, label: &str) -> Arc<dyn Device> {
 /// A client of the export.
 fn open(daemon: &Daemon, name: &str) -> Arc<dyn Device> {
     let socket = daemon.path(&format!("{name}.sock"));
-    connect(&socket).unwrap_or_else(|| panic!("nobody serves {}", socket.display()))
+    connect(&socket).unwrap_or_else(|| panic!("no process serves {}", socket.display()))
 }
 
 fn connect(socket: &Path) -> Option<Arc<dyn Device>> {

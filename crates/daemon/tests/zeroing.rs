@@ -73,7 +73,7 @@ impl Slow {
 }
 
 #[test]
-fn nobody_waits_for_a_volume_that_takes_long_to_be_made() {
+fn no_request_waits_for_a_volume_that_takes_long_to_be_made() {
     let slow = Slow::new();
     let daemon = &slow.daemon;
     let free = slow.state().1;

@@ -144,7 +144,7 @@ fn a_broken_ring_ends_a_connection_that_the_export_was_given() {
 }
 
 #[test]
-fn a_vmm_that_truncates_its_memory_disturbs_nobody() {
+fn a_vmm_that_truncates_its_memory_disturbs_no_other() {
     exports::contain_truncation().unwrap();
     let server = Server::start(1, SlowDevice::new(MIB), |config| config);
     let bystander = Server::start(1, SlowDevice::new(MIB), |config| config);
@@ -283,7 +283,7 @@ fn a_vmm_that_fills_its_call_event_stops_neither_its_core_nor_the_end_of_the_exp
 }
 
 #[test]
-fn a_ninth_client_that_truncates_its_memory_disturbs_nobody_however_many_regions_others_have() {
+fn a_ninth_client_that_truncates_its_memory_disturbs_no_other_however_many_regions_they_have() {
     exports::contain_truncation().unwrap();
     let server = Server::start(1, SlowDevice::new(MIB), |config| config);
     let export = |i: usize| {

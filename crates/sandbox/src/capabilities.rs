@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_somebody_else_keeps_the_capability_to_open_it() {
+    fn a_file_of_another_user_keeps_the_capability_to_open_it() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("image");
         fs::write(&file, b"").unwrap();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_of_somebody_else_can_be_connected_to() {
+    fn a_socket_of_another_user_can_be_connected_to() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         let mut profile = Profile::default();
@@ -158,7 +158,7 @@ mod tests {
         let mut without_a_file = Profile::default();
         without_a_file.connect_to("\0name");
         assert!(left(&without_a_file).unwrap().is_empty());
-        assert_eq!(later, ["CAP_DAC_OVERRIDE"], "it may become anybody's");
+        assert_eq!(later, ["CAP_DAC_OVERRIDE"], "it may become any user's");
         let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
         assert!(left(&profile).unwrap().is_empty());
         chown(&path, Some(NOBODY), Some(NOBODY)).unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_somebody_else_has_left_can_be_removed() {
+    fn a_socket_that_another_user_has_left_can_be_removed() {
         let directory = tempfile::tempdir().unwrap();
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o1777)).unwrap();
         let socket = directory.path().join("s");

@@ -38,7 +38,7 @@ def generated_requests_are_answered_as_the_document_says(subject):
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-1000:]
     generated = re.search(r"(\d+) generated", done.stdout)
     assert generated and int(generated[1]) > 300, done.stdout[-1000:]
-    # It lives, and nobody else's things were touched.
+    # It lives, and things of others were not touched.
     assert [volume["name"] for volume in daemon.get("/v1/volumes")].count("v1") <= 1
     return f"{generated[1]} requests"
 

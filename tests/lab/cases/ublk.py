@@ -35,7 +35,7 @@ def disks_of_the_kernel_keep_data_and_promises(lab):
     _what_the_kernel_was_told(guest)
     _a_file_system_keeps_its_files(guest)
     _every_kind_of_request_arrives(guest, server)
-    _an_error_reaches_its_reader_and_nobody_else(guest)
+    _an_error_reaches_its_reader_alone(guest)
     _the_commands_say_what_there_is(guest)
     server.stop()
     assert ublk(guest, "list") == [], "the server left disks behind"
@@ -83,7 +83,7 @@ def _every_kind_of_request_arrives(guest, server):
     assert after["failed"] == "0" and after["connected"] == "true", after
 
 
-def _an_error_reaches_its_reader_and_nobody_else(guest):
+def _an_error_reaches_its_reader_alone(guest):
     code, output = guest.sh("dd if=/dev/ublkb1 of=/dev/null bs=4k skip=2048 count=1 iflag=direct", check=False)
     assert code != 0 and "Input/output error" in output, output
     guest.sh(fio_verify("/dev/ublkb1", "4m"))
@@ -144,7 +144,7 @@ def kill_9_under_load_is_only_a_pause_for_a_disk_of_the_kernel(lab):
     caught = kill_under_load(server, load, KILLS, every_s=0.4, down_s=0.2, disk="ublkb0", count=_requeued)
     assert sum(map(bool, caught)) > KILLS / 4, f"requests in flight at each kill: {caught}: too few to show anything"
     server.kill()
-    _nobody_else_gets_the_disk(guest)
+    _no_other_server_gets_the_disk(guest)
     server.start()
     guest.sh("echo 3 >/proc/sys/vm/drop_caches")
     guest.sh(fio_verify_again(*file))
@@ -187,7 +187,7 @@ def a_plain_disk_fails_what_its_dead_server_had_and_keeps_the_rest_waiting(lab):
     guest.sh("for i in $(seq 100); do [ $(awk '{print $1}' /sys/block/ublkb4/inflight) = 1 ] && exit 0; sleep 0.05; done; exit 1")
     first.kill()
     guest.sh("for i in $(seq 200); do [ -e /run/caught.code ] && exit 0; sleep 0.05; done; exit 1")
-    assert guest.sh("cat /run/caught.out; exit $(cat /run/caught.code)", check=False)[0] != 0, "nobody was there to answer it"
+    assert guest.sh("cat /run/caught.out; exit $(cat /run/caught.code)", check=False)[0] != 0, "no server was left to answer it"
     waits = guest.start("waits", "set -o pipefail; " + read.format(0, 1))
     time.sleep(1)
     assert waits.is_running() and not caught.is_running()
@@ -311,7 +311,7 @@ def _requeued(guest, disk):
     return len(guest.sh(f"cat /sys/kernel/debug/block/{disk}/requeue_list").splitlines())
 
 
-def _nobody_else_gets_the_disk(guest):
+def _no_other_server_gets_the_disk(guest):
     """The disk of a dead server goes on over its own device, or not at all."""
     disk = ublk(guest, "list")[0]
     assert disk["state"] == "quiesced", disk

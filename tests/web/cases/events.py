@@ -58,7 +58,7 @@ def a_lost_stream_comes_back_with_what_was_missed(web):
     page = web.open("healthy", "#/events")
     expect(_rows(page)).to_have_count(3)
     with web.mock.state.lock:
-        # Nobody hears this one: the page must ask for it.
+        # No page hears this one: the page must ask for it.
         listeners, web.mock.state.listeners = web.mock.state.listeners, set()
         web.mock.emit("volume", "backup", "changed", "Missed")
         web.mock.state.listeners = listeners

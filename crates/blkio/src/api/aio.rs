@@ -205,7 +205,7 @@ impl<P: Payload> Future for Pending<P> {
         if is_pending {
             return Poll::Pending;
         }
-        let (result, memory) = ended.expect("it has ended and nobody else has its token");
+        let (result, memory) = ended.expect("it has ended and no other call has its token");
         self.queue = None;
         Poll::Ready(P::output(result, memory))
     }

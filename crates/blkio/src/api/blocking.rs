@@ -11,7 +11,7 @@ impl Queue {
     pub fn execute<P: Payload>(&mut self, request: Request<P>) -> P::Output {
         let token = self.begin(request, Owner::Claimant(None));
         self.wait_for(token);
-        let (result, memory) = self.slots.claim(token).expect("it has ended and nobody else has its token");
+        let (result, memory) = self.slots.claim(token).expect("it has ended and no other call has its token");
         P::output(result, memory)
     }
 
@@ -83,7 +83,7 @@ impl Queue {
         let token = unsafe { guard.0.begin_borrowed(op, offset, [segment], Owner::Claimant(None)) };
         guard.0.wait_for(token);
         std::mem::forget(guard);
-        self.slots.claim(token).expect("it has ended and nobody else has its token").0
+        self.slots.claim(token).expect("it has ended and no other call has its token").0
     }
 
     /// Whether the device can use that memory as it is.

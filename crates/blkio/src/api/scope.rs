@@ -97,7 +97,7 @@ impl Wait for Scope<'_, '_> {
     fn wait(&self, token: Token) -> Result<()> {
         let mut queue = self.queue.borrow_mut();
         queue.wait_for(token);
-        queue.slots.claim(token).expect("it has ended and nobody else has its token").0
+        queue.slots.claim(token).expect("it has ended and no other call has its token").0
     }
 }
 

@@ -32,10 +32,10 @@ pub(super) enum Owner {
     List,
     /// The holder of the token; woken if it waits.
     Claimant(Option<Waker>),
-    /// A scope, and who has the token.
+    /// A scope, and the holder of the token.
     Scope,
     /// No holder is left: the end frees the memory.
-    Nobody,
+    None,
 }
 
 enum Stage {
@@ -142,7 +142,7 @@ impl Slots {
             }
             Owner::Claimant(waker) => waker,
             Owner::Scope => None,
-            Owner::Nobody => {
+            Owner::None => {
                 drop(self.release(slot));
                 None
             }
@@ -191,7 +191,7 @@ impl Slots {
             && place.generation == token.generation
             && let Stage::InFlight(owner @ Owner::Claimant(_)) = &mut place.stage
         {
-            *owner = Owner::Nobody;
+            *owner = Owner::None;
         }
         None
     }

@@ -89,7 +89,7 @@ pub fn compare(buffer: &[u8], seed: u64, offset: u64, content: Content) -> Optio
 
 fn words(seed: u64, offset: u64, content: Content) -> impl FnMut() -> u64 {
     let number = match content {
-        Content::Unknown => panic!("nobody knows what is at {offset}"),
+        Content::Unknown => panic!("the content at {offset} is unknown"),
         Content::Zeroes => None,
         Content::Written(number) => Some(number),
     };

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_of_the_kernel_is_not_served_by_anybody_but_root() {
+    fn a_disk_of_the_kernel_is_served_by_root_alone() {
         let args = |user: &str| SandboxArgs {
             sandbox: ModeWord(Mode::Auto),
             sandbox_path: Vec::new(),

@@ -230,7 +230,7 @@ mod tests {
         let control = Control::new(10 * MIB);
         let mut pacer = Pacer::new(&control, Users::default());
         let mut begin = |bytes| pacer.begin(&control, bytes).ok().unwrap();
-        assert_eq!((begin(1 << 30), begin(1 << 30)), (None, None), "there is no limit, and nobody else");
+        assert_eq!((begin(1 << 30), begin(1 << 30)), (None, None), "there is no limit, and no other job");
         assert_eq!(Pacer::new(&control, Users::default()).most_at_once(), u64::MAX);
         control.change(&change(1, MIB));
         assert_eq!((begin(1 << 30), begin(1)), (None, Some(LOOK)), "a gigabyte takes a thousand seconds");
@@ -273,6 +273,6 @@ mod tests {
         assert_eq!((users.take().total(), users.take().total()), (3, 0));
         work(volume.clone());
         drop(volume);
-        assert_eq!(users.take().total(), 0, "a volume that nobody uses is closed");
+        assert_eq!(users.take().total(), 0, "an unused volume is closed");
     }
 }

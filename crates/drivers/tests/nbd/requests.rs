@@ -253,7 +253,7 @@ fn memory_may_go_when_the_queue_is_dropped_with_requests_in_flight() {
     queue.kick();
     drop(queue);
     std::thread::sleep(Duration::from_millis(1500));
-    assert!(buffer.iter().all(|byte| *byte == 0x55), "somebody wrote after the drop");
+    assert!(buffer.iter().all(|byte| *byte == 0x55), "the buffer was written after the drop");
 }
 
 #[test]

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_device_is_replaced_unless_somebody_has_it() {
+    fn a_dead_device_is_replaced_unless_a_process_has_it() {
         assert_eq!(next_step(Some(&found(DEAD)), &wanted()), Step::Replace);
         let held = Found { is_held: true, ..found(DEAD) };
         assert!(refusal(&held, &wanted()).contains("another process"));

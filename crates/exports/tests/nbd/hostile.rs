@@ -72,7 +72,7 @@ fn a_client_that_only_connects_is_hung_up_on() {
 }
 
 #[test]
-fn half_open_connections_keep_nobody_out() {
+fn half_open_connections_keep_no_client_out() {
     let server = Server::start(MIB);
     let mut silent: Vec<Client> = (0..200).map(|_| Client::silent(&server.socket)).collect();
     check_others(&server);

@@ -61,7 +61,7 @@ fn lengths_that_lie_end_the_connection() {
 }
 
 #[test]
-fn data_that_nobody_asked_for_ends_the_connection() {
+fn data_without_a_request_ends_the_connection() {
     let server = Server::start(8 * MIB);
     let unasked = H2cData { command_id: 1, tag: 0, offset: 0, len: 512, is_last: true };
     let (_admin, mut io) = server.connect();
@@ -182,7 +182,7 @@ fn a_host_that_does_not_read_holds_its_own_memory_only() {
 }
 
 #[test]
-fn half_open_connections_keep_nobody_out_and_end() {
+fn half_open_connections_keep_no_client_out_and_end() {
     let server = Server::start(MIB);
     let start = Instant::now();
     let mut silent: Vec<Host> = (0..150).map(|_| Host::silent(server.address())).collect();

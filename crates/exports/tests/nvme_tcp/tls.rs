@@ -142,7 +142,7 @@ fn a_key_is_good_for_its_host_and_its_subsystem_only() {
 }
 
 #[test]
-fn where_tls_is_required_nobody_is_spoken_with_in_the_clear() {
+fn where_tls_is_required_no_client_is_served_in_the_clear() {
     let server = server(true);
     let mut host = Host::silent(server.address());
     let request = nvme::tcp::IcReq { align_bytes: 4, header_digest: false, data_digest: false, max_r2t: 1 };

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_nobody_listens_at_is_taken_over_and_another_is_not() {
+    fn a_socket_without_a_listener_is_taken_over_and_another_is_not() {
         let (dir, socket) = listen();
         let again = ControlSocket::listen(socket.path(), Arc::new(Echo)).err().unwrap();
         assert_eq!(again.to_string(), "the socket is in use by another process");

@@ -297,8 +297,8 @@ impl Channel for QosChannel {
     #[inline]
     fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
         self.update();
-        let nobody_waits = self.line.waiting() == 0;
-        if req.op == Op::Flush || (self.is_unlimited() && nobody_waits) {
+        let is_line_empty = self.line.waiting() == 0;
+        if req.op == Op::Flush || (self.is_unlimited() && is_line_empty) {
             return self.child.submit(req, offset);
         }
         IoFuture::new(self.carry_out(req, offset))

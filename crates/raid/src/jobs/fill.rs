@@ -134,7 +134,7 @@ impl Keeper {
     /// Fills slots of one group that have devices to be filled, until they are full, all devices
     /// fail, or the job must stop.
     pub(super) async fn fill(&mut self, slots: Vec<usize>) {
-        let slots: Vec<Filling> = slots.into_iter().map(|slot| self.who_fills(slot)).collect();
+        let slots: Vec<Filling> = slots.into_iter().map(|slot| self.filling_of(slot)).collect();
         let Some(first) = slots.first() else { return };
         let members = self.array().members().clone();
         let kind = match (members.is_live(first.slot), first.before) {
@@ -167,7 +167,7 @@ impl Keeper {
     }
 
     /// The member that fills a slot, perhaps since an earlier keeper.
-    fn who_fills(&mut self, slot: usize) -> Filling {
+    fn filling_of(&mut self, slot: usize) -> Filling {
         let array = self.array().clone();
         let known = self.filling.entry(slot);
         let filler = known.or_insert_with(|| {

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn work_is_not_held_up_while_nobody_else_is_there() {
+    fn work_is_not_held_up_without_requests() {
         let (mut throttle, mut now_ns) = (Throttle::new(Pace::default(), 0), 0);
         run(&mut throttle, &mut now_ns, 20, MOST, |_| 0);
         assert_eq!(throttle.allowed(), None);
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ceiling_holds_when_nobody_is_there_and_urgent_work_is_not_slowed() {
+    fn a_ceiling_holds_without_requests_and_urgent_work_is_not_slowed() {
         let pace = Pace { most_bytes_per_s: Some(1 << 20), ..Pace::default() };
         assert_eq!(Throttle::new(pace, 0).allowed(), Some(f64::from(1 << 20)));
         let urgent = Pace { is_urgent: true, latency_target_ns: Some(1), ..Pace::default() };

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_failed_takes_nothing_and_blocks_nobody() {
+    fn a_member_that_failed_takes_nothing_and_blocks_no_write() {
         let mut lane = Lane::new(4 * UNIT);
         let sequence = lane.begin();
         lane.place(0, U);

@@ -226,7 +226,7 @@ impl VirtQueue {
 
     /// Asks the driver for a notification when it makes a chain available. Returns `true` when one
     /// became available before the driver could see the request: pop again.
-    #[must_use = "work that arrived meanwhile is announced by nobody else"]
+    #[must_use = "work that arrived meanwhile is announced by no other call"]
     pub fn enable_notifications(&mut self) -> bool {
         either!(&mut self.ring, q => q.enable_notifications())
     }

@@ -230,7 +230,7 @@ impl World {
 }
 
 #[test]
-fn every_request_arrives_whole_and_comes_back_once_and_nobody_oversleeps() {
+fn every_request_arrives_whole_and_comes_back_once_and_no_side_oversleeps() {
     for config in every_config() {
         for seed in 0..3 {
             let mut world = World::new(config, seed);
@@ -252,7 +252,7 @@ fn every_request_arrives_whole_and_comes_back_once_and_nobody_oversleeps() {
 }
 
 #[test]
-fn indexes_wrap_around_without_anybody_noticing() {
+fn indexes_wrap_around_unnoticed_by_both_sides() {
     for config in every_config().filter(|config| config.ring.size == 8) {
         let memory = Memory::new();
         let (mut driver, mut device) = (memory.queue(config), memory.device(config));

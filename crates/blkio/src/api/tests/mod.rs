@@ -151,7 +151,7 @@ fn a_panic_in_a_scope_waits_for_its_requests_first() {
 }
 
 #[test]
-fn a_scope_tells_the_error_that_nobody_waited_for_and_leaves_other_requests_alone() {
+fn a_scope_returns_the_error_of_a_request_without_a_waiter_and_leaves_others_alone() {
     let (device, _control) = device();
     let mut queue = device.queue(0).unwrap();
     let token = queue.submit(Request::read(0, device.buffer(512).unwrap()));

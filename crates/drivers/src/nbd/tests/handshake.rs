@@ -234,7 +234,7 @@ fn fill(path: &std::path::Path, crowd: &mut Vec<socket2::Socket>) {
 }
 
 #[test]
-fn nobody_there_is_an_error_that_names_the_address() {
+fn an_address_without_a_server_is_an_error_that_names_it() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let cases = [
         (Address::Unix("/nonexistent/socket".into()), "/nonexistent/socket: No such file", libc::ENOENT),

@@ -100,7 +100,7 @@ fn a_request_is_answered_once() {
         let start = Instant::now();
         while queue.lost().is_none() {
             queue.reap(&mut |_, _| panic!("ended twice"));
-            assert!(start.elapsed() < Duration::from_secs(10), "nobody minds");
+            assert!(start.elapsed() < Duration::from_secs(10), "the connection is still open");
         }
     }
 }
@@ -123,7 +123,7 @@ fn data_for_a_request_without_is_a_lie() {
 }
 
 #[test]
-fn a_server_that_never_stops_talking_keeps_nobody_from_leaving() {
+fn a_server_that_never_stops_talking_keeps_no_thread_from_leaving() {
     let (_server, _session, mut queue) = Server::start(Export::good(Replies::Structured), |client| {
         use std::io::Write;
         let asked = client.request();

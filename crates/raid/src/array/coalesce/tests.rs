@@ -261,7 +261,7 @@ fn single_writes_and_streams_too_thin_for_a_stripe_never_wait() {
 }
 
 #[test]
-fn a_member_that_fails_in_a_stream_is_noticed_by_nobody_and_one_too_many_by_all() {
+fn a_member_that_fails_in_a_stream_fails_no_write_and_one_too_many_fails_all() {
     for consistency in [Consistency::Ppl, Consistency::Bitmap] {
         run_simulated(1, move |_| async move {
             let subject = Subject::new(&raid5(consistency)).await;

@@ -65,7 +65,7 @@ impl Subject {
 }
 
 #[test]
-fn a_late_read_is_answered_by_the_other_members_and_the_late_answer_touches_nobody() {
+fn a_late_read_is_answered_by_the_other_members_and_the_late_answer_touches_no_buffer() {
     for (level, data, parity) in [(Level::Raid5, 3, 1), (Level::Raid6, 4, 2), (Level::Raid1, 1, 2)] {
         run_simulated(1, move |_| async move {
             let subject = Subject::new(level, data, parity).await;

@@ -156,7 +156,7 @@ fn killed_everywhere(is_packed: bool, sizes: &[u16], seeds: u64, again: &[u64]) 
                     _ => again.iter().map(lives).fold(false, |any, killed| any | killed),
                 };
                 if !was_killed {
-                    assert!(stores > 80, "the test kills nobody");
+                    assert!(stores > 80, "the test kills no process");
                     break;
                 }
             }
