@@ -1,9 +1,8 @@
 //! `freestone array` and arrays in `freestone serve`, as processes over files.
 
-use crate::common::{PATIENCE, Server, failure_in, freestone, path_value, run_in, run_json_in, write};
+use crate::common::{Server, failure_in, freestone, path_value, run_in, run_json_in, wait_for, write};
 use serde_json::Value;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 const MEMBER_BYTES: u64 = 16 << 20;
 
@@ -61,11 +60,7 @@ impl Bench {
     }
 
     fn wait_for(&self, is_so: impl Fn(&Value) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
-        while !is_so(&self.show()) {
-            assert!(Instant::now() < deadline, "{}", self.show());
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        wait_for(|| self.show(), is_so);
     }
 
     fn scan(&self) -> String {

@@ -1,10 +1,9 @@
 //! The life of an array's members through `freestone array`: spares, removal, commands while no
 //! server runs it, and a control socket of its own.
 
-use crate::common::{PATIENCE, Server, failure_in, path_value, run_json, run_json_in, write};
+use crate::common::{Server, failure_in, path_value, run_json, run_json_in, wait_for, write};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 const MEMBER_BYTES: u64 = 16 << 20;
 
@@ -70,11 +69,7 @@ impl Bench {
     }
 
     fn wait_for(&self, name: &str, is_so: impl Fn(&Value) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
-        while !is_so(&self.show(name)) {
-            assert!(Instant::now() < deadline, "{}", self.show(name));
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        wait_for(|| self.show(name), is_so);
     }
 
     fn offline(&self, name: &str) -> Value {

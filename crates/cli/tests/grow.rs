@@ -1,6 +1,7 @@
 //! `freestone array grow`, under a client and without a server, as processes over files.
 
-use crate::common::{PATIENCE, Server, failure_in, path_value, run_json_in, write};
+use crate::common::{Server, failure_in, path_value, run_json_in, wait_for, write};
+use serde_json::Value;
 use std::fs::File;
 use std::io::Write;
 
@@ -191,11 +192,8 @@ fn an_array_that_does_not_run_begins_to_change_its_shape() {
     serve().kill();
     let server = serve();
     write(&socket);
-    let deadline = std::time::Instant::now() + PATIENCE;
-    while array(&["show", "data"], &[]).get("reshape").is_some_and(|reshape| !reshape.is_null()) {
-        assert!(std::time::Instant::now() < deadline, "{}", array(&["show", "data"], &[]));
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    let is_over = |shown: &Value| shown.get("reshape").is_none_or(Value::is_null);
+    wait_for(|| array(&["show", "data"], &[]), is_over);
     write(&socket);
     let shown = array(&["show", "data"], &[]);
     assert_eq!(

@@ -8,11 +8,25 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a test waits for an event. It bounds failures alone: a machine whose disk is busy with
 /// other work takes seconds for a durable write.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// Waits until what `show` returns is as wanted.
+#[track_caller]
+pub fn wait_for(show: impl Fn() -> Value, is_so: impl Fn(&Value) -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let shown = show();
+        if is_so(&shown) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {shown}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
 
 /// The program under test.
 pub fn freestone() -> Command {

@@ -187,7 +187,7 @@ impl Drop for RemoteExport {
                 export = self.shared.order.name,
                 "the export's process does not end: it is killed"
             );
-            let _ = link.status.shutdown(Shutdown::Write); // the spawner kills it
+            kill(&link.status);
         }
         if let Some(supervisor) = self.supervisor.take()
             && supervisor.join().is_err()
@@ -272,7 +272,7 @@ impl Shared {
             if let Err(error) = self.follow(&mut incoming, &before) {
                 let export = &self.order.name;
                 tracing::warn!(export, pid = incoming.pid, %error, "the export's process sent no message: it is killed");
-                let _ = incoming.status.get_ref().shutdown(Shutdown::Write); // the spawner kills it
+                kill(incoming.status.get_ref());
             }
             before = Totals { clients: 0, ..before.followed_by(&incoming.counted) };
             let how = self.end_worker(incoming);
@@ -319,7 +319,7 @@ impl Shared {
             Ok(how) => how,
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => "the spawner has ended".into(),
             Err(error) => {
-                let _ = status.get_ref().shutdown(Shutdown::Write); // the spawner kills it
+                kill(status.get_ref());
                 let how = line(&mut status).unwrap_or_else(|_| "no answer of the spawner".into());
                 format!("killed, since it did not end ({error}): {how}")
             }
@@ -380,6 +380,11 @@ impl Link {
 
 fn system(action: &'static str, source: io::Error) -> Error {
     Error::System { action, source }
+}
+
+/// Has the spawner kill a worker. It reports the end on the same socket, so that stays readable.
+fn kill(status: &UnixStream) {
+    let _ = status.shutdown(Shutdown::Write); // fails where the spawner has ended
 }
 
 /// Reads a line of the spawner.
