@@ -152,7 +152,7 @@ all-suites:
 	$(MAKE) --jobs 3 --output-sync=target suite-setups suite-unit suite-simulate suite-release-build
 	$(MAKE) suite-hot-path
 	$(MAKE) --jobs 2 --output-sync=target paired-suites
-	tests/timed lab tests/lab/run --jobs 2
+	tests/timed lab tests/lab/run --jobs 3
 
 # What is compiled or computed comes first, and what waits for a mirror meanwhile.
 .PHONY: texts suite-setups suite-clippy suite-unit-build suite-unit suite-simulate suite-release-build suite-hot-path

@@ -18,7 +18,7 @@ TREE_LIMIT_BYTES = 24 * MIB  # an emulated guest copies about 10 MiB/s
 # What a server says when its sandbox does not know a system call (crates/sandbox/src/refusal.rs).
 REFUSED = "sandbox refused"
 # How often a server is killed under load; `make nightly` kills 50 times.
-KILLS = int(os.environ.get("LAB_KILLS", "5"))
+KILLS = int(os.environ.get("LAB_KILLS", "3"))
 SKIPPED = {".git", "target", "__pycache__", "drivers", "sound"}
 
 

@@ -7,6 +7,7 @@ import os
 import paths
 from lab import needs_freestone
 from runner import nightly
+from workload import KILLS
 
 CHECK = os.path.join(paths.HERE, "guest", "data-plane-check")
 LONGEST_S = 900
@@ -25,9 +26,8 @@ def vhost_user_clients_are_served_by_the_newest_kernel(lab):
 
 def _serves_vhost_user_clients(lab, kernel):
     guest = lab.boot_with_vhost_blk(kernel)
-    kills = os.environ.get("LAB_KILLS", "8")
     cases = os.environ.get("LAB_DATA_PLANE_CASES", "")
-    said = guest.sh(f"LAB_KILLS={kills} {CHECK} {paths.FREESTONE} {paths.FREESTONED} {cases}", LONGEST_S)
+    said = guest.sh(f"LAB_KILLS={KILLS} {CHECK} {paths.FREESTONE} {paths.FREESTONED} {cases}", LONGEST_S)
     guest.sh("rmmod vhost_blk")
     _is_refused_without_the_module(guest)
     return said.strip()

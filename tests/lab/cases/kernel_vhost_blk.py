@@ -15,7 +15,7 @@ WITH_ERRORS = "an_error_of_one_bio_is_the_requests_error the_first_error_of_a_re
 FUZZ = os.path.join(paths.HERE, "guest", "vhost-blk-fuzz")
 LONGEST_S = 600
 # How long random input is tried in `make test`, and in `make nightly`.
-FUZZ_S, LONG_FUZZ_S = 15, 300
+FUZZ_S, LONG_FUZZ_S = 5, 300
 
 
 @needs_freestone
@@ -60,7 +60,6 @@ def _survives_random_input(lab, kernel, seconds):
 
 def _serves_hand_made_rings(lab, kernel):
     guest = lab.boot_with_vhost_blk(kernel)
-    kills = os.environ.get("LAB_KILLS", "8")
     # The only cases with errors of a disk, which the kernel reports.
     errors = guest.sh(f"{CHECK} {WITH_ERRORS}")
     complaints = workload.kernel_errors(guest).splitlines()
@@ -68,6 +67,6 @@ def _serves_hand_made_rings(lab, kernel):
     expected = re.compile(r"I/O error, dev (checked|dm-)\d+,|critical medium error, dev sd[a-z]+,|scsi_debug: ?(trim|version)|scsi_debug:sdebug_driver_probe: ")
     assert all(expected.search(line) for line in complaints), complaints
     guest.sh("dmesg --clear")
-    said = errors + guest.sh(f"LAB_KILLS={kills} {CHECK} --except {WITH_ERRORS}", LONGEST_S)
+    said = errors + guest.sh(f"LAB_KILLS={workload.KILLS} {CHECK} --except {WITH_ERRORS}", LONGEST_S)
     guest.sh("rmmod vhost_blk; [ ! -e /dev/vhost-blk ]")
     return said.strip()

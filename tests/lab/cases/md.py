@@ -4,6 +4,7 @@ crates/raid/tests/write_log.rs do the same to ours."""
 import os
 
 import paths
+from runner import nightly
 
 # Of both levels the policy that people run, and the one that is there against the write hole; "resync" does as "bitmap".
 SEEN = {
@@ -19,6 +20,7 @@ SEEN = {
 }
 
 
+@nightly
 def md_refuses_or_makes_up_blocks_after_a_crash_with_a_missing_member(lab):
     """A write is cut off between data and parity; a member is missing; what becomes of a block that was idle?"""
     guest = lab.boot_alone()

@@ -22,7 +22,7 @@ EXPORT = f"--export nvme-tcp:listen=127.0.0.1:4420,nqn={NQN},hosts={HOST}"
 SLOW_FILE = f"{FILE} --layer fault:op=read+write,delay-us=10000"
 LOAD_IOPS = 800
 LOAD_MIB = 36
-TLS_KILLS = 5  # what a recovery has to do is the same as without TLS
+TLS_KILLS = min(KILLS, 5)  # what a recovery has to do is the same as without TLS
 SECOND_ADDRESS = "10.9.9.1"
 
 
