@@ -1,36 +1,65 @@
-//! Measures the cost of one request in the executor, the layers and a driver's slots: nanoseconds
-//! and allocations, at queue depth 32. With `--check` it fails when a request allocates, which none
-//! may once the pools are warm.
+//! Measures the cost of one request in the executor, the layers, a driver's slots, and a RAID 5:
+//! nanoseconds and allocations, at queue depth 32. With `--check` it fails when a request
+//! allocates, which none may once the pools are warm.
+//!
+//! The RAID 5 has two cores, each on a thread. Core 0 submits requests to stripes of one core, and
+//! both threads count allocations.
 
+use benches::array::{Members, Plan};
+use benches::member::Member;
 use block::{
     Channel, Data, Device, DeviceError, Flags, IoResult, KernelBacking, Limits, MemoryRegion, Op, Queue,
-    Request, SharedLimits,
+    Request, Segment, SharedLimits,
 };
 use layers::linear::Partition;
 use layers::stats::Stats;
+use raid::array::Array;
+use raid::{Consistency, Level};
 use reactor::{Core, CoreConfig, QueueChannel};
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::future::Future;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 const DEPTH: u32 = 32;
 const WARM_UP: u64 = 100_000;
 const MEASURED: u64 = 2_000_000;
 const CAPACITY: u64 = 1 << 30;
+/// Requests to an array that are measured: each is several requests to members.
+const MEASURED_OF_ARRAY: u64 = 100_000;
+/// Requests that a member has in flight; more wait in line.
+const MEMBER_DEPTH: u32 = 128;
+/// The array: 4+1 members without stored data, whose requests take a turn of their core.
+const ARRAY: Plan = Plan {
+    level: Level::Raid5,
+    count: 5,
+    members: Members::Memory(CAPACITY),
+    strip_bytes: Some(64 << 10),
+    consistency: Consistency::Ppl,
+};
+
+thread_local! {
+    /// Requests that this thread has pushed into loopbacks.
+    static PUSHED: Cell<u64> = const { Cell::new(0) };
+}
 
 /// A queue that completes every request at the next reap.
 struct Loopback {
     pushed: VecDeque<u32>,
+    depth: u32,
 }
 
 impl Queue for Loopback {
     fn depth(&self) -> u32 {
-        DEPTH
+        self.depth
     }
     unsafe fn push(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult {
         std::hint::black_box((req.len, offset));
+        PUSHED.set(PUSHED.get() + 1);
         self.pushed.push_back(slot);
         Ok(())
     }
@@ -51,18 +80,27 @@ impl Queue for Loopback {
     fn disarm(&mut self) {}
 }
 
-struct LoopbackDevice(Arc<SharedLimits>);
+struct LoopbackDevice {
+    limits: Arc<SharedLimits>,
+    depth: u32,
+}
+
+impl LoopbackDevice {
+    fn new(depth: u32) -> LoopbackDevice {
+        LoopbackDevice { limits: SharedLimits::new(Limits::new(CAPACITY)), depth }
+    }
+}
 
 impl Device for LoopbackDevice {
     fn name(&self) -> &str {
         "loopback"
     }
     fn limits(&self) -> Limits {
-        self.0.get()
+        self.limits.get()
     }
     fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
-        let queue = Loopback { pushed: VecDeque::with_capacity(DEPTH as usize) };
-        Ok(QueueChannel::open(queue, self.0.clone()))
+        let queue = Loopback { pushed: VecDeque::with_capacity(self.depth as usize), depth: self.depth };
+        Ok(QueueChannel::open(queue, self.limits.clone()))
     }
     fn refresh(&self) -> Result<Limits, DeviceError> {
         Ok(self.limits())
@@ -77,25 +115,38 @@ impl Device for LoopbackDevice {
     }
 }
 
+/// Requests of a load.
+struct Load {
+    channel: Rc<dyn Channel>,
+    request: Request<'static>,
+    /// Offsets of the requests, one after the other and again.
+    offsets: Vec<u64>,
+}
+
+impl Load {
+    /// Write zeroes has no data, so no copy is measured.
+    fn of_zeroes(channel: Rc<dyn Channel>, offsets: Vec<u64>) -> Load {
+        Load { channel, request: Request::write_zeroes(4096, Flags::NONE), offsets }
+    }
+}
+
 /// One task for each queue slot, each with one request in flight, until `target` requests are done.
-fn spawn_load(core: &Core, channel: &Rc<dyn Channel>, started: &Rc<Cell<u64>>, target: u64) {
-    for slot in 0..u64::from(DEPTH) {
-        let (channel, started) = (channel.clone(), started.clone());
+fn spawn_load(core: &Core, load: &Rc<Load>, started: &Rc<Cell<u64>>, target: u64) {
+    for _ in 0..DEPTH {
+        let (load, started) = (load.clone(), started.clone());
         core.spawn(async move {
-            // Write zeroes has no data, so no copy is measured.
-            let req = Request { op: Op::WriteZeroes, flags: Flags::NONE, len: 4096, data: Data::none() };
             while started.get() < target {
+                let offset = load.offsets[started.get() as usize % load.offsets.len()];
                 started.set(started.get() + 1);
-                let offset = (started.get() * 7 + slot) * 4096 % (CAPACITY / 2);
-                channel.submit(&req, offset).await.expect("a loopback does not fail");
+                load.channel.submit(&load.request, offset).await.expect("a loopback does not fail");
             }
         });
     }
 }
 
-fn run_until(core: &Core, channel: &Rc<dyn Channel>, count: u64) -> f64 {
+fn run_until(core: &Core, load: &Rc<Load>, count: u64) -> f64 {
     let started = Rc::new(Cell::new(0));
-    spawn_load(core, channel, &started, count);
+    spawn_load(core, load, &started, count);
     let start = Instant::now();
     while Rc::strong_count(&started) > 1 {
         core.turn();
@@ -106,30 +157,171 @@ fn run_until(core: &Core, channel: &Rc<dyn Channel>, count: u64) -> f64 {
 /// Measures one stack. Returns the allocations of the measured part.
 fn measure(name: &str, core: &Core, device: &dyn Device) -> u64 {
     let channel = core.with_current(|| device.open_channel()).expect("a channel");
-    run_until(core, &channel, WARM_UP);
-    let mut rounds: Vec<f64> = (0..5).map(|_| run_until(core, &channel, MEASURED / 5)).collect();
+    let offsets = (0..1 << 16).map(|number| number * 7 * 4096 % (CAPACITY / 2)).collect();
+    let load = Rc::new(Load::of_zeroes(channel, offsets));
+    measure_load(name, core, &load, MEASURED / 5, || 0)
+}
+
+/// Measures a load in rounds of `count` requests. `elsewhere` returns the allocations of other
+/// threads since its last call.
+fn measure_load(
+    name: &str,
+    core: &Core,
+    load: &Rc<Load>,
+    count: u64,
+    mut elsewhere: impl FnMut() -> u64,
+) -> u64 {
+    run_until(core, load, WARM_UP);
+    let mut rounds: Vec<f64> = (0..5).map(|_| run_until(core, load, count)).collect();
     rounds.sort_by(f64::total_cmp);
     // The tasks themselves are boxed once each, whatever the number of requests.
-    let allocations_of = |count| {
+    let mut allocations_of = |count| {
+        elsewhere();
         let counted = allocation_counter::measure(|| {
-            run_until(core, &channel, count);
+            run_until(core, load, count);
         });
-        counted.count_total
+        counted.count_total + elsewhere()
     };
-    let allocations = allocations_of(MEASURED / 5).saturating_sub(allocations_of(u64::from(DEPTH)));
+    let allocations = allocations_of(count).saturating_sub(allocations_of(u64::from(DEPTH)));
     println!(
-        "{name:34} {:6.1} ns/request (median of 5, {:.1}..{:.1}), {allocations} allocations in {} requests",
-        rounds[2],
-        rounds[0],
-        rounds[4],
-        MEASURED / 5
+        "{name:34} {:6.1} ns/request (median of 5, {:.1}..{:.1}), {allocations} allocations in {count} requests",
+        rounds[2], rounds[0], rounds[4],
     );
     allocations
 }
 
+/// Core 1 of the array, on a thread of its own that counts its allocations.
+struct OtherCore {
+    shared: Arc<OtherShared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct OtherShared {
+    /// Moves when the thread is to report, and to `u64::MAX` when it is to end.
+    report: AtomicU64,
+    /// Allocations before the last report.
+    allocations: AtomicU64,
+    reported: Barrier,
+}
+
+impl OtherCore {
+    fn start(device: Arc<Array>) -> OtherCore {
+        let (report, allocations) = (AtomicU64::new(0), AtomicU64::new(0));
+        let shared = Arc::new(OtherShared { report, allocations, reported: Barrier::new(2) });
+        let theirs = shared.clone();
+        let thread = std::thread::spawn(move || theirs.run(&device));
+        OtherCore { shared, thread: Some(thread) }
+    }
+
+    /// Allocations since the last call.
+    fn allocations(&self) -> u64 {
+        self.shared.report.fetch_add(1, Ordering::SeqCst);
+        self.shared.reported.wait();
+        self.shared.allocations.load(Ordering::SeqCst)
+    }
+}
+
+impl OtherShared {
+    fn run(&self, device: &Array) {
+        let core = Core::start(1, &CoreConfig::default()).expect("an io_uring");
+        let _channel = core.with_current(|| device.open_channel()).expect("a channel");
+        let mut seen = 0;
+        while seen != u64::MAX {
+            let counted = allocation_counter::measure(|| {
+                while self.report.load(Ordering::Relaxed) == seen {
+                    core.turn();
+                }
+            });
+            seen = self.report.load(Ordering::SeqCst);
+            if seen != u64::MAX {
+                self.allocations.store(counted.count_total, Ordering::SeqCst);
+                self.reported.wait();
+            }
+        }
+    }
+}
+
+impl Drop for OtherCore {
+    fn drop(&mut self) {
+        self.shared.report.store(u64::MAX, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("core 1 does not panic");
+        }
+    }
+}
+
+/// Runs a future on a core that takes its turns here.
+fn block_on<R: 'static>(core: &Core, future: impl Future<Output = R> + 'static) -> R {
+    let result = Rc::new(Cell::new(None));
+    let target = result.clone();
+    core.with_current(|| core.spawn(async move { target.set(Some(future.await)) }));
+    loop {
+        core.turn();
+        if let Some(result) = result.take() {
+            return result;
+        }
+    }
+}
+
+/// Offsets of 4 KiB blocks of an array, in stripes that core `owner` of two owns, and in strips of
+/// the member in `slot` if there is one.
+fn offsets(array: &Array, owner: u16, slot: Option<usize>) -> Vec<u64> {
+    let config = array.config();
+    let is_chosen = |offset: &u64| {
+        let located = config.geometry.locate(*offset);
+        let is_in_slot =
+            slot.is_none_or(|slot| config.geometry.member(located.stripe, located.strip) == slot);
+        config.lane_of(located.stripe) % 2 == owner && is_in_slot
+    };
+    // A prime number of blocks apart, so that no requests are a stream.
+    let blocks = CAPACITY / 4096;
+    (0..blocks).map(|number| number * 7919 % blocks * 4096).filter(is_chosen).collect()
+}
+
+/// Measures requests of one core to stripes of its own and to those that it forwards.
+fn measure_array(core: &Core) -> u64 {
+    let member = |slot: usize| -> Arc<dyn Device> {
+        let data = Arc::new(LoopbackDevice::new(MEMBER_DEPTH));
+        let member = Member::over(data, format!("member{slot}"), CAPACITY, ARRAY.hollow(CAPACITY));
+        Arc::new(member.expect("a member"))
+    };
+    let devices = (0..ARRAY.count).map(member).collect();
+    let array = block_on(core, async move { ARRAY.start_on(devices).await });
+    let channel = core.with_current(|| array.open_channel()).expect("a channel");
+    let other = OtherCore::start(array.clone());
+    let generation = array.table().generation;
+    while array.table().generation == generation {
+        core.turn(); // core 1 becomes an owner of stripes
+    }
+    let bytes: &'static mut [u64] = vec![0; 512].leak();
+    let segment = Segment { base: bytes.as_mut_ptr().cast(), len: 4096 };
+    let segment: &'static Segment = Box::leak(Box::new(segment));
+    let of = |op, owner, slot| {
+        // SAFETY: both are leaked.
+        let data = unsafe { Data::one(segment) };
+        let request = Request { op, flags: Flags::NONE, len: 4096, data };
+        Rc::new(Load { channel: channel.clone(), request, offsets: offsets(&array, owner, slot) })
+    };
+    let zeroes = Rc::new(Load::of_zeroes(channel.clone(), offsets(&array, 1, None)));
+    let count = MEASURED_OF_ARRAY / 5;
+    let mut total = 0;
+    let mut measure = |name, load: Rc<Load>, is_forwarded: bool| {
+        let before = PUSHED.get();
+        total += measure_load(name, core, &load, count, || other.allocations());
+        assert_eq!(PUSHED.get() == before, is_forwarded, "{name}: another core than expected did the work");
+    };
+    measure("RAID 5, own write", of(Op::Write, 0, None), false);
+    measure("RAID 5, forwarded write", of(Op::Write, 1, None), true);
+    measure("RAID 5, forwarded zeroes", zeroes, true);
+    let failing = array.clone();
+    block_on(core, async move { failing.fail(0).await }).expect("the array survives it");
+    measure("RAID 5, forwarded degraded read", of(Op::Read, 1, Some(0)), true);
+    total
+}
+
 fn main() {
     let core = Core::start(0, &CoreConfig::default()).expect("an io_uring");
-    let leaf: Arc<dyn Device> = Arc::new(LoopbackDevice(SharedLimits::new(Limits::new(CAPACITY))));
+    let leaf: Arc<dyn Device> = Arc::new(LoopbackDevice::new(DEPTH));
     let linear = |child: &Arc<dyn Device>| -> Arc<dyn Device> {
         Arc::new(Partition::new(child.clone(), 4096, None).expect("a partition that lies inside"))
     };
@@ -138,6 +330,7 @@ fn main() {
     let mut allocations = measure("leaf alone", &core, &*leaf);
     allocations += measure("linear, stats over leaf", &core, &*two);
     allocations += measure("linear, stats, linear, stats", &core, &*stats(&linear(&two)));
+    allocations += measure_array(&core);
     if std::env::args().any(|arg| arg == "--check") && allocations > 0 {
         eprintln!("hot-path: {allocations} allocations in the hot path: want 0");
         std::process::exit(1);

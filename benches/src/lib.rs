@@ -1,3 +1,5 @@
 //! Code that several of these programs share.
 
+pub mod array;
+pub mod member;
 pub mod memory;

@@ -1,8 +1,8 @@
 //! The measured cases: the engine alone, and its share of the drives' speed.
 
-use super::array::{Members, Plan};
 use super::load::Load;
-use super::member::Drive;
+use benches::array::{Members, Plan};
+use benches::member::Drive;
 use block::Op;
 use raid::{Consistency, Level};
 

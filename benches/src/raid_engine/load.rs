@@ -1,7 +1,7 @@
 //! Requests on an array from tasks of one or several cores: rate and latency.
 
-use super::array::Plan;
 use base::Rng;
+use benches::array::Plan;
 use benches::memory::cpu_seconds;
 use block::{Channel, Data, Device, Flags, Op, Request, Segment};
 use reactor::{Core, CoreConfig, Cores};

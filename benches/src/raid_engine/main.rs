@@ -4,10 +4,8 @@
 //! a line of JSON for each case with its description, the result of every round, and the
 //! theoretical limit.
 
-mod array;
 mod cases;
 mod load;
-mod member;
 mod rebuild;
 
 use block::{Device, Op};

@@ -1,9 +1,9 @@
 //! Speed of a rebuild, compared with parity of cold data on the same core, and latency of
 //! foreground requests during a rebuild with a latency target.
 
-use super::array::{Members, Plan, REGION_BYTES};
 use super::load::{Load, Running};
-use super::member::Drive;
+use benches::array::{Members, Plan, REGION_BYTES};
+use benches::member::Drive;
 use benches::memory::Memory;
 use block::{Device, Flags, Op, Request};
 use raid::array::Array;

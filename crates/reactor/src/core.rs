@@ -6,9 +6,10 @@ use crate::doorbell::Doorbell;
 use crate::park::{Park, UringPark, VirtualPark};
 use crate::remote::{CoreRef, Inbox};
 use crate::source::{PollWindow, Registered, Source, SourceHandle};
-use crate::task::{Body, Task};
+use crate::task::{Body, Task, TaskFuture};
 use crate::timer::{Sleep, Timers};
 use base::Rng;
+use block::IoFuture;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
@@ -261,11 +262,21 @@ impl Core {
     /// Adds a task. The call boxes the future: tasks are made when queues start, not for each
     /// request.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
+        self.start_task(TaskFuture::Boxed(Box::pin(future)));
+    }
+
+    /// Adds a task for a request, whose result is dropped. The request's memory is from the core's
+    /// free list, and so is the task: the call allocates nothing once the core is warm.
+    pub fn spawn_request(&self, request: IoFuture<'static>) {
+        self.start_task(TaskFuture::Pooled(request));
+    }
+
+    fn start_task(&self, future: TaskFuture) {
         let free = self.0.free_tasks.borrow_mut().pop();
         let task = free.unwrap_or_else(|| self.new_task());
         // SAFETY: the task was free, so its future is not running. This is its core's thread, as
         // `Core` is not `Send`.
-        unsafe { task.set_future(Some(Box::pin(future))) };
+        unsafe { task.set_future(Some(future)) };
         self.0.queue(task);
     }
 
@@ -429,7 +440,7 @@ impl Core {
     fn run_messages(&self) -> bool {
         for _ in 0..MESSAGES_PER_TURN {
             let Some(message) = self.0.inbox.take() else { break };
-            message(self);
+            message.run(self);
         }
         true
     }

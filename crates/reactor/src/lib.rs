@@ -58,6 +58,7 @@
 mod arena;
 pub mod bridge;
 mod buffer;
+mod call;
 mod clock;
 mod completion_ring;
 mod core;
@@ -78,6 +79,7 @@ mod timer;
 
 pub use arena::hold_buffers;
 pub use buffer::{Buffer, BufferPool, MAX_BUFFER, shared_memory_for};
+pub use call::{Call, CallRequest, Reply};
 pub use clock::{Clock, MonotonicClock, VirtualClock};
 pub use completion_ring::CompletionRing;
 pub use core::{Core, CoreConfig, Stopwatch, current, run, run_simulated};
@@ -85,7 +87,7 @@ pub use cores::{Cores, bind_thread, unbind_thread};
 pub use park::{Park, UringPark, VirtualPark};
 pub use peer_event::PeerEvent;
 pub use permits::{Acquire, Permits};
-pub use queue_channel::QueueChannel;
+pub use queue_channel::{QueueChannel, die};
 pub use remote::{CoreRef, CoreStopped, NotSent};
 pub use serving_slots::ServingSlots;
 pub use simulated::{Simulation, run_simulated_cores};

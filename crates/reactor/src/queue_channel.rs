@@ -277,9 +277,10 @@ impl Operation for Slot {
     }
 }
 
-/// Ends the process, because a device may still write into memory that is about to be reused.
+/// Ends the process, because a device or another core may still write into memory that is about to
+/// be reused.
 #[cold]
-fn die(why: &str) -> ! {
+pub fn die(why: &str) -> ! {
     tracing::error!("{why}");
     eprintln!("freestone: {why}");
     std::process::abort()

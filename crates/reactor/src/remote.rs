@@ -16,7 +16,42 @@ use std::sync::mpsc;
 /// Limit of waiting messages.
 const INBOX: usize = 1024;
 
-type Message = Box<dyn FnOnce(&Core) + Send>;
+type Work = Box<dyn FnOnce(&Core) + Send>;
+
+/// A message whose memory its sender uses again.
+pub(crate) trait Deliver: Send + Sync {
+    /// Called on the core that the message was sent to.
+    fn arrive(self: Arc<Self>, core: &Core);
+    /// Called instead when the core has ended.
+    fn lose(&self);
+}
+
+/// A message in an inbox.
+pub(crate) enum Message {
+    Work(Work),
+    Reused(Reused),
+}
+
+impl Message {
+    /// Runs the message, on its core.
+    pub(crate) fn run(self, core: &Core) {
+        match self {
+            Message::Work(work) => work(core),
+            Message::Reused(mut message) => message.0.take().into_iter().for_each(|it| it.arrive(core)),
+        }
+    }
+}
+
+/// A message of its sender's memory on its way. Dropped on the way, it is lost.
+pub(crate) struct Reused(Option<Arc<dyn Deliver>>);
+
+impl Drop for Reused {
+    fn drop(&mut self) {
+        if let Some(message) = self.0.take() {
+            message.lose();
+        }
+    }
+}
 
 pub(crate) struct Inbox {
     messages: ArrayQueue<Message>,
@@ -79,6 +114,12 @@ pub enum NotSent {
     Stopped,
 }
 
+/// Why a message of the sender's memory was not sent; it is not lost either.
+pub(crate) enum Refused {
+    Full,
+    Stopped,
+}
+
 /// A handle of a core for other threads. They send it work; the core answers with messages only.
 #[derive(Clone)]
 pub struct CoreRef {
@@ -98,7 +139,7 @@ impl CoreRef {
     /// # Errors
     /// If the core has ended; `work` does not run.
     pub fn run(&self, work: impl FnOnce(&Core) + Send + 'static) -> Result<(), CoreStopped> {
-        let mut message: Message = Box::new(work);
+        let mut message = Message::Work(Box::new(work));
         loop {
             if self.inbox.is_closed.load(Ordering::SeqCst) {
                 return Err(CoreStopped);
@@ -124,7 +165,27 @@ impl CoreRef {
         if self.inbox.is_closed.load(Ordering::SeqCst) {
             return Err(NotSent::Stopped);
         }
-        self.inbox.messages.push(work).map_err(NotSent::Full)?;
+        match self.inbox.messages.push(Message::Work(work)) {
+            Err(Message::Work(work)) => return Err(NotSent::Full(work)),
+            Err(Message::Reused(_)) => unreachable!("the queue returns the message that it refuses"),
+            Ok(()) => {}
+        }
+        self.inbox.body.end_sleep();
+        self.inbox.clear_if_closed();
+        Ok(())
+    }
+
+    /// As [`CoreRef::try_run`], for a message whose memory the sender uses again.
+    pub(crate) fn try_deliver(&self, message: Arc<dyn Deliver>) -> Result<(), Refused> {
+        if self.is_stopped() {
+            return Err(Refused::Stopped);
+        }
+        if let Err(back) = self.inbox.messages.push(Message::Reused(Reused(Some(message)))) {
+            if let Message::Reused(mut back) = back {
+                back.0 = None; // the caller has it again
+            }
+            return Err(Refused::Full);
+        }
         self.inbox.body.end_sleep();
         self.inbox.clear_if_closed();
         Ok(())

@@ -7,18 +7,24 @@
 
 use crate::doorbell::Doorbell;
 use crate::sync::{AtomicBool, AtomicPtr, Mutex, MutexGuard, fence, is_broken};
+use block::IoFuture;
 use std::cell::{Cell, UnsafeCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::ptr;
 use std::sync::atomic::Ordering;
-use std::task::{RawWaker, RawWakerVTable, Waker};
+use std::task::{Context, RawWaker, RawWakerVTable, Waker};
 
-type BoxedFuture = Pin<Box<dyn Future<Output = ()>>>;
+/// The future of a task.
+pub(crate) enum TaskFuture {
+    Boxed(Pin<Box<dyn Future<Output = ()>>>),
+    /// A request in memory of the core's free list.
+    Pooled(IoFuture<'static>),
+}
 
 /// A task header. Fields without an atomic belong to the thread of the core that runs the body.
 pub(crate) struct Task {
-    future: UnsafeCell<Option<BoxedFuture>>,
+    future: UnsafeCell<Option<TaskFuture>>,
     pub(crate) is_queued: Cell<bool>,
     is_woken_remotely: AtomicBool,
     next_remote: AtomicPtr<Task>,
@@ -34,7 +40,7 @@ impl Task {
 
     /// # Safety
     /// Only the core's thread, and not while the future runs.
-    pub(crate) unsafe fn set_future(&self, future: Option<BoxedFuture>) {
+    pub(crate) unsafe fn set_future(&self, future: Option<TaskFuture>) {
         // SAFETY: by contract nothing else accesses the cell.
         let old = unsafe { std::mem::replace(&mut *self.future.get(), future) };
         drop(old);
@@ -49,8 +55,10 @@ impl Task {
         let waker = std::mem::ManuallyDrop::new(self.waker());
         // SAFETY: by contract.
         let future = unsafe { &mut *self.future.get() };
+        let cx = &mut Context::from_waker(&waker);
         match future {
-            Some(f) => f.as_mut().poll(&mut std::task::Context::from_waker(&waker)).is_ready(),
+            Some(TaskFuture::Boxed(future)) => future.as_mut().poll(cx).is_ready(),
+            Some(TaskFuture::Pooled(request)) => Pin::new(request).poll(cx).is_ready(),
             None => false,
         }
     }
@@ -67,6 +75,35 @@ fn wake(task: *const ()) {
     let task: &'static Task = unsafe { &*task.cast::<Task>() };
     if !crate::core::wake_locally(task) {
         task.body.wake_remotely(task);
+    }
+}
+
+/// The task that waits for another thread. Left and taken without a lock, unlike a [`Waker`].
+pub(crate) struct WaitingTask(AtomicPtr<Task>);
+
+impl Default for WaitingTask {
+    fn default() -> WaitingTask {
+        WaitingTask(AtomicPtr::new(ptr::null_mut()))
+    }
+}
+
+impl WaitingTask {
+    /// Leaves the task of `waker`, in place of an earlier one. The caller then looks again for what
+    /// it waits for: a thread that called [`WaitingTask::wake`] before has not seen this task.
+    ///
+    /// # Panics
+    /// If the waker is not that of a core's task.
+    pub(crate) fn set(&self, waker: &Waker) {
+        assert!(ptr::eq(waker.vtable(), &VTABLE), "only a task of a core waits for another core");
+        self.0.swap(waker.data().cast_mut().cast(), Ordering::AcqRel);
+    }
+
+    /// Wakes the task, if one waits.
+    pub(crate) fn wake(&self) {
+        let task = self.0.swap(ptr::null_mut(), Ordering::AcqRel);
+        if !task.is_null() {
+            wake(task.cast_const().cast());
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! to the stripe's owner.
 
 use super::boundary::Shape;
+use super::forward::StripeRequest;
 use super::hedge::{self, Place};
 use super::members::{MemberChannel, MemberRole};
 use super::shared::Shared;
@@ -145,26 +146,11 @@ impl ArrayChannel {
         if let Some(IoError::Invalid | IoError::Misaligned | IoError::OutOfRange) = error {
             return Err(error.expect("just matched")); // an error of the request, not of the member
         }
-        // SAFETY: the request completes after this future does.
-        let data = unsafe { Caller::new(req.data) };
         let (stripe, strip, offset) = (place.stripe, place.strip, place.offset);
         self.shared.check_bad(stripe, strip, offset, req.len as u32)?;
-        self.on_owner(stripe, move |owner| {
-            let data = data;
-            IoFuture::new(async move { owner.read(stripe, strip, offset, data.data()).await })
-        })
-        .await
-    }
-
-    /// Runs work on the owner of a stripe.
-    async fn on_owner<W>(&self, stripe: u64, work: W) -> IoResult
-    where
-        W: FnOnce(Rc<StripeOwner>) -> IoFuture<'static> + Clone + Send + 'static,
-    {
-        if self.owner.owns(stripe) {
-            return work(self.owner.clone()).await;
-        }
-        Box::pin(self.owner.forward(stripe, move |owner| Box::pin(work(owner)))).await
+        // SAFETY: the request completes after this future does.
+        let data = unsafe { Caller::new(req.data) };
+        self.owner.on_owner(StripeRequest::Read { stripe, strip, offset, data }).await
     }
 
     /// A request that spans strips, executed strip by strip.
@@ -211,17 +197,8 @@ impl ArrayChannel {
     }
 
     async fn write_rect(&self, rect: Rect, source: Source<'_>, flags: Flags) -> IoResult {
-        let data = match source {
-            // SAFETY: the request completes after this future does.
-            Source::Data(data) => Some(unsafe { Caller::new(data) }),
-            Source::Zeroes | Source::Lost => None,
-        };
-        self.on_owner(rect.stripe, move |owner| {
-            let data = data;
-            let source = data.map_or(Source::Zeroes, |data| Source::Data(data.data()));
-            IoFuture::new(async move { owner.write(&rect, source, flags).await })
-        })
-        .await
+        // SAFETY: the request completes after this future does.
+        self.owner.on_owner(unsafe { StripeRequest::write(rect, source, flags) }).await
     }
 
     /// Zeroes whole stripes, so that parity stays valid; a discard guarantees nothing for the rest.

@@ -20,6 +20,7 @@ mod coalesce;
 mod committer;
 mod contradictions;
 mod fill;
+mod forward;
 mod gate;
 mod grow;
 mod hedge;

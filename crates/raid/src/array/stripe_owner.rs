@@ -3,6 +3,7 @@
 use super::batch::Batch;
 use super::coalesce::WriteCoalescer;
 use super::committer::MetadataCommitter;
+use super::forward::SpareCalls;
 use super::gate::{Gate, Inside};
 use super::hedge::Waiting;
 use super::members::{MemberChannel, MemberChannels, MemberRole, SlotState};
@@ -69,8 +70,11 @@ pub(crate) struct StripeOwner {
     pub old: Option<Rc<StripeOwner>>,
     /// Where requests sign in while there are two shapes.
     pub tracker: RequestTracker,
-    /// The owners as this core last saw them, and their generation.
-    owners: RefCell<(u64, Arc<Vec<CoreRef>>)>,
+    /// The owners as this core last saw them, and their generation. A copy: its references are
+    /// counted by this core alone.
+    owners: RefCell<(u64, Rc<[CoreRef]>)>,
+    /// For requests to other owners.
+    pub calls: SpareCalls,
     pool: BufferPool,
     memory: Permits,
     memory_bytes: usize,
@@ -213,7 +217,8 @@ impl StripeOwner {
             committer: RefCell::default(),
             old,
             tracker: RequestTracker::default(),
-            owners: RefCell::default(),
+            owners: RefCell::new((0, Rc::from([]))),
+            calls: SpareCalls::default(),
             locks: RowLocks::default(),
             gate: Gate::default(),
             coalescer: WriteCoalescer::default(),
@@ -287,27 +292,32 @@ impl StripeOwner {
 
     /// The core that owns a stripe: that of its lane, so that a lane has one owner.
     pub fn owner_of(&self, stripe: u64) -> CoreRef {
-        self.with_owner(stripe, CoreRef::clone)
+        self.with_owner(stripe, |owners, owner| owners[owner].clone())
     }
 
-    fn with_owner<R>(&self, stripe: u64, work: impl FnOnce(&CoreRef) -> R) -> R {
+    /// The cores that own stripes, and the place of a stripe's owner among them.
+    pub fn owners_with(&self, stripe: u64) -> (Rc<[CoreRef]>, usize) {
+        self.with_owner(stripe, |owners, owner| (owners.clone(), owner))
+    }
+
+    fn with_owner<R>(&self, stripe: u64, work: impl FnOnce(&Rc<[CoreRef]>, usize) -> R) -> R {
         let generation = self.shared.owners_generation();
         let mut owners = self.owners.borrow_mut();
         if owners.0 != generation {
-            *owners = (generation, self.shared.owner_cores());
+            *owners = (generation, self.shared.owner_cores().iter().cloned().collect());
         }
         let lane = usize::from(self.shared.config.lane_of(stripe));
-        work(&owners.1[lane % owners.1.len()])
+        work(&owners.1, lane % owners.1.len())
     }
 
     /// Whether this core owns a stripe. Asked inside the gate, where it does not change.
     #[inline]
     pub fn owns(&self, stripe: u64) -> bool {
-        self.with_owner(stripe, |owner| owner.is_same(&self.here))
+        self.with_owner(stripe, |owners, owner| owners[owner].is_same(&self.here))
     }
 
     /// Runs work on the owner of a stripe, another core than this one. When that core has ended,
-    /// another owns it.
+    /// another owns it. Requests go by [`StripeOwner::on_owner`], which allocates nothing.
     pub async fn forward<R, W>(&self, stripe: u64, work: W) -> Result<R, IoError>
     where
         R: Send + 'static,

@@ -11,6 +11,7 @@ use conformance::Suite;
 use drivers::mem::{MemDevice, Options};
 use layers::fault::{Action, Fault, Rule};
 
+mod forwarded;
 mod rows;
 mod scarred;
 mod unsynced;

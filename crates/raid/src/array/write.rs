@@ -10,8 +10,8 @@
 //! of the stripe changes, so that a crash leaves either nothing or all that recovery needs. Every
 //! live member knows which member missed a write before the write is acknowledged.
 
+use super::forward::StripeRequest;
 use super::members::{MemberChannel, MemberRole, SlotState};
-use super::remote::LocalFuture;
 use super::snapshot::copy;
 use super::spare::{Checks, Compared, Place, rows_of};
 use super::stripe_owner::{Caller, LogCopy, ReadFailure, Scratch, Source, StripeOwner, read_failure};
@@ -26,7 +26,6 @@ use arrayvec::ArrayVec;
 use block::{Flags, IoError, IoResult, Op};
 use std::cell::RefCell;
 use std::ops::Range;
-use std::rc::Rc;
 
 /// Parts of some rows that wait while one of them is halved: 32 bits are halved 32 times at most.
 const MAX_PARTS: usize = 33;
@@ -79,28 +78,15 @@ impl StripeOwner {
                 Err(Stop::Moved) => {
                     let (offset, at) = (rect.offset + done, rect.at + u64::from(done));
                     let rest = Rect { offset, len: rect.len - done, at, ..*rect };
-                    return Box::pin(self.forward_write(rest, source, flags)).await;
+                    // SAFETY: the request completes after this future does.
+                    let rest = unsafe { StripeRequest::write(rest, source, flags) };
+                    return Box::pin(self.on_owner(rest)).await;
                 }
                 Err(Stop::Error(error)) => return Err(error),
                 Err(Stop::TooLarge | Stop::Again) => return Err(IoError::Invalid),
             }
         }
         Ok(())
-    }
-
-    async fn forward_write(&self, rect: Rect, source: Source<'_>, flags: Flags) -> IoResult {
-        let data = match source {
-            // SAFETY: the request completes after this future does.
-            Source::Data(data) => Some(unsafe { Caller::new(data) }),
-            Source::Zeroes | Source::Lost => None,
-        };
-        let work = move |owner: Rc<StripeOwner>| -> LocalFuture<IoResult> {
-            Box::pin(async move {
-                let source = data.map_or(Source::Zeroes, |data| Source::Data(data.data()));
-                owner.write(&rect, source, flags).await
-            })
-        };
-        self.forward(rect.stripe, work).await
     }
 
     async fn write_part(&self, rect: &Rect, source: Source<'_>, flags: Flags) -> Result<(), Stop> {
@@ -627,10 +613,7 @@ impl StripeOwner {
             drop(inside);
             // SAFETY: the request completes after this future does.
             let data = unsafe { Caller::new(data) };
-            let work = move |owner: Rc<StripeOwner>| -> LocalFuture<IoResult> {
-                Box::pin(async move { owner.read(stripe, strip, offset, data.data()).await })
-            };
-            return self.forward(stripe, work).await;
+            return Box::pin(self.on_owner(StripeRequest::Read { stripe, strip, offset, data })).await;
         }
         let len = data.len() as u32;
         let geometry = &self.shared.config.geometry;

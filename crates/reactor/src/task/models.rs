@@ -11,11 +11,13 @@ use loom::sync::atomic::AtomicBool as Flag;
 use loom::thread;
 use std::sync::Arc;
 
-/// A body that no other execution has used, and its doorbell.
-fn body() -> (&'static Body, Doorbell) {
-    let (body, doorbell) = (Body::new(), Doorbell::of_model());
-    *lock(&body.doorbell) = Some(doorbell.clone());
-    (body, doorbell)
+impl Body {
+    /// A body that no other execution has used, and its doorbell.
+    pub(crate) fn of_model() -> (&'static Body, Doorbell) {
+        let (body, doorbell) = (Body::new(), Doorbell::of_model());
+        *lock(&body.doorbell) = Some(doorbell.clone());
+        (body, doorbell)
+    }
 }
 
 /// Sleeps as a core does (`Core::sleep_until_event`), unless `has_work`.
@@ -30,7 +32,7 @@ fn sleep(body: &'static Body, doorbell: &Doorbell, has_work: impl Fn() -> bool) 
 /// Two threads each set a flag and wake the same task. The core polls the task when it is woken,
 /// until it has seen both flags.
 fn two_threads_wake_a_task() {
-    let (body, doorbell) = body();
+    let (body, doorbell) = Body::of_model();
     let task = body.new_task();
     let flags = Arc::new([Flag::new(false), Flag::new(false)]);
     let wakers: Vec<_> = [0, 1]
@@ -59,7 +61,7 @@ fn two_threads_wake_a_task() {
 
 /// A thread writes data and wakes a task, which reads the data.
 fn a_woken_task_reads_the_data() {
-    let (body, doorbell) = body();
+    let (body, doorbell) = Body::of_model();
     let task = body.new_task();
     let data = Arc::new(UnsafeCell::new(0));
     let waking = {
@@ -85,7 +87,7 @@ fn a_woken_task_reads_the_data() {
 
 /// A thread sends two messages to a core that goes to sleep in between.
 fn messages_reach_a_core_that_sleeps() {
-    let (body, doorbell) = body();
+    let (body, doorbell) = Body::of_model();
     let inbox = Inbox::new(body);
     let sender = CoreRef { inbox: inbox.clone(), index: 0 };
     let sending = thread::spawn(move || {
@@ -106,7 +108,7 @@ fn messages_reach_a_core_that_sleeps() {
 
 /// A core ends while a thread sends it a message. The message is refused or dropped, never kept.
 fn a_message_to_a_core_that_ends_is_dropped() {
-    let (body, _) = body();
+    let (body, _) = Body::of_model();
     let inbox = Inbox::new(body);
     let kept = Arc::new(());
     let sending = {

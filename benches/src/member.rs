@@ -8,10 +8,11 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
+/// The member of the module.
 pub struct Member {
     name: String,
     metadata: MemDevice,
-    data: NullDevice,
+    data: Arc<dyn Device>,
     /// Bytes that are not stored.
     hollow: Range<u64>,
 }
@@ -35,8 +36,20 @@ impl Member {
     pub fn new(name: String, bytes: u64, hollow: Range<u64>, drive: Drive) -> Result<Member, DeviceError> {
         let Drive { iops, bandwidth, latency_ns } = drive;
         let data = null::Options { iops, bandwidth, latency_ns, ..null::Options::new(bytes) };
-        let metadata = MemDevice::new(&mem::Options::new(bytes))?;
-        Ok(Member { name, metadata, data: NullDevice::new(&data)?, hollow })
+        Member::over(Arc::new(NullDevice::new(&data)?), name, bytes, hollow)
+    }
+
+    /// A member that passes requests to `hollow` to the device `data`.
+    ///
+    /// # Errors
+    /// When address space is lacking.
+    pub fn over(
+        data: Arc<dyn Device>,
+        name: String,
+        bytes: u64,
+        hollow: Range<u64>,
+    ) -> Result<Member, DeviceError> {
+        Ok(Member { name, metadata: MemDevice::new(&mem::Options::new(bytes))?, data, hollow })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Arrays under test, created and assembled by the library as `freestone array` does it.
 
-use super::member::{Drive, Member};
+use crate::member::{Drive, Member};
 use block::{
     Channel, Device, DeviceError, Flags, IoFuture, KernelBacking, Limits, MemoryRegion, Op, Request,
 };
@@ -10,6 +10,7 @@ use raid::array::Array;
 use raid::metadata::create::Identities;
 use raid::metadata::{CreateOptions, Layout, Shape, create};
 use raid::{Consistency, Level, Uuid};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -61,20 +62,26 @@ impl Plan {
                 Arc::new(Named { name, inner })
             }
             Members::Hollow(bytes, drive) => {
-                let config = self
-                    .shape()
-                    .config(Uuid::random().expect("randomness"), self.count, bytes, 512)
-                    .expect("a shape");
-                let layout = Layout::new(bytes, &config).expect("it fits");
-                let hollow = layout.log_offset..layout.data_offset + layout.data_bytes;
-                Arc::new(Member::new(name, bytes, hollow, drive).expect("a member"))
+                Arc::new(Member::new(name, bytes, self.hollow(bytes), drive).expect("a member"))
             }
         }
     }
 
+    /// The place of log and data on a member of `bytes` bytes.
+    pub fn hollow(&self, bytes: u64) -> Range<u64> {
+        let uuid = Uuid::random().expect("randomness");
+        let config = self.shape().config(uuid, self.count, bytes, 512).expect("a shape");
+        let layout = Layout::new(bytes, &config).expect("it fits");
+        layout.log_offset..layout.data_offset + layout.data_bytes
+    }
+
     /// Creates the array and starts it. Must run on a core.
     pub async fn start(&self) -> Arc<Array> {
-        let devices: Vec<Arc<dyn Device>> = (0..self.count).map(|slot| self.member(slot)).collect();
+        self.start_on((0..self.count).map(|slot| self.member(slot)).collect()).await
+    }
+
+    /// Creates the array on `devices` and starts it. Must run on a core.
+    pub async fn start_on(&self, devices: Vec<Arc<dyn Device>>) -> Arc<Array> {
         let options = CreateOptions {
             shape: self.shape(),
             force: true, // a hollow member returns old memory
