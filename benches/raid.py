@@ -9,9 +9,10 @@ from plot import bars
 SECONDS = 1
 
 ENGINE_NOTE = (
-    "RAID 5 of 4+1 with strips of 64 KiB, on members without cost: they keep metadata, but no data and no log.\n"
+    "RAID 5 of 4+1 with strips of 64 KiB and a mirror, on members without cost: they keep metadata, but no data and no log.\n"
     "The load generator runs on the same cores.\n"
-    "Each core has 32 requests of 4 KiB in flight, or 8 writes of a whole stripe (256 KiB of data from the same, hot memory).\n"
+    "Each core has 32 requests of 4 KiB in flight, or 8 writes of a whole stripe (256 KiB) or 128 KiB, from the same, hot memory.\n"
+    "Stable memory, which network exports have, is written in place; memory that a guest can change is copied first.\n"
     "\"two / one\" compares two cores on one array with one core, round by round.")
 DRIVES_NOTE = (
     "24 modelled drives have 50 µs of latency and a limit of 10,000 requests and 200 MiB a second, whichever takes longer.\n"
@@ -66,12 +67,13 @@ def of(results, name):
 def engine_table(cases):
     rows = []
     for one in (case for case in cases if case["cores"] == 1):
-        two = next(case for case in cases if case["cores"] == 2 and (case["mode"], case["load"]) == (one["mode"], one["load"]))
+        key = ("array", "mode", "load")
+        two = next(case for case in cases if case["cores"] == 2 and all(case[name] == one[name] for name in key))
         is_wide = one["len"] > 4096
         unit, scale = ("GB/s", one["len"] / 1e9) if is_wide else ("k IOPS", 1e-3)
         scaled = [spread([rate * scale for rate in case["rounds"]]) for case in (one, two)]
-        rows.append([one["load"], one["mode"], unit, *scaled, spread(ratios(two["rounds"], one["rounds"]), 2)])
-    return table(["load", "consistency", "unit", "one core", "two cores", "two / one"], rows)
+        rows.append([one["array"], one["load"], one["mode"], unit, *scaled, spread(ratios(two["rounds"], one["rounds"]), 2)])
+    return table(["array", "load", "consistency", "unit", "one core", "two cores", "two / one"], rows)
 
 
 def efficiency(case):

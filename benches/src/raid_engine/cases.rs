@@ -43,29 +43,38 @@ const RANDOM_DEPTH: usize = 2048;
 const SEQUENTIAL_DEPTH: usize = 48;
 
 /// The engine on members without cost: RAID 5 of 4+1 with strips of 64 KiB, as the peers are
-/// measured.
+/// measured, and a mirror. Stable memory is that of network exports, other memory that of guests.
 pub fn engine() -> Vec<Case> {
-    let case = |load_name, consistency, op, len, depth, cores| Case {
-        table: "engine",
-        array: "RAID 5, 4+1",
-        load_name,
-        plan: Plan {
-            level: Level::Raid5,
-            count: 5,
-            members: Members::Hollow(MEMBER_BYTES, Drive::default()),
-            strip_bytes: Some(64 << 10),
-            consistency,
-        },
-        load: Load { op, len, is_sequential: false, depth, cores },
-        theory: 0.0,
+    let plan = |level, count, consistency| Plan {
+        level,
+        count,
+        members: Members::Hollow(MEMBER_BYTES, Drive::default()),
+        strip_bytes: Some(64 << 10),
+        consistency,
+    };
+    let load = |op, len, is_stable, cores| {
+        let depth = if len > 4096 { 8 } else { 32 };
+        Load { op, len, is_sequential: false, is_stable, depth, cores }
     };
     let mut cases = Vec::new();
     for cores in [1, 2] {
-        cases.push(case("read 4K", Consistency::Ppl, Op::Read, 4096, 32, cores));
+        let mut add = |array, load_name, plan, load| {
+            cases.push(Case { table: "engine", array, load_name, plan, load, theory: 0.0 });
+        };
+        let raid_5 = "RAID 5, 4+1";
+        let read = load(Op::Read, 4096, false, cores);
+        add(raid_5, "read 4K", plan(Level::Raid5, 5, Consistency::Ppl), read);
         for consistency in [Consistency::Ppl, Consistency::Bitmap] {
-            cases.push(case("write 4K", consistency, Op::Write, 4096, 32, cores));
-            cases.push(case("write full stripe", consistency, Op::Write, 256 << 10, 8, cores));
+            let plan = plan(Level::Raid5, 5, consistency);
+            add(raid_5, "write 4K", plan, load(Op::Write, 4096, false, cores));
+            add(raid_5, "write full stripe", plan, load(Op::Write, 256 << 10, false, cores));
+            add(raid_5, "write full stripe, stable memory", plan, load(Op::Write, 256 << 10, true, cores));
         }
+        let (raid_1, plan) = ("RAID 1, 2 copies", plan(Level::Raid1, 2, Consistency::Bitmap));
+        add(raid_1, "write 4K", plan, load(Op::Write, 4096, false, cores));
+        add(raid_1, "write 4K, stable memory", plan, load(Op::Write, 4096, true, cores));
+        add(raid_1, "write 128K", plan, load(Op::Write, 128 << 10, false, cores));
+        add(raid_1, "write 128K, stable memory", plan, load(Op::Write, 128 << 10, true, cores));
     }
     cases
 }
@@ -82,7 +91,7 @@ pub fn drives() -> Vec<Case> {
             let mut add = |load_name, op, len, theory| {
                 let is_sequential = len == MEBIBYTE;
                 let depth = if is_sequential { SEQUENTIAL_DEPTH } else { RANDOM_DEPTH };
-                let load = Load { op, len, is_sequential, depth, cores: 1 };
+                let load = Load { op, len, is_sequential, is_stable: false, depth, cores: 1 };
                 cases.push(Case { table: "drives", array, load_name, plan, load, theory });
             };
             let iops = DRIVES as f64 * DRIVE.iops as f64;

@@ -19,6 +19,8 @@ pub struct Load {
     pub len: u64,
     /// Whether each request follows the previous one; otherwise its position is random.
     pub is_sequential: bool,
+    /// Whether the array may use the memory of writes in place ([`Data::stable`]).
+    pub is_stable: bool,
     /// Requests in flight on each core.
     pub depth: usize,
     /// Number of cores.
@@ -146,8 +148,11 @@ async fn request_after_request(core: Core, shared: Rc<Shared>, mut rng: Rng) {
     let load = shared.load;
     let buffer = core.buffers().take(load.len as usize).await;
     let segment = Segment { len: load.len as usize, ..buffer.segment() };
-    // SAFETY: the buffer lives as long as this task, its only user.
-    let data = unsafe { Data::one(&segment) };
+    // SAFETY: the buffer lives as long as this task, its only user, which does not write to it.
+    let data = unsafe {
+        let data = Data::one(&segment);
+        if load.is_stable { data.stable() } else { data }
+    };
     let req = Request { op: load.op, flags: Flags::NONE, len: load.len, data };
     while !shared.is_over.get() {
         let place = match load.is_sequential {

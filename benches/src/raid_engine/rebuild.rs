@@ -117,7 +117,7 @@ pub fn foreground(op: Op, seconds: f64) -> Value {
         touch(&array).await;
         array.fail(0).await.expect("parity stands for it");
         let device: Arc<dyn Device> = array.clone();
-        let load = Load { op, len: 4096, is_sequential: false, depth: 8, cores: 1 };
+        let load = Load { op, len: 4096, is_sequential: false, is_stable: false, depth: 8, cores: 1 };
         let running = Running::start(&core, &device, load, 0);
         running.p99_ns(seconds / 4.0).await;
         let without = running.p99_ns(seconds).await;

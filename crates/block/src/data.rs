@@ -17,7 +17,8 @@ pub struct Segment {
 #[derive(Clone, Copy)]
 pub struct Data<'a> {
     segments: *const Segment,
-    count: usize,
+    count: u32,
+    is_stable: bool,
     skip: usize,
     len: usize,
     borrow: PhantomData<&'a [Segment]>,
@@ -32,7 +33,9 @@ impl<'a> Data<'a> {
     /// Until then no Rust reference to that memory exists (for a write: no mutable one).
     pub unsafe fn new(segments: &'a [Segment]) -> Self {
         let len = segments.iter().map(|s| s.len).sum();
-        Data { segments: segments.as_ptr(), count: segments.len(), skip: 0, len, borrow: PhantomData }
+        let count = u32::try_from(segments.len()).expect("a request has fewer than 2^32 segments");
+        let segments = segments.as_ptr();
+        Data { segments, count, is_stable: false, skip: 0, len, borrow: PhantomData }
     }
 
     /// A window onto all of one segment.
@@ -41,7 +44,27 @@ impl<'a> Data<'a> {
     /// As [`Data::new`].
     #[inline]
     pub const unsafe fn one(segment: &'a Segment) -> Self {
-        Data { segments: segment, count: 1, skip: 0, len: segment.len, borrow: PhantomData }
+        let (count, is_stable) = (1, false);
+        Data { segments: segment, count, is_stable, skip: 0, len: segment.len, borrow: PhantomData }
+    }
+
+    /// The same window, marked as stable memory. A layer that needs the content more than once, as
+    /// RAID does for parity and mirrors, reads it in place and makes no copy.
+    ///
+    /// # Safety
+    /// No code writes to the memory while a write request carries this window or a part of it.
+    /// Memory that a guest, a client or a C caller can write to is never stable.
+    #[inline]
+    #[must_use]
+    pub const unsafe fn stable(self) -> Self {
+        Data { is_stable: true, ..self }
+    }
+
+    /// Whether the memory of a write keeps its content until the write has completed
+    /// ([`Data::stable`]).
+    #[inline]
+    pub const fn is_stable(&self) -> bool {
+        self.is_stable
     }
 
     /// A window without memory.
@@ -49,6 +72,7 @@ impl<'a> Data<'a> {
         Data {
             segments: std::ptr::NonNull::dangling().as_ptr(),
             count: 0,
+            is_stable: false,
             skip: 0,
             len: 0,
             borrow: PhantomData,
@@ -156,13 +180,17 @@ impl<'a> Data<'a> {
     fn list(&self) -> &'a [Segment] {
         // SAFETY: `segments` and `count` come from a slice that lives for `'a`, less what `part`
         // skipped.
-        unsafe { std::slice::from_raw_parts(self.segments, self.count) }
+        unsafe { std::slice::from_raw_parts(self.segments, self.count as usize) }
     }
 }
 
 impl std::fmt::Debug for Data<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Data").field("len", &self.len).field("segments", &self.segment_count()).finish()
+        f.debug_struct("Data")
+            .field("len", &self.len)
+            .field("segments", &self.segment_count())
+            .field("is_stable", &self.is_stable)
+            .finish()
     }
 }
 
@@ -236,6 +264,17 @@ mod tests {
         assert_eq!(whole.part(4, 4).as_whole_list().map(<[_]>::len), Some(1));
         assert_eq!(whole.part(1, 2).as_single().map(|s| s.len), Some(2));
         assert!(whole.part(3, 2).as_single().is_none());
+    }
+
+    #[test]
+    fn a_part_of_stable_memory_is_stable() {
+        let mut buffers = [vec![0u8; 4], vec![0; 4]];
+        let list = segments(&mut buffers);
+        // SAFETY: the buffers outlive the windows, and nothing writes to them.
+        let (plain, stable) = unsafe { (Data::new(&list), Data::new(&list).stable()) };
+        assert!(!plain.is_stable() && !plain.part(1, 6).is_stable());
+        assert!(stable.is_stable() && stable.part(1, 6).part(4, 1).is_stable());
+        assert!(size_of::<Data<'_>>() == 32);
     }
 
     #[test]

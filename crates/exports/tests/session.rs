@@ -53,6 +53,7 @@ fn every_request_type_gets_its_answer() {
     let (status, _) = guest.run(0, VIRTIO_BLK_T_OUT, 7, Data::Out(&[0x5a; 512]));
     assert_eq!((status, server.device.bytes(7 * 512, 512)), (0, vec![0x5a; 512]));
     assert_eq!(server.device.fua_writes(), 0, "the cache is on");
+    assert_eq!(server.device.stable_and_other_writes(), (0, 1), "a guest may change its memory");
 
     assert_eq!(guest.run(0, VIRTIO_BLK_T_FLUSH, 0, Data::None).0, 0);
     assert_eq!(server.device.flushes(), 1);

@@ -24,7 +24,7 @@ pub enum Mutant {
     NoRedo,
     /// The nonce is the same at every assembly: entries of an earlier assembly count.
     NoNonce,
-    /// Parity is computed from the caller's memory, which may change while the write is in flight.
+    /// Memory that the caller may change while the write is in flight is not copied.
     NoSnapshot,
     /// Overlapping rectangles of a stripe run at the same time.
     NoRowLock,

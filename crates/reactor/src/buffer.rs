@@ -167,7 +167,8 @@ impl Buffer {
     }
 
     /// Runs a request on `channel` with this buffer as its memory. The future owns the buffer and
-    /// returns it with the result, so that the caller cannot access it meanwhile.
+    /// returns it with the result, so that the caller cannot access it meanwhile: the memory is
+    /// stable ([`Data::stable`]).
     pub async fn transfer(
         self,
         channel: &dyn block::Channel,
@@ -177,8 +178,8 @@ impl Buffer {
     ) -> (Buffer, block::IoResult) {
         let segments = [self.segment()];
         // SAFETY: the buffer is owned by this future, which holds it until the request has
-        // completed.
-        let data = unsafe { Data::new(&segments) };
+        // completed and accesses it afterwards only.
+        let data = unsafe { Data::new(&segments).stable() };
         let req = block::Request { op, flags, len: self.len as u64, data };
         let result = channel.submit(&req, offset).await;
         (self, result)
@@ -235,7 +236,7 @@ impl Buffer {
         };
         let segments: Vec<Segment> = lens.iter().map(|len| next(*len)).collect();
         // SAFETY: as in `transfer`; the segments lie inside the buffer, as just asserted.
-        let data = unsafe { Data::new(&segments) };
+        let data = unsafe { Data::new(&segments).stable() };
         let req = block::Request { op, flags, len: data.len() as u64, data };
         let result = channel.submit(&req, offset).await;
         drop(segments);

@@ -97,8 +97,9 @@ impl Memory {
     /// As [`Data::new`]: this must live until every request with it has completed. No other code
     /// may access the bytes meanwhile.
     pub(crate) unsafe fn data(&self) -> Data<'_> {
-        // SAFETY: by contract; the segments are those of the buffers that we own.
-        unsafe { Data::new(&self.lists.segments) }
+        // SAFETY: by contract; the segments are those of the buffers that we own, and no client
+        // reaches them.
+        unsafe { Data::new(&self.lists.segments).stable() }
     }
 
     /// Keeps `len` bytes from `start` on, moves them to the front, and releases the rest.

@@ -58,8 +58,8 @@ pub(super) async fn write(
     stats: &QueueStats,
 ) -> IoResult {
     let segment = buffer.segment();
-    // SAFETY: as in `read`.
-    let data = unsafe { Data::one(&segment) };
+    // SAFETY: as in `read`. The kernel has copied the data before, and changes it no more.
+    let data = unsafe { Data::one(&segment).stable() };
     let flags = if descriptor.has(op::F_FUA) { target.durable() } else { Flags::NONE };
     // The kernel may have copied less than it had announced; it sends another request for the rest.
     let request = Request::write(data.part(0, data.len().min(descriptor.len() as usize)), flags);

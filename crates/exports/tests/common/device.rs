@@ -27,6 +27,8 @@ struct Shared {
     delay_ns: AtomicU64,
     flushes: AtomicUsize,
     fua_writes: AtomicUsize,
+    /// Writes of memory that is not stable, and of memory that is.
+    writes: [AtomicUsize; 2],
     executed: AtomicUsize,
     in_flight: AtomicUsize,
     regions: Mutex<Vec<MemoryRegion>>,
@@ -60,6 +62,7 @@ impl SlowDevice {
             delay_ns: AtomicU64::new(0),
             flushes: AtomicUsize::new(0),
             fua_writes: AtomicUsize::new(0),
+            writes: Default::default(),
             executed: AtomicUsize::new(0),
             in_flight: AtomicUsize::new(0),
             regions: Mutex::default(),
@@ -99,6 +102,12 @@ impl SlowDevice {
 
     pub fn fua_writes(&self) -> usize {
         self.shared.fua_writes.load(Ordering::Relaxed)
+    }
+
+    /// Writes of stable memory, and of memory that a client may change.
+    pub fn stable_and_other_writes(&self) -> (usize, usize) {
+        let [other, stable] = &self.shared.writes;
+        (stable.load(Ordering::Relaxed), other.load(Ordering::Relaxed))
     }
 
     /// Requests that have been carried out.
@@ -180,6 +189,9 @@ impl Shared {
         }
         if req.is_fua() && req.op.is_modifying() {
             self.fua_writes.fetch_add(1, Ordering::Relaxed);
+        }
+        if req.op == Op::Write {
+            self.writes[usize::from(req.data.is_stable())].fetch_add(1, Ordering::Relaxed);
         }
         let mut bytes = vec![0; req.len as usize];
         match req.op {

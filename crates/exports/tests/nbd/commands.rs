@@ -30,6 +30,8 @@ fn written_data_is_read_in_every_form() {
         // Restores the old content for the next round.
         assert_eq!(client.write(0, 512, &patterned(512, 1024)), 0);
     }
+    let (stable, other) = server.device.stable_and_other_writes();
+    assert!(stable > 0 && other == 0, "a client cannot change what the server has received");
 }
 
 #[test]

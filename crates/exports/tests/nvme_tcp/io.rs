@@ -25,6 +25,8 @@ fn data_goes_in_its_capsule_or_when_it_is_asked_for() {
         assert_eq!(io.write(8, &data), Status::SUCCESS, "{len}");
         assert!(io.read(8, len as u32 / 512) == data, "{len}");
     }
+    let (stable, other) = server.device.stable_and_other_writes();
+    assert!(stable > 0 && other == 0, "a host cannot change what the target has received");
     let too_long = Command::write(1, 0, 2049, false);
     assert_eq!(io.run_with(&too_long, &vec![0; 2049 * 512]).status, Status::INVALID_FIELD);
     assert_eq!(io.run(&Command::read(1, 0, 2049), 2049 * 512).status, Status::INVALID_FIELD);

@@ -121,11 +121,12 @@ impl Joint {
         parts.len() - 1
     }
 
-    /// The memory of all parts, and flags that do for each.
-    fn content(&self) -> (Vec<Segment>, Flags) {
+    /// The memory of all parts, whether all of it is stable, and flags that do for each.
+    fn content(&self) -> (Vec<Segment>, bool, Flags) {
         let parts = self.parts.borrow();
         let segments = parts.iter().flat_map(|part| part.data.data().iter()).collect();
-        (segments, parts.iter().fold(Flags::NONE, |flags, part| flags.with(part.flags)))
+        let is_stable = parts.iter().all(|part| part.data.data().is_stable());
+        (segments, is_stable, parts.iter().fold(Flags::NONE, |flags, part| flags.with(part.flags)))
     }
 
     fn wake_leader(&self) {
@@ -360,7 +361,7 @@ impl ArrayChannel {
 
     async fn write_joint(&self, joint: &Joint) -> IoResult {
         let _busy = self.owner.coalescer.begin(joint.run());
-        let (mut segments, flags) = joint.content();
+        let (mut segments, is_stable, flags) = joint.content();
         let mut copy = Vec::new();
         if mutant::is(Mutant::AckBeforeJointWrite) {
             copy = bytes_of(&segments);
@@ -370,6 +371,8 @@ impl ArrayChannel {
         // SAFETY: the list lives until the write has ended, and the memory until its requests have,
         // which is later.
         let data = unsafe { Data::new(&segments) };
+        // SAFETY: each part has the mark.
+        let data = if is_stable { unsafe { data.stable() } } else { data };
         let result = self.write_run(joint.run(), Source::Data(data), flags).await;
         joint.finish(result);
         drop(copy);

@@ -8,6 +8,7 @@
 
 use super::members::MemberRole;
 use super::remote::LocalFuture;
+use super::snapshot::NewData;
 use super::spare::{Checks, Compared, Place};
 use super::stripe_owner::{Scratch, Source, StripeOwner};
 use super::write::{Stop, decode, ones, strips_of};
@@ -480,13 +481,13 @@ impl StripeOwner {
                     true => buffer.as_mut_slice().fill(0),
                     false => buffer.as_mut_slice().copy_from_slice(scratch.bytes(strip)),
                 }
-                scratch.new[strip] = Some(buffer);
+                scratch.new[strip] = Some(NewData::Copy(buffer));
             }
             self.try_write(scratch, &rect, Source::Lost, Flags::FUA, unreadable).await?;
         }
         // All data is known now: it was read, or is zeroes.
         for strip in ones(lost) {
-            scratch.old[strip] = scratch.new[strip].take();
+            scratch.old[strip] = scratch.new[strip].take().and_then(NewData::into_copy);
         }
         if let Some(j) = strip.checked_sub(strips.data) {
             let mut buffer = self.buffer(len).await;

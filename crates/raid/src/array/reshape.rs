@@ -162,7 +162,7 @@ impl<'a> Moving<'a> {
         let held = self.memory().await;
         // SAFETY: `held` lives until the last request has ended, and no other code uses its
         // buffers.
-        let data = unsafe { Data::new(&held.segments) };
+        let data = unsafe { Data::new(&held.segments).stable() };
         data.part(old_len as usize, (len - old_len) as usize).fill(0);
         let bad = self.read(data.part(0, old_len as usize), at).await?;
         self.new.write_run(run, Source::Data(data), Flags::NONE).await?;

@@ -1,15 +1,18 @@
 //! Copies a caller's data before a write: later changes by the caller do not affect the write.
+//! Stable memory ([`block::Data::stable`]) is not copied: parity, log and members read it in place.
 //!
 //! A full stripe that is logged is read only once. A block of every strip is copied and summed, and
 //! parity is computed from the copies while they are in the nearest cache.
 
 use super::stripe_owner::{Scratch, Source, StripeOwner};
-use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
+use crate::config::{ArrayConfig, Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
 use crate::log::checksum::Checksum;
+use crate::mutant::{self, Mutant};
 use crate::stripe::rect::Rect;
 use crate::{Geometry, Matrix};
 use arrayvec::ArrayVec;
-use block::Data;
+use block::{Data, Segment};
+use reactor::Buffer;
 
 /// Bytes of each strip that are processed at a time. A block of all strips fits in the nearest
 /// caches. A block is also long enough for a fast read of a wide stripe that is in no cache.
@@ -18,13 +21,63 @@ const BLOCK_BYTES: usize = 4096;
 /// Checksums of data strips, in order.
 pub(crate) type Checksums = ArrayVec<u32, MAX_GROUP_MEMBERS>;
 
+/// New data of one strip.
+pub(crate) enum NewData {
+    /// A copy, which the caller cannot change.
+    Copy(Buffer),
+    /// The caller's stable memory, which is valid until the write has ended.
+    InPlace(Segment),
+}
+
+impl NewData {
+    /// The bytes as one segment.
+    pub fn segment(&self) -> Segment {
+        match self {
+            NewData::Copy(buffer) => buffer.segment(),
+            NewData::InPlace(segment) => *segment,
+        }
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        match self {
+            NewData::Copy(buffer) => buffer.as_slice(),
+            // SAFETY: the memory has the mark of `Data::stable`, so no code writes to it before the
+            // write has ended. The scratch that holds this is recycled before that.
+            NewData::InPlace(segment) => unsafe { std::slice::from_raw_parts(segment.base, segment.len) },
+        }
+    }
+
+    /// The bytes of a copy, writable.
+    fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
+        match self {
+            NewData::Copy(buffer) => Some(buffer.as_mut_slice()),
+            NewData::InPlace(_) => None,
+        }
+    }
+
+    /// The buffer of a copy.
+    pub fn into_copy(self) -> Option<Buffer> {
+        match self {
+            NewData::Copy(buffer) => Some(buffer),
+            NewData::InPlace(_) => None,
+        }
+    }
+}
+
 impl StripeOwner {
-    /// Copies the caller's data; for a full stripe it also computes parity and checksums.
+    /// Takes the caller's data, in place or as a copy; for a full stripe it also computes parity
+    /// and checksums.
     pub async fn snapshot(&self, scratch: &mut Scratch, rect: &Rect, source: Source<'_>) {
         let config = &self.shared.config;
+        if let Some(segments) = in_place(rect, source, config) {
+            for (strip, segment) in (rect.first..).zip(segments) {
+                scratch.new[strip] = Some(NewData::InPlace(segment));
+            }
+        }
         for strip in rect.first..rect.first + rect.count {
             if scratch.new[strip].is_none() {
-                scratch.new[strip] = Some(self.buffer(rect.len).await);
+                scratch.new[strip] = Some(NewData::Copy(self.buffer(rect.len).await));
             }
         }
         let is_encoded = rect.count == config.geometry.data && config.matrix != Matrix::Copies;
@@ -58,11 +111,14 @@ impl StripeOwner {
         let key = self.log.key();
         let is_summed = config.consistency == Consistency::Ppl;
         let mut strips = ArrayVec::<Strip<'_>, MAX_GROUP_MEMBERS>::new();
-        for (strip, target) in scratch.new.iter_mut().enumerate() {
+        for (strip, new) in scratch.new.iter_mut().enumerate() {
             let source = data.part(rect.at_strip(geometry, strip) as usize, rect.len as usize);
-            let target = target.as_mut().expect("the caller has set it").as_mut_slice();
+            let bytes = match new.as_mut().expect("the caller has set it") {
+                NewData::Copy(buffer) => Bytes::Copied { source, target: buffer.as_mut_slice() },
+                in_place => Bytes::InPlace(in_place.as_slice()),
+            };
             let checksum = is_summed.then(|| Checksum::new(&key));
-            strips.push(Strip { source, target, checksum });
+            strips.push(Strip { bytes, checksum });
         }
         let mut parities: ArrayVec<&mut [u8], MAX_PARITY> =
             scratch.parity.iter_mut().flatten().map(|parity| parity.as_mut_slice()).collect();
@@ -76,7 +132,7 @@ impl StripeOwner {
             let end = len.min(start + block);
             strips.iter_mut().for_each(|strip| strip.take(start, end));
             let sources: ArrayVec<&[u8], MAX_GROUP_MEMBERS> =
-                strips.iter().map(|strip| &strip.target[start..end]).collect();
+                strips.iter().map(|strip| &strip.taken()[start..end]).collect();
             let mut targets: ArrayVec<&mut [u8], MAX_PARITY> =
                 parities.iter_mut().map(|parity| &mut parity[start..end]).collect();
             self.shared.code.encode(&sources, &mut targets);
@@ -87,20 +143,36 @@ impl StripeOwner {
     }
 }
 
-/// A strip during its copy.
+/// A strip of a full stripe while its parity is computed.
 struct Strip<'a> {
-    /// The rest of the caller's data.
-    source: Data<'a>,
-    target: &'a mut [u8],
+    bytes: Bytes<'a>,
     checksum: Option<Checksum<'a>>,
 }
 
+/// The bytes of a strip.
+enum Bytes<'a> {
+    InPlace(&'a [u8]),
+    Copied {
+        /// The rest of the caller's data.
+        source: Data<'a>,
+        target: &'a mut [u8],
+    },
+}
+
 impl Strip<'_> {
-    /// Copies the next bytes.
+    /// Copies the next bytes, unless they are in place, and sums them.
     fn take(&mut self, start: usize, end: usize) {
-        let source = self.source.part(0, end - start);
-        self.source = self.source.part(end - start, self.source.len() - (end - start));
-        let target = &mut self.target[start..end];
+        let (rest, target) = match &mut self.bytes {
+            Bytes::InPlace(bytes) => {
+                if let Some(checksum) = &mut self.checksum {
+                    checksum.add(&bytes[start..end]);
+                }
+                return;
+            }
+            Bytes::Copied { source, target } => (source, &mut target[start..end]),
+        };
+        let source = rest.part(0, end - start);
+        *rest = rest.part(end - start, rest.len() - (end - start));
         match (&mut self.checksum, source.as_single()) {
             (None, _) => {
                 source.copy_to(target);
@@ -115,12 +187,39 @@ impl Strip<'_> {
             }
         }
     }
+
+    /// The whole strip, of which the bytes that were taken are valid.
+    fn taken(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::InPlace(bytes) => bytes,
+            Bytes::Copied { target, .. } => target,
+        }
+    }
 }
 
-/// Copies the data of a write into existing buffers.
-pub(super) fn copy(scratch: &mut Scratch, rect: &Rect, source: Source<'_>, geometry: &Geometry) {
+/// The caller's memory of each strip of a rectangle, if it is stable and each strip's part is one
+/// segment that any member can use.
+fn in_place(
+    rect: &Rect,
+    source: Source<'_>,
+    config: &ArrayConfig,
+) -> Option<ArrayVec<Segment, MAX_GROUP_MEMBERS>> {
+    let Source::Data(data) = source else { return None };
+    if !data.is_stable() && !mutant::is(Mutant::NoSnapshot) {
+        return None;
+    }
+    let part = |strip| {
+        let part = data.part(rect.at_strip(&config.geometry, strip) as usize, rect.len as usize);
+        part.as_single().filter(|segment| segment.base.addr() & (config.block_size as usize - 1) == 0)
+    };
+    (rect.first..rect.first + rect.count).map(part).collect()
+}
+
+/// Copies the data of a write into the buffers of strips that are not in place.
+fn copy(scratch: &mut Scratch, rect: &Rect, source: Source<'_>, geometry: &Geometry) {
     for strip in rect.first..rect.first + rect.count {
-        let target = scratch.new[strip].as_mut().expect("the caller has set it").as_mut_slice();
+        let new = scratch.new[strip].as_mut().expect("the caller has set it");
+        let Some(target) = new.as_mut_slice() else { continue };
         match source {
             Source::Data(data) => {
                 data.part(rect.at_strip(geometry, strip) as usize, rect.len as usize).copy_to(target);

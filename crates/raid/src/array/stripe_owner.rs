@@ -11,7 +11,7 @@ use super::registry;
 use super::remote::{self, LocalFuture};
 use super::reshape_router::RequestTracker;
 use super::shared::Shared;
-use super::snapshot::Checksums;
+use super::snapshot::{Checksums, NewData};
 use crate::config::{MAX_GROUP_MEMBERS, MAX_PARITY};
 use crate::log::{Log, Nonce};
 use crate::metadata::{BadBlocksError, MemberFailures, Target, Targets};
@@ -88,7 +88,7 @@ pub(crate) struct StripeOwner {
 pub(crate) struct Scratch {
     pub batch: Batch,
     /// New data, by data strip.
-    pub new: Vec<Option<Buffer>>,
+    pub new: Vec<Option<NewData>>,
     /// Old data, by data strip.
     pub old: Vec<Option<Buffer>>,
     /// Parity, by parity: old, partial, new.
@@ -369,7 +369,8 @@ impl StripeOwner {
         checksums.clear();
         kept.clear();
         copies.clear();
-        [new, old, parity].into_iter().flatten().for_each(|buffer| *buffer = None);
+        new.iter_mut().for_each(|data| *data = None);
+        [old, parity].into_iter().flatten().for_each(|buffer| *buffer = None);
         let mut spare = self.scratch.borrow_mut();
         if spare.len() < SPARE_SCRATCH {
             spare.push(scratch);

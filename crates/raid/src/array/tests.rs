@@ -12,6 +12,7 @@ use drivers::mem::{MemDevice, Options};
 use layers::fault::{Action, Fault, Rule};
 
 mod forwarded;
+mod in_place;
 mod rows;
 mod scarred;
 mod unsynced;

@@ -12,7 +12,7 @@
 
 use super::forward::StripeRequest;
 use super::members::{MemberChannel, MemberRole, SlotState};
-use super::snapshot::copy;
+use super::snapshot::NewData;
 use super::spare::{Checks, Compared, Place, rows_of};
 use super::stripe_owner::{Caller, LogCopy, ReadFailure, Scratch, Source, StripeOwner, read_failure};
 use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
@@ -176,9 +176,6 @@ impl StripeOwner {
             false => None,
         };
         self.new_parity(scratch, rect, &plan);
-        if mutant::is(Mutant::NoSnapshot) {
-            copy(scratch, rect, source, &self.shared.config.geometry);
-        }
         if let Some(ticket) = ticket.take_if(|_| mutant::is(Mutant::RetireEarly)) {
             self.log.retire(ticket);
         }
@@ -439,10 +436,13 @@ impl StripeOwner {
             Method::Direct => {}
             Method::Full if is_copy || plan.parity >> data & !*encoded == 0 => {}
             Method::Full => {
-                code.encode_some(&strips_of(new, rect.mask()), &mut parities_of(parity, plan.parity >> data));
+                code.encode_some(
+                    &new_strips(new, rect.mask()),
+                    &mut parities_of(parity, plan.parity >> data),
+                );
             }
             Method::Modify | Method::Reconstruct | Method::Decode | Method::Rows => {
-                code.update(&strips_of(new, rect.mask()), &mut parities_of(parity, plan.parity >> data));
+                code.update(&new_strips(new, rect.mask()), &mut parities_of(parity, plan.parity >> data));
             }
         }
     }
@@ -495,7 +495,7 @@ impl StripeOwner {
         };
         let targets: ArrayVec<Target<'_>, MAX_PARITY> = scratch.copies.iter().map(target).collect();
         let redo: Vec<&[u8]> = match has_redo {
-            true => strips_of(&scratch.new, rect.mask()).into_iter().map(|(_, bytes)| bytes).collect(),
+            true => new_strips(&scratch.new, rect.mask()).into_iter().map(|(_, bytes)| bytes).collect(),
             false => Vec::new(),
         };
         let entry = Entry {
@@ -545,12 +545,12 @@ impl StripeOwner {
         // A member that began to fail after the plan was made misses this write, too.
         let mut is_skipped = false;
         for strip in ones(rect.mask() | plan.parity) {
-            let buffer = match strip < data {
-                true => &new[strip],
-                false if config.matrix == Matrix::Copies => &new[0],
-                false => &parity[strip - data],
+            let segment = match strip < data {
+                true => new[strip].as_ref().map(NewData::segment),
+                false if config.matrix == Matrix::Copies => new[0].as_ref().map(NewData::segment),
+                false => parity[strip - data].as_ref().map(reactor::Buffer::segment),
             };
-            let segment = buffer.as_ref().expect("computed or copied before").segment();
+            let segment = segment.expect("computed or copied before");
             let slot = config.geometry.member(rect.stripe, strip);
             is_skipped |= self.shared.members.takers(slot, rect.stripe).next().is_none();
             for role in self.shared.members.takers(slot, rect.stripe) {
@@ -562,7 +562,8 @@ impl StripeOwner {
                 };
                 let position = self.position(&member, rect.stripe, rect.offset);
                 // SAFETY: the buffer is in the scratch, which stays untouched until the batch has
-                // run.
+                // run. A caller's memory stays valid until its request has completed, which is
+                // later.
                 unsafe { batch.add(tag, member.channel, Op::Write, flags, segment, position) };
             }
         }
@@ -835,6 +836,12 @@ pub(super) fn strips_of(
 ) -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
     let strips = buffers.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1);
     strips.filter_map(|(i, buffer)| buffer.as_ref().map(|buffer| (i, buffer.as_slice()))).collect()
+}
+
+/// The strips of a mask that have new data, with their numbers.
+fn new_strips(new: &[Option<NewData>], mask: u64) -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
+    let strips = new.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1);
+    strips.filter_map(|(i, data)| data.as_ref().map(|data| (i, data.as_slice()))).collect()
 }
 
 /// The parities of a mask that have buffers, with their numbers.

@@ -1,0 +1,152 @@
+//! Memory that members get: the caller's own where that is stable, else a copy.
+
+use super::*;
+use block::{IoFuture, KernelBacking, MemoryRegion};
+use reactor::Buffer;
+use std::sync::Mutex;
+
+const STRIP: usize = 16 << 10;
+
+/// First bytes of the memory of writes, on any member.
+type Seen = Arc<Mutex<Vec<usize>>>;
+
+/// Memory that notes where the data of writes lies.
+struct Watched(MemDevice, Seen);
+
+impl Device for Watched {
+    fn name(&self) -> &str {
+        "watched"
+    }
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        Ok(Rc::new(WatchedChannel(self.0.open_channel()?, self.1.clone())))
+    }
+    fn refresh(&self) -> Result<Limits, DeviceError> {
+        Ok(self.limits())
+    }
+    fn map_region(&self, _: &MemoryRegion) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn unmap_region(&self, _: &MemoryRegion) {}
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
+}
+
+struct WatchedChannel(Rc<dyn Channel>, Seen);
+
+impl Channel for WatchedChannel {
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        if req.op == Op::Write {
+            self.1.lock().unwrap().extend(req.data.iter().map(|segment| segment.base.addr()));
+        }
+        self.0.submit(req, offset)
+    }
+}
+
+struct Rig {
+    array: Arc<Array>,
+    channel: Rc<dyn Channel>,
+    seen: Seen,
+}
+
+impl Rig {
+    async fn new(level: Level, groups: usize, data: usize, parity: usize) -> Rig {
+        let (shape, seen) = (config(level, groups, data, parity), Seen::default());
+        let disk = || {
+            let memory = MemDevice::new(&Options::new(MEMBER_BYTES)).unwrap();
+            Arc::new(Fault::new(Arc::new(Watched(memory, seen.clone()))))
+        };
+        let faults: Faults = (0..shape.geometry.members()).map(|_| disk()).collect();
+        let array = restart(&shape, &faults, &[], true).await;
+        let channel = array.open_channel().unwrap();
+        Rig { array, channel, seen }
+    }
+
+    /// The number of writes of members whose data lies in the memory of `write`.
+    async fn count_in_place(&self, write: impl AsyncFnOnce(Buffer, &dyn Channel) -> Buffer) -> usize {
+        let mut buffer = reactor::current().buffers().take(8 * STRIP).await;
+        for (i, byte) in buffer.as_mut_slice().iter_mut().enumerate() {
+            *byte = (i / 512 % 251) as u8 + 1;
+        }
+        let memory = buffer.segment().base.addr()..buffer.segment().base.addr() + buffer.segment().len;
+        self.seen.lock().unwrap().clear();
+        drop(write(buffer, &*self.channel).await);
+        self.seen.lock().unwrap().iter().filter(|base| memory.contains(base)).count()
+    }
+
+    /// Writes segments of these lengths that begin `skip` bytes into a buffer, and reads them back.
+    /// Returns the number of writes of members in place.
+    async fn write_segments(&self, skip: usize, lens: &[usize]) -> usize {
+        let count = self
+            .count_in_place(async |buffer, channel| {
+                let (buffer, result) =
+                    buffer.transfer_in_segments(channel, Op::Write, Flags::NONE, 0, skip, lens).await;
+                assert_eq!(result, Ok(()));
+                let len = lens.iter().sum();
+                assert!(read(channel, 0, len).await.unwrap() == buffer.as_slice()[skip..][..len]);
+                buffer
+            })
+            .await;
+        assert_eq!(scrub(&self.array).await, 0);
+        count
+    }
+}
+
+#[test]
+fn stable_memory_goes_to_members_without_a_copy() {
+    reactor::run(async {
+        // Each copy of a mirror is written from the one memory.
+        let mirror = Rig::new(Level::Raid1, 1, 1, 2).await;
+        assert_eq!(mirror.write_segments(0, &[4096]).await, 3);
+        let striped = Rig::new(Level::Raid10, 2, 1, 1).await;
+        assert_eq!(striped.write_segments(512, &[2 * STRIP]).await, 4);
+        for (level, data, parity) in [(Level::Raid5, 3, 1), (Level::Raid6, 4, 2), (Level::NPlusM, 3, 4)] {
+            let rig = Rig::new(level, 1, data, parity).await;
+            assert_eq!(rig.write_segments(0, &[data * STRIP]).await, data, "a full stripe of {level:?}");
+            assert_eq!(rig.write_segments(1024, &[4096]).await, 1, "a part of {level:?}");
+            assert_eq!(
+                rig.write_segments(0, &vec![STRIP; data]).await,
+                data,
+                "scattered strips of {level:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn memory_that_a_member_may_be_unable_to_use_is_copied() {
+    reactor::run(async {
+        let mirror = Rig::new(Level::Raid1, 1, 1, 1).await;
+        assert_eq!(mirror.write_segments(1, &[4096]).await, 0, "misaligned");
+        assert_eq!(mirror.write_segments(0, &[512, 3584]).await, 0, "a strip in two segments");
+        let raid = Rig::new(Level::Raid5, 1, 3, 1).await;
+        assert_eq!(raid.write_segments(4, &[3 * STRIP]).await, 0, "misaligned");
+        assert_eq!(
+            raid.write_segments(0, &[STRIP / 2, STRIP / 2, 2 * STRIP]).await,
+            0,
+            "a strip in two segments"
+        );
+    });
+}
+
+#[test]
+fn memory_that_the_caller_may_change_is_copied() {
+    reactor::run(async {
+        for (level, data, parity) in [(Level::Raid1, 1, 1), (Level::Raid5, 3, 1), (Level::Raid6, 4, 2)] {
+            let rig = Rig::new(level, 1, data, parity).await;
+            let count = rig
+                .count_in_place(async |buffer, channel| {
+                    let (buffer, result) =
+                        buffer.transfer_changing(channel, Op::Write, Flags::NONE, 0, |_, _| {}).await;
+                    assert_eq!(result, Ok(()));
+                    buffer
+                })
+                .await;
+            assert_eq!(count, 0, "{level:?}");
+        }
+    });
+}
