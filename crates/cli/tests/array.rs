@@ -169,6 +169,19 @@ fn a_killed_server_leaves_an_array_that_is_recovered_at_its_next_start() {
 }
 
 #[test]
+fn only_a_mirror_does_without_snapshots() {
+    let bench = Bench::new();
+    let striped = bench.create("5", 3);
+    let device = format!("{},snapshot=off", members_list(&striped));
+    let (said, code) = bench.failure(&["info", "--device", &device]);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("snapshot=off is for levels 1 and 10, and data has level 5"), "{said}");
+    let bench = Bench::new();
+    let device = format!("{},snapshot=off", members_list(&bench.create("1", 2)));
+    assert!(bench.json(&["info", "--json", "--device", &device])[0]["capacity"].is_u64());
+}
+
+#[test]
 fn members_that_do_not_belong_are_refused_by_name() {
     let bench = Bench::new();
     let members = bench.create("5", 3);

@@ -150,6 +150,11 @@ impl ArrayConfig {
         Code::new(self.matrix, self.geometry.data, self.geometry.parity).expect("a checked configuration")
     }
 
+    /// Whether members have copies of the data, as with levels 1 and 10.
+    pub fn is_mirror(&self) -> bool {
+        self.geometry.data == 1 && self.geometry.parity > 0
+    }
+
     /// The log lane of a stripe.
     pub fn lane_of(&self, stripe: u64) -> u16 {
         // Multiplicative hashing (Knuth): neighbours have different lanes, so a sequential run uses

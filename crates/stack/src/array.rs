@@ -207,14 +207,20 @@ pub(crate) fn open(
     for warning in &selection.warnings {
         tracing::warn!(array = selection.name(), "{warning}");
     }
-    if read_only {
-        let array = reactor::run(async move { selection.start_read_only(wall_ns()).await });
-        let array = array.map_err(|error| failed(error.into()))?;
-        array.set_deadlines(config.deadlines);
-        return Ok(Opened { array, spares: Vec::new() });
+    let shape = &selection.assembly.table.config;
+    if !config.snapshot && !shape.is_mirror() {
+        let level = shape.level.name();
+        let message = format!("snapshot=off is for levels 1 and 10, and {} has level {level}", shape.name);
+        return Err(DeviceError::new(&*what, message));
     }
-    let spares = selection.spares();
-    let array = start(selection).map_err(failed)?;
+    let (array, spares) = if read_only {
+        let array = reactor::run(async move { selection.start_read_only(wall_ns()).await });
+        (array.map_err(|error| failed(error.into()))?, Vec::new())
+    } else {
+        let spares = selection.spares();
+        (start(selection).map_err(failed)?, spares)
+    };
     array.set_deadlines(config.deadlines);
+    array.set_snapshot(config.snapshot);
     Ok(Opened { array, spares })
 }

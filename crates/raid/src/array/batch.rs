@@ -95,7 +95,7 @@ impl Batch {
             unsafe {
                 let entry = entries.add(i);
                 if (*entry).request.op.has_data() {
-                    (*entry).request.data = Data::one(&(*entry).segment).stable();
+                    (*entry).request.data = Data::one(&(*entry).segment);
                 }
                 let request: &'static Request<'static> = &(*entry).request;
                 let channel: &'static dyn Channel = &*Rc::as_ptr(&(*entry).channel);

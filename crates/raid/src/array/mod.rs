@@ -65,6 +65,7 @@ use reactor::CoreRef;
 use shared::Shared;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use stripe_owner::StripeOwner;
 
 /// A running array: a device over its members.
@@ -111,6 +112,13 @@ impl Array {
     /// late member is not failed.
     pub fn set_deadlines(&self, deadlines: Deadlines) {
         self.shared.deadlines.set(deadlines);
+    }
+
+    /// Sets whether a mirror copies data that its caller may change during the write, as it does
+    /// unless told otherwise. Without the copy, such a change can leave copies of a block that
+    /// differ until the block is written again. An array with parity always copies.
+    pub fn set_snapshot(&self, is_on: bool) {
+        self.shared.is_in_place.store(!is_on, Ordering::Relaxed);
     }
 
     /// Whether the array was started for reading only.

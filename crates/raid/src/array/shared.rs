@@ -59,6 +59,8 @@ pub(crate) struct Common {
     pub read_errors: ReadErrors,
     pub samples: Samples,
     pub deadlines: SharedDeadlines,
+    /// A mirror takes its caller's memory as it is; see [`Array::set_snapshot`](super::Array).
+    pub is_in_place: AtomicBool,
     is_frozen: AtomicBool,
     /// A commit has begun and not succeeded.
     is_committing: AtomicBool,
@@ -227,6 +229,7 @@ impl Common {
             read_errors: ReadErrors::default(),
             samples: Samples::default(),
             deadlines: SharedDeadlines::default(),
+            is_in_place: AtomicBool::new(false),
             is_frozen: AtomicBool::new(false),
             is_committing: AtomicBool::new(false),
             owners: Mutex::default(),

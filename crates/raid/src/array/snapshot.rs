@@ -13,6 +13,7 @@ use crate::{Geometry, Matrix};
 use arrayvec::ArrayVec;
 use block::{Data, Segment};
 use reactor::Buffer;
+use std::sync::atomic::Ordering;
 
 /// Bytes of each strip that are processed at a time. A block of all strips fits in the nearest
 /// caches. A block is also long enough for a fast read of a wide stripe that is in no cache.
@@ -25,7 +26,8 @@ pub(crate) type Checksums = ArrayVec<u32, MAX_GROUP_MEMBERS>;
 pub(crate) enum NewData {
     /// A copy, which the caller cannot change.
     Copy(Buffer),
-    /// The caller's stable memory, which is valid until the write has ended.
+    /// The caller's memory, which is valid until the write has ended. It is stable, or the array is
+    /// a mirror, which passes it on and looks at none of it.
     InPlace(Segment),
 }
 
@@ -38,12 +40,13 @@ impl NewData {
         }
     }
 
-    /// The bytes.
+    /// The bytes, for parity and log: an array without them never calls this.
     pub fn as_slice(&self) -> &[u8] {
         match self {
             NewData::Copy(buffer) => buffer.as_slice(),
-            // SAFETY: the memory has the mark of `Data::stable`, so no code writes to it before the
-            // write has ended. The scratch that holds this is recycled before that.
+            // SAFETY: for parity and log the memory has the mark of `Data::stable`, so no code
+            // writes to it before the write has ended. The scratch that holds this is recycled
+            // before that.
             NewData::InPlace(segment) => unsafe { std::slice::from_raw_parts(segment.base, segment.len) },
         }
     }
@@ -70,7 +73,8 @@ impl StripeOwner {
     /// and checksums.
     pub async fn snapshot(&self, scratch: &mut Scratch, rect: &Rect, source: Source<'_>) {
         let config = &self.shared.config;
-        if let Some(segments) = in_place(rect, source, config) {
+        let is_mirror_in_place = config.is_mirror() && self.shared.is_in_place.load(Ordering::Relaxed);
+        if let Some(segments) = in_place(rect, source, config, is_mirror_in_place) {
             for (strip, segment) in (rect.first..).zip(segments) {
                 scratch.new[strip] = Some(NewData::InPlace(segment));
             }
@@ -197,15 +201,16 @@ impl Strip<'_> {
     }
 }
 
-/// The caller's memory of each strip of a rectangle, if it is stable and each strip's part is one
-/// segment that any member can use.
+/// The caller's memory of each strip of a rectangle, if each strip's part is one segment that any
+/// member can use, and the memory is stable or need not be.
 fn in_place(
     rect: &Rect,
     source: Source<'_>,
     config: &ArrayConfig,
+    may_change: bool,
 ) -> Option<ArrayVec<Segment, MAX_GROUP_MEMBERS>> {
     let Source::Data(data) = source else { return None };
-    if !data.is_stable() && !mutant::is(Mutant::NoSnapshot) {
+    if !data.is_stable() && !may_change && !mutant::is(Mutant::NoSnapshot) {
         return None;
     }
     let part = |strip| {

@@ -26,6 +26,11 @@ pub static RAID: Kind = Kind {
             "N",
             "read timeout after which a member is failed, if the array can do without it [30000]",
         ),
+        key(
+            "snapshot",
+            "on|off",
+            "copy data that a client may change meanwhile before it is written; off: levels 1 and 10 only [on]",
+        ),
         key("direct", "on|off", "bypass the page cache of members given by path [on]"),
         READ_ONLY,
         ID,
@@ -49,6 +54,9 @@ pub struct RaidConfig {
     pub read_only: bool,
     /// How long members are waited for.
     pub deadlines: Deadlines,
+    /// Copy data that a client may change meanwhile; see
+    /// [`Array::set_snapshot`](raid::array::Array::set_snapshot).
+    pub snapshot: bool,
 }
 
 /// A parsed `raid` specification.
@@ -72,6 +80,7 @@ impl RaidSpec {
             direct: is_on("direct", true)?,
             read_only: is_on("readonly", false)?,
             deadlines: deadlines(&spec)?,
+            snapshot: is_on("snapshot", true)?,
         };
         let members = spec.get("members")?.map(|Members(members)| members);
         match (&members, &config.scan, &config.name) {

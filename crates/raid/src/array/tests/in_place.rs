@@ -78,6 +78,18 @@ impl Rig {
         self.seen.lock().unwrap().iter().filter(|base| memory.contains(base)).count()
     }
 
+    /// Writes a whole buffer that the caller might change. Returns the number of writes of members
+    /// in place.
+    async fn write_changing(&self) -> usize {
+        self.count_in_place(async |buffer, channel| {
+            let (buffer, result) =
+                buffer.transfer_changing(channel, Op::Write, Flags::NONE, 0, |_, _| {}).await;
+            assert_eq!(result, Ok(()));
+            buffer
+        })
+        .await
+    }
+
     /// Writes segments of these lengths that begin `skip` bytes into a buffer, and reads them back.
     /// Returns the number of writes of members in place.
     async fn write_segments(&self, skip: usize, lens: &[usize]) -> usize {
@@ -138,15 +150,26 @@ fn memory_that_the_caller_may_change_is_copied() {
     reactor::run(async {
         for (level, data, parity) in [(Level::Raid1, 1, 1), (Level::Raid5, 3, 1), (Level::Raid6, 4, 2)] {
             let rig = Rig::new(level, 1, data, parity).await;
-            let count = rig
-                .count_in_place(async |buffer, channel| {
-                    let (buffer, result) =
-                        buffer.transfer_changing(channel, Op::Write, Flags::NONE, 0, |_, _| {}).await;
-                    assert_eq!(result, Ok(()));
-                    buffer
-                })
-                .await;
-            assert_eq!(count, 0, "{level:?}");
+            assert_eq!(rig.write_changing().await, 0, "{level:?}");
+        }
+    });
+}
+
+#[test]
+fn a_mirror_without_snapshots_copies_nothing_and_an_array_with_parity_always_does() {
+    reactor::run(async {
+        for (level, groups, data, parity, in_place) in [
+            (Level::Raid1, 1, 1, 2, 24),
+            (Level::Raid10, 2, 1, 1, 16),
+            (Level::Raid5, 1, 3, 1, 0),
+            (Level::Raid6, 1, 4, 2, 0),
+        ] {
+            let rig = Rig::new(level, groups, data, parity).await;
+            rig.array.set_snapshot(false);
+            assert_eq!(rig.write_changing().await, in_place, "{level:?}");
+            assert_eq!(scrub(&rig.array).await, 0, "{level:?}");
+            rig.array.set_snapshot(true);
+            assert_eq!(rig.write_changing().await, 0, "{level:?}");
         }
     });
 }
