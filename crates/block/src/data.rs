@@ -186,11 +186,7 @@ impl<'a> Data<'a> {
 
 impl std::fmt::Debug for Data<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Data")
-            .field("len", &self.len)
-            .field("segments", &self.segment_count())
-            .field("is_stable", &self.is_stable)
-            .finish()
+        f.debug_struct("Data").field("len", &self.len).field("segments", &self.segment_count()).finish()
     }
 }
 
