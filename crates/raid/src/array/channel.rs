@@ -23,6 +23,8 @@ use std::task::Poll;
 const STRIPES_AT_ONCE: usize = 8;
 /// Number of plain reads for each one whose latency is measured.
 const READS_PER_SAMPLE: u32 = 64;
+/// Reads in flight by which a copy of a mirror exceeds another one before that is read instead.
+const COPY_LEAD: u32 = 4;
 
 /// The channel of one core to an array.
 pub(crate) struct ArrayChannel {
@@ -32,12 +34,15 @@ pub(crate) struct ArrayChannel {
     old: Option<Box<ArrayChannel>>,
     /// Plain reads while latencies are measured.
     reads: Cell<u32>,
+    /// Reads in flight on each slot of a mirror.
+    in_flight: Box<[Cell<u32>]>,
 }
 
 impl ArrayChannel {
     pub fn new(owner: Rc<StripeOwner>) -> ArrayChannel {
         let old = owner.old.clone().map(|old| Box::new(ArrayChannel::new(old)));
-        ArrayChannel { shared: owner.shared.clone(), owner, old, reads: Cell::new(0) }
+        let in_flight = vec![Cell::new(0); owner.shared.config.geometry.members()].into_boxed_slice();
+        ArrayChannel { shared: owner.shared.clone(), owner, old, reads: Cell::new(0), in_flight }
     }
 
     /// The channel of the old geometry during a reshape.
@@ -52,25 +57,60 @@ impl ArrayChannel {
         let shared = &self.shared;
         let geometry = &shared.config.geometry;
         let located = geometry.locate(offset);
-        let (stripe, mut strip) = (located.stripe, located.strip);
-        if geometry.data == 1 && geometry.parity > 0 {
-            if shared.region(stripe) & NEED_SYNC != 0 {
-                return None; // copies may differ: the owner makes them equal before it returns one
+        let stripe = located.stripe;
+        let (strip, slot, role) = match shared.config.is_mirror() {
+            // Copies may differ: the owner makes them equal before it returns one.
+            true if shared.region(stripe) & NEED_SYNC != 0 => return None,
+            true => self.copy_to_read(stripe, offset)?,
+            false => {
+                let slot = geometry.member(stripe, located.strip);
+                (located.strip, slot, self.role_of(slot, stripe)?)
             }
-            // Copies alternate every 64 KiB, so that neighbouring blocks are read from one copy.
-            strip = ((offset >> 16) % geometry.group_members() as u64) as usize;
-        }
-        let slot = geometry.member(stripe, strip);
-        let role = match shared.members.is_live(slot) {
-            true => MemberRole::Current,
-            false if shared.members.is_done(slot, stripe) => MemberRole::Replacement,
-            false => return None,
         };
         if shared.is_frozen() || shared.has_bad(stripe) {
             return None;
         }
         let place = Place { stripe, strip, offset: located.offset, len: len as u32, slot, role };
         Some((place, self.owner.channels.get(slot, role)?))
+    }
+
+    /// The device of a slot that has the data of a stripe; `None` if the slot lacks it.
+    #[inline]
+    fn role_of(&self, slot: usize, stripe: u64) -> Option<MemberRole> {
+        match self.shared.members.is_live(slot) {
+            true => Some(MemberRole::Current),
+            false => self.shared.members.is_done(slot, stripe).then_some(MemberRole::Replacement),
+        }
+    }
+
+    /// The copy of a mirror's stripe that a read at `offset` of the array goes to. Copies alternate
+    /// every 64 KiB, so that neighbouring blocks are read from one copy. Another one is read if the
+    /// slot lacks the data, or if its reads take longer, so that more of them are in flight.
+    #[inline]
+    fn copy_to_read(&self, stripe: u64, offset: u64) -> Option<(usize, usize, MemberRole)> {
+        let geometry = &self.shared.config.geometry;
+        let copies = geometry.group_members();
+        let first = ((offset >> 16) % copies as u64) as usize;
+        let mut best = None;
+        let mut least = u32::MAX;
+        for strip in (first..copies).chain(0..first) {
+            let slot = geometry.member(stripe, strip);
+            let reads = self.in_flight[slot].get();
+            if reads.saturating_add(COPY_LEAD) < least
+                && let Some(role) = self.role_of(slot, stripe)
+            {
+                (best, least) = (Some((strip, slot, role)), reads);
+            }
+        }
+        best
+    }
+
+    /// Counts a read as in flight on a slot until the result is dropped.
+    #[inline]
+    fn begin_read(&self, slot: usize) -> Reading<'_> {
+        let reads = &self.in_flight[slot];
+        reads.set(reads.get() + 1);
+        Reading(reads)
     }
 
     /// A request inside one strip that needs no parity: a read, or any request of an array without
@@ -87,18 +127,35 @@ impl ArrayChannel {
             return IoFuture::new(self.limited(req, offset, place, member));
         }
         let position = self.owner.position(&member, place.stripe, place.offset);
-        if self.shared.samples.is_watched() && self.is_sampled() {
-            let started_ns = self.owner.core.now_ns();
-            return IoFuture::new(async move {
-                let result = member.channel.submit(req, position).await;
-                self.shared.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
-                self.end_plain(result, req, offset, place.stripe).await
-            });
+        let is_sampled = self.shared.samples.is_watched() && self.is_sampled();
+        if is_sampled || self.shared.config.is_mirror() {
+            return IoFuture::new(self.counted(req, offset, place, member, is_sampled));
         }
         IoFuture::new(async move {
             let result = member.channel.submit(req, position).await;
             self.end_plain(result, req, offset, place.stripe).await
         })
+    }
+
+    /// A plain request that counts as in flight on its slot; its latency is measured if it is a
+    /// sample.
+    async fn counted(
+        &self,
+        req: &Request<'_>,
+        offset: u64,
+        place: Place,
+        member: MemberChannel,
+        is_sampled: bool,
+    ) -> IoResult {
+        let started_ns = if is_sampled { self.owner.core.now_ns() } else { 0 };
+        let position = self.owner.position(&member, place.stripe, place.offset);
+        let reading = self.begin_read(place.slot);
+        let result = member.channel.submit(req, position).await;
+        drop(reading);
+        if is_sampled {
+            self.shared.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
+        }
+        self.end_plain(result, req, offset, place.stripe).await
     }
 
     /// Ends a plain request: returns success, or repeats it on the slow path.
@@ -115,7 +172,9 @@ impl ArrayChannel {
     async fn limited(&self, req: &Request<'_>, offset: u64, place: Place, member: MemberChannel) -> IoResult {
         let is_sampled = self.shared.samples.is_watched() && self.is_sampled();
         let started_ns = if is_sampled { self.owner.core.now_ns() } else { 0 };
+        let reading = self.begin_read(place.slot);
         let result = hedge::read(self.owner.clone(), member, place, req).await;
+        drop(reading);
         if is_sampled {
             self.shared.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
         }
@@ -224,6 +283,15 @@ impl ArrayChannel {
         }
         batch.run().await;
         batch.failures().next().map_or(Ok(()), |(_, error)| Err(error))
+    }
+}
+
+/// A read in flight, until this is dropped.
+struct Reading<'a>(&'a Cell<u32>);
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
     }
 }
 

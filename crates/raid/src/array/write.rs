@@ -494,9 +494,9 @@ impl StripeOwner {
             Target { parity, slot, channel, log_offset, partial }
         };
         let targets: ArrayVec<Target<'_>, MAX_PARITY> = scratch.copies.iter().map(target).collect();
-        let redo: Vec<&[u8]> = match has_redo {
+        let redo: ArrayVec<&[u8], MAX_GROUP_MEMBERS> = match has_redo {
             true => new_strips(&scratch.new, rect.mask()).into_iter().map(|(_, bytes)| bytes).collect(),
-            false => Vec::new(),
+            false => ArrayVec::new(),
         };
         let entry = Entry {
             stripe: rect.stripe,

@@ -1,17 +1,26 @@
-//! Memory that members get: the caller's own where that is stable, else a copy.
+//! Memory that members get: the caller's own where that is stable, else a copy. Members that reads
+//! of a mirror go to.
 
 use super::*;
 use block::{IoFuture, KernelBacking, MemoryRegion};
 use reactor::Buffer;
+use std::cell::{Cell, RefCell};
 use std::sync::Mutex;
 
 const STRIP: usize = 16 << 10;
 
-/// First bytes of the memory of writes, on any member.
-type Seen = Arc<Mutex<Vec<usize>>>;
+/// A request of a member.
+struct Visit {
+    op: Op,
+    slot: usize,
+    /// First byte of its memory.
+    base: usize,
+}
 
-/// Memory that notes where the data of writes lies.
-struct Watched(MemDevice, Seen);
+type Seen = Arc<Mutex<Vec<Visit>>>;
+
+/// Memory of a slot that notes its requests.
+struct Watched(MemDevice, usize, Seen);
 
 impl Device for Watched {
     fn name(&self) -> &str {
@@ -21,7 +30,7 @@ impl Device for Watched {
         self.0.limits()
     }
     fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
-        Ok(Rc::new(WatchedChannel(self.0.open_channel()?, self.1.clone())))
+        Ok(Rc::new(WatchedChannel(self.0.open_channel()?, self.1, self.2.clone())))
     }
     fn refresh(&self) -> Result<Limits, DeviceError> {
         Ok(self.limits())
@@ -36,19 +45,19 @@ impl Device for Watched {
     }
 }
 
-struct WatchedChannel(Rc<dyn Channel>, Seen);
+struct WatchedChannel(Rc<dyn Channel>, usize, Seen);
 
 impl Channel for WatchedChannel {
     fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
-        if req.op == Op::Write {
-            self.1.lock().unwrap().extend(req.data.iter().map(|segment| segment.base.addr()));
-        }
+        let visit = |segment: block::Segment| Visit { op: req.op, slot: self.1, base: segment.base.addr() };
+        self.2.lock().unwrap().extend(req.data.iter().map(visit));
         self.0.submit(req, offset)
     }
 }
 
 struct Rig {
     array: Arc<Array>,
+    faults: Faults,
     channel: Rc<dyn Channel>,
     seen: Seen,
 }
@@ -56,14 +65,14 @@ struct Rig {
 impl Rig {
     async fn new(level: Level, groups: usize, data: usize, parity: usize) -> Rig {
         let (shape, seen) = (config(level, groups, data, parity), Seen::default());
-        let disk = || {
+        let disk = |slot| {
             let memory = MemDevice::new(&Options::new(MEMBER_BYTES)).unwrap();
-            Arc::new(Fault::new(Arc::new(Watched(memory, seen.clone()))))
+            Arc::new(Fault::new(Arc::new(Watched(memory, slot, seen.clone()))))
         };
-        let faults: Faults = (0..shape.geometry.members()).map(|_| disk()).collect();
+        let faults: Faults = (0..shape.geometry.members()).map(disk).collect();
         let array = restart(&shape, &faults, &[], true).await;
         let channel = array.open_channel().unwrap();
-        Rig { array, channel, seen }
+        Rig { array, faults, channel, seen }
     }
 
     /// The number of writes of members whose data lies in the memory of `write`.
@@ -75,7 +84,42 @@ impl Rig {
         let memory = buffer.segment().base.addr()..buffer.segment().base.addr() + buffer.segment().len;
         self.seen.lock().unwrap().clear();
         drop(write(buffer, &*self.channel).await);
-        self.seen.lock().unwrap().iter().filter(|base| memory.contains(base)).count()
+        let seen = self.seen.lock().unwrap();
+        seen.iter().filter(|visit| visit.op == Op::Write && memory.contains(&visit.base)).count()
+    }
+
+    /// Reads `count` blocks all over the array, 16 at a time. Returns the reads of each slot that
+    /// went into the caller's memory.
+    async fn read_blocks(&self, count: usize) -> Vec<usize> {
+        self.seen.lock().unwrap().clear();
+        let (next, callers) = (Rc::new(Cell::new(0)), Rc::new(RefCell::new(Vec::new())));
+        let running = Rc::new(Cell::new(0));
+        let core = reactor::current();
+        for _ in 0..16 {
+            running.set(running.get() + 1);
+            let (next, callers, running) = (next.clone(), callers.clone(), running.clone());
+            let (channel, core) = (self.channel.clone(), core.clone());
+            reactor::current().spawn(async move {
+                while next.get() < count {
+                    let block = next.replace(next.get() + 1) as u64;
+                    let buffer = core.buffers().take(4096).await;
+                    callers.borrow_mut().push(buffer.segment().base.addr());
+                    let place = block * 37 % 2048 * 4096;
+                    let (_, result) = buffer.transfer(&*channel, Op::Read, Flags::NONE, place).await;
+                    assert_eq!(result, Ok(()));
+                }
+                running.set(running.get() - 1);
+            });
+        }
+        while running.get() > 0 {
+            core.sleep(100_000).await;
+        }
+        let mut reads = vec![0; self.faults.len()];
+        let callers = callers.borrow();
+        for visit in self.seen.lock().unwrap().iter().filter(|visit| callers.contains(&visit.base)) {
+            reads[visit.slot] += usize::from(visit.op == Op::Read);
+        }
+        reads
     }
 
     /// Writes a whole buffer that the caller might change. Returns the number of writes of members
@@ -170,6 +214,34 @@ fn a_mirror_without_snapshots_copies_nothing_and_an_array_with_parity_always_doe
             assert_eq!(scrub(&rig.array).await, 0, "{level:?}");
             rig.array.set_snapshot(true);
             assert_eq!(rig.write_changing().await, 0, "{level:?}");
+        }
+    });
+}
+
+#[test]
+fn copies_share_reads_and_a_slow_one_gets_few() {
+    reactor::run_simulated(1, |_| async move {
+        let mirror = Rig::new(Level::Raid1, 1, 1, 1).await;
+        let slow = |ns| Rule::new(Action::Delay(ns)).on(&[Op::Read]);
+        mirror.faults[0].add(slow(1_000_000));
+        let second = mirror.faults[1].add(slow(1_000_000));
+        let even = mirror.read_blocks(1000).await;
+        assert!(even[0] > 400 && even[1] > 400 && even[0] + even[1] == 1000, "{even:?}");
+        mirror.faults[1].remove(second);
+        mirror.faults[1].add(slow(10_000_000));
+        let uneven = mirror.read_blocks(1000).await;
+        assert!(uneven[0] > 800 && uneven[0] + uneven[1] == 1000, "{uneven:?}");
+    });
+}
+
+#[test]
+fn reads_of_a_mirror_that_lacks_members_need_no_copy() {
+    reactor::run(async {
+        for (level, groups, parity, failed) in [(Level::Raid1, 1, 2, 0), (Level::Raid10, 2, 1, 3)] {
+            let mirror = Rig::new(level, groups, 1, parity).await;
+            mirror.array.fail(failed).await.unwrap();
+            let reads = mirror.read_blocks(500).await;
+            assert_eq!((reads.iter().sum::<usize>(), reads[failed]), (500, 0), "{level:?}: {reads:?}");
         }
     });
 }
