@@ -39,7 +39,7 @@ def the_stock_initiator_finds_a_disk_like_any_other(lab):
     for options in "", "-g", "-G", "-g -G":
         disk = _connect_to(guest, options)
         _what_the_kernel_was_told(guest, disk)
-        guest.sh(fio_verify(f"/dev/{disk}", "8m", "--bsrange=512-512k --bs_unaligned=0 --ba=512"))
+        guest.sh(fio_verify(f"/dev/{disk}", "4m", "--bsrange=512-512k --bs_unaligned=0 --ba=512"))
         guest.sh(f"nvme disconnect -n {NQN}")
     disk = _connect_to(guest, "-g -G -i 2")
     _a_file_system_keeps_its_files(guest, disk)
@@ -280,7 +280,7 @@ def the_stock_initiator_comes_through_tls(lab):
         guest.sh(f"{nvme} check-tls-key --identity={identity} --keydata={key} --hostnqn={HOST} --subsysnqn={NQN} --insert")
         guest.sh(_connect("--tls -i 2 --reconnect-delay 1 --ctrl-loss-tmo 600", nvme=nvme))
         disk = f"/dev/{_disk(guest, 1)}"
-        guest.sh(fio_verify(disk, "4m", "--bsrange=512-256k --bs_unaligned=0 --ba=512"))
+        guest.sh(fio_verify(disk, "2m", "--bsrange=512-256k --bs_unaligned=0 --ba=512"))
     assert guest.sh("cat /run/server.out").count("TLSv1.3") == 6, "three queues, twice"
     file = (disk, "8m", f"--rate_iops={LOAD_IOPS}")
     load = guest.start("load", "trap '' PIPE; " + fio_verify_until_enough(*file))

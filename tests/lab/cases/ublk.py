@@ -17,7 +17,7 @@ SLOW_FILE = f"{FILE} --layer fault:op=read+write,delay-us=10000"
 # Slow enough that the kills fall into the writes and into the verification after them.
 LOAD_IOPS = 1000
 LOAD_MIB = 32
-TAKEOVERS = 8
+TAKEOVERS = 5
 # Linux 6.12 now and then falls over a null pointer in its own ublk driver when a server dies with requests on their way, or
 # half way through taking a disk over.
 KERNEL_FOR_KILLS = paths.NEW_KERNEL
@@ -241,7 +241,7 @@ def a_disk_of_the_daemon_stays_while_the_daemon_ends_and_its_queues_go_from_core
     file = ("/mnt/disk/file", f"{LOAD_MIB}m", f"--rate_iops={LOAD_IOPS}")
     load = guest.start("load", fio_verify_until_enough(*file))
     took_ms, name = [], "v1"
-    for end in ("TERM", "KILL", "TERM") * max(1, KILLS // 8):
+    for end in ("TERM", "KILL") * max(1, KILLS // 5):
         for cores in ("--cores 1", "--cores 0", "--cores 1,0", ""):
             began = time.monotonic()
             daemon.cli(f"export remap vm1 {cores}")
