@@ -34,7 +34,7 @@ pub(crate) struct ArrayChannel {
     old: Option<Box<ArrayChannel>>,
     /// Plain reads while latencies are measured.
     reads: Cell<u32>,
-    /// Reads in flight on each slot of a mirror.
+    /// Counted reads in flight on each slot; all reads of a mirror are counted.
     in_flight: Box<[Cell<u32>]>,
 }
 
@@ -129,7 +129,8 @@ impl ArrayChannel {
         let position = self.owner.position(&member, place.stripe, place.offset);
         let is_sampled = self.shared.samples.is_watched() && self.is_sampled();
         if is_sampled || self.shared.config.is_mirror() {
-            return IoFuture::new(self.counted(req, offset, place, member, is_sampled));
+            let read = async move { member.channel.submit(req, position).await };
+            return IoFuture::new(self.counted(req, offset, (place.stripe, place.slot), is_sampled, read));
         }
         IoFuture::new(async move {
             let result = member.channel.submit(req, position).await;
@@ -137,25 +138,24 @@ impl ArrayChannel {
         })
     }
 
-    /// A plain request that counts as in flight on its slot; its latency is measured if it is a
-    /// sample.
+    /// Runs a plain request that counts as in flight on its slot; its latency is measured if it is
+    /// a sample.
     async fn counted(
         &self,
         req: &Request<'_>,
         offset: u64,
-        place: Place,
-        member: MemberChannel,
+        (stripe, slot): (u64, usize),
         is_sampled: bool,
+        request: impl Future<Output = IoResult>,
     ) -> IoResult {
         let started_ns = if is_sampled { self.owner.core.now_ns() } else { 0 };
-        let position = self.owner.position(&member, place.stripe, place.offset);
-        let reading = self.begin_read(place.slot);
-        let result = member.channel.submit(req, position).await;
+        let reading = self.begin_read(slot);
+        let result = request.await;
         drop(reading);
         if is_sampled {
             self.shared.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
         }
-        self.end_plain(result, req, offset, place.stripe).await
+        self.end_plain(result, req, offset, stripe).await
     }
 
     /// Ends a plain request: returns success, or repeats it on the slow path.
@@ -171,14 +171,9 @@ impl ArrayChannel {
     /// A read with a timeout for a late member.
     async fn limited(&self, req: &Request<'_>, offset: u64, place: Place, member: MemberChannel) -> IoResult {
         let is_sampled = self.shared.samples.is_watched() && self.is_sampled();
-        let started_ns = if is_sampled { self.owner.core.now_ns() } else { 0 };
-        let reading = self.begin_read(place.slot);
-        let result = hedge::read(self.owner.clone(), member, place, req).await;
-        drop(reading);
-        if is_sampled {
-            self.shared.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
-        }
-        self.end_plain(result, req, offset, place.stripe).await
+        let at = (place.stripe, place.slot);
+        let read = hedge::read(self.owner.clone(), member, place, req);
+        self.counted(req, offset, at, is_sampled, read).await
     }
 
     /// Whether to measure the latency of this read: one in [`READS_PER_SAMPLE`].

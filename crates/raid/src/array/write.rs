@@ -834,14 +834,22 @@ pub(super) fn strips_of(
     buffers: &[Option<reactor::Buffer>],
     mask: u64,
 ) -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
-    let strips = buffers.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1);
-    strips.filter_map(|(i, buffer)| buffer.as_ref().map(|buffer| (i, buffer.as_slice()))).collect()
+    masked(buffers, mask, reactor::Buffer::as_slice)
 }
 
 /// The strips of a mask that have new data, with their numbers.
 fn new_strips(new: &[Option<NewData>], mask: u64) -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
-    let strips = new.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1);
-    strips.filter_map(|(i, data)| data.as_ref().map(|data| (i, data.as_slice()))).collect()
+    masked(new, mask, NewData::as_slice)
+}
+
+/// The strips of a mask that have content, with their numbers.
+fn masked<T>(
+    strips: &[Option<T>],
+    mask: u64,
+    bytes: fn(&T) -> &[u8],
+) -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
+    let chosen = strips.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1);
+    chosen.filter_map(|(i, strip)| strip.as_ref().map(|strip| (i, bytes(strip)))).collect()
 }
 
 /// The parities of a mask that have buffers, with their numbers.
