@@ -79,7 +79,7 @@ pub fn draw(plan: &mut Plan) {
         }
         let worker = boot.steps.iter().map(|step| step.worker + 1).max().unwrap_or(0);
         let near = rng.below(data_bytes);
-        // A scrub that has mended a strip does not expect it to be unreadable again.
+        // Rarely more than one error in a strip: places fold where the array has fewer stripes.
         let mut drawn = BTreeSet::new();
         for _ in 0..if rng.one_in(2) { 0 } else { rng.range(1, 5) } {
             let slot = rng.below(members) as usize;

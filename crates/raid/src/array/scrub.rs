@@ -39,7 +39,13 @@ struct Mended {
     strips: u64,
     /// Strips that were computed from the others, as masks, and their bytes.
     computed: Vec<(u64, Range<u32>)>,
+    /// How often strips were brought back.
+    times: u32,
 }
+
+/// How often a scrub brings strips of one stripe back before it reports them as unreadable: more
+/// blocks may become unreadable meanwhile, and a broken medium must not keep it for ever.
+const MOST_MENDS: u32 = 8;
 
 impl Mended {
     /// Strips with bytes in a row that were computed.
@@ -111,10 +117,12 @@ impl StripeOwner {
         let lost = strips.live & !strips.readable;
         if lost != 0 {
             let data = lost & strips.data_mask();
-            if lost & !mended.strips == 0 {
-                return Err(Stop::Error(IoError::Medium)); // the strip just written cannot be read
+            // A strip that has just been written may become unreadable again.
+            mended.times += 1;
+            if mended.times > MOST_MENDS {
+                return Err(Stop::Error(IoError::Medium));
             }
-            if data & !mended.strips != 0 && !self.shared.can_compute(stripe) {
+            if data != 0 && !self.shared.can_compute(stripe) {
                 self.give_up_unreadable(stripe).await?;
                 mended.strips |= data;
             } else {

@@ -128,9 +128,12 @@ impl<'a> Replayer<'a> {
         part: &Range<u32>,
         is_new: bool,
     ) -> Result<Option<Replayed>, RecoverError> {
-        let work = async |unreadable| self.try_replay(entry, part, unreadable, is_new).await;
+        let is_block = part.len() as u32 <= self.context.config.block_size;
+        // In the rows next to an unreadable block all data may be readable, and parity old.
+        let is_new = |unreadable| is_new && (is_block || unreadable == 0);
+        let work = async |unreadable| self.try_replay(entry, part, unreadable, is_new(unreadable)).await;
         let (replayed, unreadable) = self.without_unreadable(entry, work).await?;
-        let may_halve = unreadable != 0 && part.len() as u32 > self.context.config.block_size;
+        let may_halve = unreadable != 0 && !is_block;
         let is_short = matches!(replayed, Replayed::Lost | Replayed::NotNoted(_));
         Ok((!is_short || !may_halve).then_some(replayed))
     }

@@ -84,9 +84,13 @@ pub async fn read_superblock(name: &str, channel: &dyn Channel, capacity: u64) -
     for (copy, place) in copies.iter_mut().zip(places) {
         *copy = read_copy(channel, place).await;
     }
-    // A device that has grown has its last copies where it ended before.
-    let end = copies.iter().flatten().filter_map(member_bytes).find(|end| *end < capacity & !4095);
-    if let Some(places) = end.and_then(Layout::superblocks_at) {
+    // A device that has grown has its last copies where it ended before. An older copy may be from
+    // before the array grew, so the newest one says first where that was.
+    let mut found: Vec<&Label> = copies.iter().flatten().collect();
+    found.sort_by_key(|label| std::cmp::Reverse(generation(label)));
+    let ends: Vec<u64> =
+        found.into_iter().filter_map(member_bytes).filter(|end| *end < capacity & !4095).collect();
+    for places in ends.into_iter().filter_map(Layout::superblocks_at) {
         for i in COPIES / 2..COPIES {
             if copies[i].is_err() {
                 copies[i] = read_copy(channel, places[i]).await;
@@ -501,6 +505,26 @@ mod tests {
                 let last = found(&disks[0]).await;
                 assert!(last.is_ok_and(|last| newest(&last) >= 2), "{round}");
             }
+        });
+    }
+
+    #[test]
+    fn end_copies_are_sought_where_the_newest_table_says() {
+        run_simulated(7, |_| async {
+            let (config, (disks, _)) = (config(2, 1), disks(1));
+            let mut targets = targets(&config, &disks);
+            let (store, table) = (Store::new(3), table(&config));
+            store.commit(&targets, &table).await;
+            disks[0].edit(|bytes| bytes.resize(3 << 20, 0));
+            // Copies 1 and 3 are the first of the larger array; 0 and 2 stay as they were.
+            targets[0].layout = targets[0].layout.grown(3 << 20);
+            store.commit(&targets, &table.next(0)).await;
+            disks[0].edit(|bytes| bytes.resize(5 << 20, 0));
+            let twice_grown = found(&disks[0]).await.unwrap();
+            assert_eq!(twice_grown.copies[1], Copy::Valid(2));
+            assert_eq!(twice_grown.copies[3], Copy::Valid(2));
+            // Copy 0's end copy is found, too, so that both sets have their twins.
+            assert_eq!(twice_grown.copies[0], Copy::Valid(1));
         });
     }
 
