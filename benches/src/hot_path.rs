@@ -4,6 +4,9 @@
 //!
 //! The RAID 5 has two cores, each on a thread. Core 0 submits requests to stripes of one core, and
 //! both threads count allocations.
+//!
+//! Then 1 to 16 cores of one RAID 5 take their turns on one thread, and each writes to all stripes.
+//! A write needs at most one message and one wake between cores, however many there are.
 
 use benches::array::{Members, Plan};
 use benches::member::Member;
@@ -31,6 +34,10 @@ const MEASURED: u64 = 2_000_000;
 const CAPACITY: u64 = 1 << 30;
 /// Requests to an array that are measured: each is several requests to members.
 const MEASURED_OF_ARRAY: u64 = 100_000;
+/// Requests in a round of several cores.
+const ROUND: u64 = 40_000;
+/// Most rounds until the pools of all cores hold what the load needs at a time.
+const MOST_ROUNDS: u64 = 20;
 /// Requests that a member has in flight; more wait in line.
 const MEMBER_DEPTH: u32 = 128;
 /// The array: 4+1 members without stored data, whose requests take a turn of their core.
@@ -278,29 +285,38 @@ fn offsets(array: &Array, owner: u16, slot: Option<usize>) -> Vec<u64> {
     (0..blocks).map(|number| number * 7919 % blocks * 4096).filter(is_chosen).collect()
 }
 
-/// Measures requests of one core to stripes of its own and to those that it forwards.
-fn measure_array(core: &Core) -> u64 {
+/// Creates and starts the array on members without stored data.
+fn start_array(core: &Core) -> Arc<Array> {
     let member = |slot: usize| -> Arc<dyn Device> {
         let data = Arc::new(LoopbackDevice::new(MEMBER_DEPTH));
         let member = Member::over(data, format!("member{slot}"), CAPACITY, ARRAY.hollow(CAPACITY));
         Arc::new(member.expect("a member"))
     };
     let devices = (0..ARRAY.count).map(member).collect();
-    let array = block_on(core, async move { ARRAY.start_on(devices).await });
+    block_on(core, async move { ARRAY.start_on(devices).await })
+}
+
+/// A request for 4 KiB of leaked memory.
+fn request(op: Op) -> Request<'static> {
+    let bytes: &'static mut [u64] = vec![0; 512].leak();
+    let segment = Segment { base: bytes.as_mut_ptr().cast(), len: 4096 };
+    // SAFETY: memory and segment are leaked.
+    let data = unsafe { Data::one(Box::leak(Box::new(segment))) };
+    Request { op, flags: Flags::NONE, len: 4096, data }
+}
+
+/// Measures requests of one core to stripes of its own and to those that it forwards.
+fn measure_array(core: &Core) -> u64 {
+    let array = start_array(core);
     let channel = core.with_current(|| array.open_channel()).expect("a channel");
     let other = OtherCore::start(array.clone());
     let generation = array.table().generation;
     while array.table().generation == generation {
         core.turn(); // core 1 becomes an owner of stripes
     }
-    let bytes: &'static mut [u64] = vec![0; 512].leak();
-    let segment = Segment { base: bytes.as_mut_ptr().cast(), len: 4096 };
-    let segment: &'static Segment = Box::leak(Box::new(segment));
     let of = |op, owner, slot| {
-        // SAFETY: both are leaked.
-        let data = unsafe { Data::one(segment) };
-        let request = Request { op, flags: Flags::NONE, len: 4096, data };
-        Rc::new(Load { channel: channel.clone(), request, offsets: offsets(&array, owner, slot) })
+        let offsets = offsets(&array, owner, slot);
+        Rc::new(Load { channel: channel.clone(), request: request(op), offsets })
     };
     let zeroes = Rc::new(Load::of_zeroes(channel.clone(), offsets(&array, 1, None)));
     let count = MEASURED_OF_ARRAY / 5;
@@ -319,6 +335,54 @@ fn measure_array(core: &Core) -> u64 {
     total
 }
 
+/// Counts what writes of `count` cores to stripes of all of them take, with all cores on this
+/// thread. Returns the allocations.
+fn count_of_cores(count: usize) -> u64 {
+    let start = |index| Core::start(index, &CoreConfig::default()).expect("an io_uring");
+    let cores: Vec<Core> = (0..count).map(start).collect();
+    let array = start_array(&cores[0]);
+    let blocks = CAPACITY / 4096;
+    let load = |(index, core): (usize, &Core)| {
+        let channel = core.with_current(|| array.open_channel()).expect("a channel");
+        // Each core begins elsewhere, and no requests are a stream.
+        let start = index as u64 * blocks / count as u64;
+        let offsets = (0..blocks).map(|number| (start + number * 7919) % blocks * 4096).collect();
+        Rc::new(Load { channel, request: request(Op::Write), offsets })
+    };
+    let loads: Vec<Rc<Load>> = cores.iter().enumerate().map(load).collect();
+    let run = |requests: u64| {
+        let started = Rc::new(Cell::new(0));
+        let spawn = |(core, load)| spawn_load(core, load, &started, requests);
+        cores.iter().zip(&loads).for_each(spawn);
+        while Rc::strong_count(&started) > 1 {
+            for core in &cores {
+                core.turn();
+            }
+        }
+    };
+    let allocations_of = |requests| allocation_counter::measure(|| run(requests)).count_total;
+    let sum = |of: fn(&Core) -> u64| cores.iter().map(of).sum::<u64>();
+    run(ROUND); // every core becomes an owner of stripes
+    let before = (sum(Core::messages), sum(Core::foreign_wakes));
+    // The last round counts: in earlier ones the pools of some core may still grow.
+    let mut allocations = u64::MAX;
+    let mut requests = 0;
+    while allocations > 0 && requests < MOST_ROUNDS * ROUND {
+        let of_tasks = allocations_of(u64::from(DEPTH) * count as u64);
+        allocations = allocations_of(ROUND).saturating_sub(of_tasks);
+        requests += ROUND + u64::from(DEPTH) * count as u64;
+    }
+    let per_request = |now: u64, before: u64| (now - before) as f64 / requests as f64;
+    let messages = per_request(sum(Core::messages), before.0);
+    let wakes = per_request(sum(Core::foreign_wakes), before.1);
+    println!(
+        "RAID 5, writes of {count:2} cores: {messages:.2} messages and {wakes:.2} wakes a request, \
+         {allocations} allocations in {ROUND} requests"
+    );
+    assert!(messages <= 1.01 && wakes <= 1.01, "{count} cores: want at most one message and one wake");
+    allocations
+}
+
 fn main() {
     let core = Core::start(0, &CoreConfig::default()).expect("an io_uring");
     let leaf: Arc<dyn Device> = Arc::new(LoopbackDevice::new(DEPTH));
@@ -331,6 +395,7 @@ fn main() {
     allocations += measure("linear, stats over leaf", &core, &*two);
     allocations += measure("linear, stats, linear, stats", &core, &*stats(&linear(&two)));
     allocations += measure_array(&core);
+    allocations += [1, 2, 4, 8, 16].map(count_of_cores).iter().sum::<u64>();
     if std::env::args().any(|arg| arg == "--check") && allocations > 0 {
         eprintln!("hot-path: {allocations} allocations in the hot path: want 0");
         std::process::exit(1);

@@ -59,6 +59,8 @@ struct Inner {
     /// The last reading of the clock in this turn; `u64::MAX` before the first.
     recent_ns: Cell<u64>,
     sleeps: Cell<u64>,
+    messages: Cell<u64>,
+    foreign_wakes: Cell<u64>,
     /// Time up to which turns without work are counted; `u64::MAX` after a turn with work.
     idle_since_ns: Cell<u64>,
     is_stopping: Cell<bool>,
@@ -175,6 +177,8 @@ impl Core {
             turns: Cell::new(0),
             recent_ns: Cell::new(u64::MAX),
             sleeps: Cell::new(0),
+            messages: Cell::new(0),
+            foreign_wakes: Cell::new(0),
             idle_since_ns: Cell::new(u64::MAX),
             is_stopping: Cell::new(false),
         }))
@@ -253,6 +257,16 @@ impl Core {
     /// Number of sleeps of the core so far; between them it polled or worked.
     pub fn sleeps(&self) -> u64 {
         self.0.sleeps.get()
+    }
+
+    /// Number of messages of other threads that the core has taken so far.
+    pub fn messages(&self) -> u64 {
+        self.0.messages.get()
+    }
+
+    /// Number of tasks of the core that others have woken so far.
+    pub fn foreign_wakes(&self) -> u64 {
+        self.0.foreign_wakes.get()
     }
 
     pub(crate) fn timers(&self) -> &Timers {
@@ -424,7 +438,10 @@ impl Core {
             is_busy |= self.run_messages();
         }
         if inner.body.has_woken() {
-            inner.body.take_woken(|task| inner.queue(task));
+            inner.body.take_woken(|task| {
+                inner.foreign_wakes.set(inner.foreign_wakes.get() + 1);
+                inner.queue(task);
+            });
         }
         is_busy |= self.run_ready();
         let is_tick = turns.is_multiple_of(TURNS_PER_TICK);
@@ -440,6 +457,7 @@ impl Core {
     fn run_messages(&self) -> bool {
         for _ in 0..MESSAGES_PER_TURN {
             let Some(message) = self.0.inbox.take() else { break };
+            self.0.messages.set(self.0.messages.get() + 1);
             message.run(self);
         }
         true

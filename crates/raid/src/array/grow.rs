@@ -172,6 +172,7 @@ fn plan(shared: &Shared, size: Option<u64>) -> Result<Plan, GrowError> {
     if shared.is_read_only {
         return Err(GrowError::ReadOnly { array });
     }
+    note_capacities(shared);
     let slots = not_whole(shared);
     if !slots.is_empty() {
         return Err(GrowError::NotWhole { array, slots });
@@ -205,6 +206,16 @@ fn plan(shared: &Shared, size: Option<u64>) -> Result<Plan, GrowError> {
         return Err(GrowError::Io { array, error: IoError::Invalid });
     }
     Ok(Plan { config, layouts, limits: rooms.into_iter().map(|room| room.limits).collect() })
+}
+
+/// Superblocks of members on larger devices need more care, also where the array cannot grow.
+fn note_capacities(shared: &Shared) {
+    for slot in 0..shared.config.geometry.members() {
+        let [own, _] = shared.members.attached(slot);
+        if let Some(Ok(limits)) = own.map(|own| own.device.refresh()) {
+            shared.store.note_capacity(slot, limits.capacity);
+        }
+    }
 }
 
 /// The members with their present sizes.

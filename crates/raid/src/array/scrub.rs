@@ -43,8 +43,8 @@ struct Mended {
     times: u32,
 }
 
-/// How often a scrub brings strips of one stripe back before it reports them as unreadable: more
-/// blocks may become unreadable meanwhile, and a broken medium must not keep it for ever.
+/// How often a scrub brings strips of one stripe back before it reports them as unreadable. More
+/// blocks may become unreadable meanwhile, but a broken medium must not hold it for ever.
 const MOST_MENDS: u32 = 8;
 
 impl Mended {

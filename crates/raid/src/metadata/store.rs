@@ -8,7 +8,7 @@ use super::layout::{COPIES, COPY_BYTES, Layout};
 use super::superblock::{DecodeError, Label, Superblock, Table};
 use crate::mutant::{self, Mutant};
 use block::{Channel, IoError, IoResult};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 /// The superblock that was found on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -154,12 +154,14 @@ fn choose(name: &str, capacity: u64, copies: [Result<Label, Copy>; COPIES]) -> R
 #[derive(Debug)]
 pub struct Store {
     next: Vec<AtomicU8>,
-    /// Whether the newest table stands at the member's end only. The front copies say where a
-    /// member that has become larger ended before: one of them must be whole at each moment.
+    /// Whether the newest table stands at the member's end only, or may. On a device larger than
+    /// the member, the front copies say where the others are: one must be whole at each moment.
     lacks_front: Vec<AtomicBool>,
     /// The copy that holds the member's newest table, when its twin does not: [`NONE`] otherwise.
     /// Power has cut a commit off, or a block is bad.
     lone_copy: Vec<AtomicU8>,
+    /// Bytes of the member's device, as far as known.
+    capacity: Vec<AtomicU64>,
 }
 
 /// No copy.
@@ -172,6 +174,7 @@ impl Store {
             next: (0..slots).map(|_| AtomicU8::new(0)).collect(),
             lacks_front: (0..slots).map(|_| AtomicBool::new(false)).collect(),
             lone_copy: (0..slots).map(|_| AtomicU8::new(NONE)).collect(),
+            capacity: (0..slots).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
@@ -183,6 +186,13 @@ impl Store {
         let has_twin = found.copies[twin(found.newest)] == found.copies[found.newest];
         let lone_copy = if has_twin { NONE } else { found.newest as u8 };
         self.lone_copy[slot].store(lone_copy, Ordering::Relaxed);
+        self.note_capacity(slot, found.capacity);
+    }
+
+    /// Remembers how large a member's device is. Where it is larger than the member, only the front
+    /// copies say where the others are.
+    pub fn note_capacity(&self, slot: usize, capacity: u64) {
+        self.capacity[slot].store(capacity, Ordering::Relaxed);
     }
 
     /// Writes `table` to the given members, to all at once, and says how each of them ended, in the
@@ -194,9 +204,11 @@ impl Store {
     ///
     /// A table that a member holds in one copy only is written to the copy's twin first. With the
     /// next table on another member, the loss of that one copy would make the member look as if it
-    /// had missed a commit.
+    /// had missed a commit. On a device that is larger than its member, a broken front copy is
+    /// written before the other one.
     pub async fn commit(&self, targets: &[Target], table: &Table) -> Vec<(usize, IoResult)> {
         io::all(targets.iter().map(|target| self.complete(target))).await;
+        io::all(targets.iter().map(|target| self.check_front(target))).await;
         io::all(targets.iter().map(|target| self.write(target, table))).await
     }
 
@@ -218,6 +230,17 @@ impl Store {
         self.next[slot].store(1, Ordering::Relaxed);
         self.lacks_front[slot].store(false, Ordering::Relaxed);
         self.lone_copy[slot].store(NONE, Ordering::Relaxed);
+        self.note_capacity(slot, 0); // as large as the member
+    }
+
+    /// Reads the front copy that the next commit leaves in place, if the device is larger than its
+    /// member: it may have been damaged since the start.
+    async fn check_front(&self, Target { slot, channel, layout }: &Target) {
+        let is_larger = self.capacity[*slot].load(Ordering::Relaxed) & !4095 > layout.member_bytes;
+        let set = usize::from(self.next[*slot].load(Ordering::Relaxed));
+        if is_larger && read_copy(&**channel, layout.superblocks()[1 - set]).await.is_err() {
+            self.lacks_front[*slot].store(true, Ordering::Relaxed);
+        }
     }
 
     /// Writes a member's newest table to the twin of the only copy that holds it. A failure is for
@@ -525,6 +548,34 @@ mod tests {
             assert_eq!(twice_grown.copies[3], Copy::Valid(2));
             // Copy 0's end copy is found, too, so that both sets have their twins.
             assert_eq!(twice_grown.copies[0], Copy::Valid(1));
+        });
+    }
+
+    #[test]
+    fn a_device_that_grew_is_found_after_damage_and_a_commit_that_was_cut_off() {
+        run_simulated(8, |_| async {
+            let config = config(2, 1);
+            for round in 0..60u64 {
+                let (disks, power) = disks(1);
+                let targets = targets(&config, &disks);
+                let (store, table) = (Store::new(3), table(&config));
+                store.commit(&targets, &table).await;
+                store.commit(&targets, &table.next(0)).await;
+                disks[0].edit(|bytes| bytes.resize(3 << 20, 0));
+                let store = Store::new(3);
+                store.note(0, &found(&disks[0]).await.unwrap());
+                let damaged = targets[0].layout.superblocks()[round as usize % 2] as usize;
+                disks[0].edit(|bytes| bytes[damaged + 100] ^= 1);
+                disks[0].be_slow(1000);
+                power.fail_after(1 + round / 2);
+                let mut next = table.next(0).next(9);
+                // Something in another sector than the generation changes too.
+                next.members[1].state = MemberState::Rebuilding { cursor: 1000 + round };
+                store.commit(&targets, &next).await;
+                power.restore();
+                let last = found(&disks[0]).await;
+                assert!(last.is_ok_and(|last| newest(&last) >= 2), "{round}");
+            }
         });
     }
 
