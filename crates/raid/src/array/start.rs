@@ -25,6 +25,8 @@ pub struct Start {
     pub table: Table,
     /// One member for each slot that the table calls live or rebuilding.
     pub members: Vec<Option<StartMember>>,
+    /// Members that get the table, but are not used ([`Assembly::disowned`]).
+    pub disowned: Vec<StartMember>,
     /// Nanoseconds since 1970.
     pub wall_ns: u64,
     /// Takes randomness from the core, not from the system, so that a simulation can be repeated.
@@ -44,15 +46,16 @@ impl Start {
         mut device: impl FnMut(&Found) -> Option<Arc<dyn Device>>,
     ) -> Start {
         let table = assembly.opening_table(reactor::current().random_u64(), wall_ns);
-        let member = |found: Option<Found>| {
+        let mut member = |found: Option<Found>| {
             let found = found?;
             let Label::Member(superblock) = &found.label else { return None };
             let layout = superblock.layout;
             Some(StartMember { device: device(&found)?, found, layout })
         };
-        let members = assembly.members.into_iter().map(member).collect();
+        let members = assembly.members.into_iter().map(&mut member).collect();
+        let disowned = assembly.disowned.into_iter().filter_map(|found| member(Some(found))).collect();
         let (needs_sync, trusts_parity) = (assembly.needs_sync, assembly.is_forced);
-        Start { table, members, wall_ns, is_simulated, needs_sync, trusts_parity }
+        Start { table, members, disowned, wall_ns, is_simulated, needs_sync, trusts_parity }
     }
 }
 
@@ -210,6 +213,7 @@ struct Starting {
     router: Option<ReshapeRouter>,
     table: Table,
     members: Vec<Option<StartMember>>,
+    disowned: Vec<StartMember>,
     channels: Vec<Option<Rc<dyn Channel>>>,
     store: Store,
     clock: Clock,
@@ -257,7 +261,7 @@ impl Array {
 
 impl Starting {
     fn open(start: Start) -> Result<Starting, StartError> {
-        let Start { table, members, wall_ns, is_simulated, needs_sync, trusts_parity } = start;
+        let Start { table, members, disowned, wall_ns, is_simulated, needs_sync, trusts_parity } = start;
         let config = Arc::new(table.config.clone());
         let refuse = |error| StartError::Config { name: config.name.clone(), error };
         config.check().map_err(refuse)?;
@@ -281,6 +285,7 @@ impl Starting {
             router,
             table,
             members,
+            disowned,
             channels,
             store,
             clock,
@@ -754,7 +759,31 @@ impl Starting {
             self.fail(vec![failure]).await?;
             self.commit(serve).await?;
         }
+        self.supersede_disowned().await;
         Ok(self.into_array(limits, regions, bad))
+    }
+
+    /// Writes the table, which is committed, to members with one that never was. A failure leaves
+    /// their tables for the next start to judge.
+    async fn supersede_disowned(&self) {
+        for StartMember { device, found, .. } in &self.disowned {
+            let written = match device.open_channel() {
+                Ok(channel) => metadata::supersede(&*channel, found, &self.table).await,
+                Err(_) => Err(IoError::DeviceGone),
+            };
+            let (array, member, generation) = (&self.config.name, &found.name, self.table.generation);
+            match written {
+                Ok(()) => tracing::info!(
+                    array,
+                    member,
+                    generation,
+                    "table written over one that was never committed"
+                ),
+                Err(error) => {
+                    tracing::warn!(array, member, %error, "table that was never committed stays on a device")
+                }
+            }
+        }
     }
 
     /// Writes zeroes to unreadable blocks of logs; returns the first member that fails.

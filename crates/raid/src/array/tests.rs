@@ -100,7 +100,15 @@ async fn start_again(
         members.push(Some(StartMember { device: fault.clone(), layout, found }));
     }
     let table = table.unwrap().retry(1);
-    let start = Start { table, members, wall_ns: 1, is_simulated: true, needs_sync: false, trusts_parity };
+    let start = Start {
+        table,
+        members,
+        disowned: Vec::new(),
+        wall_ns: 1,
+        is_simulated: true,
+        needs_sync: false,
+        trusts_parity,
+    };
     Array::start(start).await.unwrap()
 }
 

@@ -173,8 +173,15 @@ impl Rig {
                 *member = None;
             }
         }
-        let start =
-            Start { table, members, wall_ns, is_simulated: true, needs_sync: false, trusts_parity: false };
+        let start = Start {
+            table,
+            members,
+            disowned: Vec::new(),
+            wall_ns,
+            is_simulated: true,
+            needs_sync: false,
+            trusts_parity: false,
+        };
         let array = Array::start(start).await.unwrap();
         let channel = array.open_channel().unwrap();
         let jobs = array.keep(options).unwrap();

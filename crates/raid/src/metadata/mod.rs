@@ -46,7 +46,7 @@ pub use newcomers::{AddOptions, Unready};
 pub use restripe::{Goal, RestripeError, begin_restripe};
 pub use shape::Shape;
 pub use signatures::probe;
-pub use store::{Found, ReadError, Store, read_superblock, write_label, zero_superblock};
+pub use store::{Found, ReadError, Store, read_superblock, supersede, write_label, zero_superblock};
 pub use superblock::{
     DecodeError, EpochId, Label, Member, MemberSet, MemberState, Reason, Reshape, Spare, Superblock, Table,
 };

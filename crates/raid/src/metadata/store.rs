@@ -311,6 +311,22 @@ async fn write_set(channel: &dyn Channel, layout: &Layout, set: usize, bytes: &[
     if results.contains(&Ok(())) { Ok(()) } else { results[0] }
 }
 
+/// Writes an array's table over one that was never committed, on a device that keeps its place as a
+/// member out of use: to all copies, the older ones first.
+///
+/// # Errors
+/// When no copy of a set can be written.
+pub async fn supersede(channel: &dyn Channel, found: &Found, table: &Table) -> IoResult {
+    let Label::Member(superblock) = &found.label else { return Err(IoError::Invalid) };
+    let layout = superblock.layout;
+    let label = Label::Member(Box::new(Superblock { table: table.clone(), ..(**superblock).clone() }));
+    let bytes = label.encode();
+    for set in [1 - found.newest % 2, found.newest % 2] {
+        write_set(channel, &layout, set, &bytes).await?;
+    }
+    Ok(())
+}
+
 /// Makes a device a spare, or what [`Label`] says: writes all four copies, set by set.
 ///
 /// # Errors
@@ -575,6 +591,25 @@ mod tests {
                 power.restore();
                 let last = found(&disks[0]).await;
                 assert!(last.is_ok_and(|last| newest(&last) >= 2), "{round}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_table_that_was_never_committed_is_superseded_in_all_copies() {
+        run_simulated(9, |_| async {
+            let (config, (disks, _)) = (config(2, 1), disks(3));
+            let (targets, store, table) = (targets(&config, &disks), Store::new(3), table(&config));
+            for newest in [table.next(0).next(0), table.next(0)] {
+                store.commit(&targets, &newest).await;
+                let before = found(&disks[1]).await.unwrap();
+                let Label::Member(superblock) = &before.label else { panic!() };
+                // Its generation may be lower.
+                supersede(&*disks[1].channel(), &before, &table).await.unwrap();
+                let after = found(&disks[1]).await.unwrap();
+                assert_eq!(after.copies, [const { Copy::Valid(1) }; COPIES]);
+                let Label::Member(superseded) = &after.label else { panic!() };
+                assert_eq!(**superseded, Superblock { table: table.clone(), ..(**superblock).clone() });
             }
         });
     }

@@ -41,6 +41,10 @@ pub struct Assembly {
     pub returning: Vec<Returning>,
     /// Devices that are not used, with the reasons.
     pub rejected: Vec<Rejected>,
+    /// Those of them whose newest table was never committed: it trusts a present member that does
+    /// not have it. The start writes the array's table to them. Without that member they would look
+    /// like another line.
+    pub disowned: Vec<Found>,
     /// Spares for this array or for any.
     pub spares: Vec<Found>,
     /// Why the array is read-only, if it is.
@@ -200,6 +204,8 @@ struct Choice {
     line: Line,
     /// Members of all other lines.
     others: Vec<Candidate>,
+    /// Those of them whose newest table was never committed.
+    disowned: Vec<Found>,
     /// Losses that the choice causes.
     losses: Vec<String>,
 }
@@ -225,7 +231,7 @@ pub fn assemble(found: Vec<Found>, options: &AssembleOptions) -> Result<Assembly
     });
     refuse_duplicates(&candidates)?;
     let (candidates, newcomers) = drop_newcomers(candidates)?;
-    let Choice { line, others, mut losses } = choose_line(candidates, options.force)?;
+    let Choice { line, others, disowned, mut losses } = choose_line(candidates, options.force)?;
     let table = line[0].table().clone();
     rejected.extend(others.into_iter().map(|other| Rejected {
         why: format!(
@@ -242,6 +248,7 @@ pub fn assemble(found: Vec<Found>, options: &AssembleOptions) -> Result<Assembly
         missing: Vec::new(),
         returning: Vec::new(),
         rejected,
+        disowned,
         spares: ours(spares, array),
         losses: Vec::new(),
         needs_sync: false,
@@ -375,8 +382,12 @@ fn choose_line(mut candidates: Vec<Candidate>, force: bool) -> Result<Choice, Re
         losses.push(format!("all writes of {second_side} after the split are lost"));
     }
     let chosen = chosen.clone();
+    let is_committed =
+        |candidate: &&Candidate| committed.iter().any(|other| std::ptr::eq(*other, *candidate));
+    let is_disowned = |candidate: &&Candidate| !is_committed(candidate) && !is_of(candidate, &chosen);
+    let disowned = candidates.iter().filter(is_disowned).map(|candidate| candidate.found.clone()).collect();
     let (line, others) = candidates.into_iter().partition(|candidate| is_of(candidate, &chosen));
-    Ok(Choice { line, others, losses })
+    Ok(Choice { line, others, disowned, losses })
 }
 
 /// The newest candidate of each line; the candidates are sorted, newest first.

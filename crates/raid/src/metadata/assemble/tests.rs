@@ -213,6 +213,25 @@ fn a_member_that_shrank_is_named() {
 }
 
 #[test]
+fn a_table_that_was_never_committed_is_replaced_while_a_member_proves_that() {
+    let common = table(&mirror(3));
+    // Power cut off the commit of this table: member 0, which it trusts, does not have it.
+    let void = without(&common, &[1], 5);
+    let line = without(&common, &[2], 6);
+    let found = |table: &Table, third: &Table| vec![device(0, table), device(1, table), device(2, third)];
+    let assembly = assemble(found(&line, &void), &DEFAULT).unwrap();
+    assert_eq!(assembly.disowned, [device(2, &void)]);
+    // A spare takes the place of member 0, which proves it.
+    let mut later = assembly.opening_table(7, 0);
+    later.members[0].uuid = crate::Uuid([9; 16]);
+    assert!(refusal(found(&later, &void)).contains("split brain"));
+    // With the table of the start, member 2 has only missed writes, and all of it is copied.
+    let assembly = assemble(found(&later, &assembly.opening_table(7, 0)), &DEFAULT).unwrap();
+    assert!(assembly.disowned.is_empty() && assembly.rejected.is_empty(), "{assembly:?}");
+    assert_eq!((assembly.returning[0].slot, assembly.returning[0].is_partial), (2, false));
+}
+
+#[test]
 fn two_sides_that_continued_alone_are_split_brain() {
     let whole = table(&mirror(2));
     let left = without(&whole, &[1], 5).next(0);
