@@ -3,6 +3,7 @@
 use crate::member::{Drive, Member};
 use block::{
     Channel, Device, DeviceError, Flags, IoFuture, KernelBacking, Limits, MemoryRegion, Op, Request,
+    StatusReport,
 };
 use drivers::mem::{self, MemDevice};
 use raid::admin::open::{Candidate, Wanted, select};
@@ -144,5 +145,9 @@ impl Channel for NamedChannel {
             }),
             _ => self.0.submit(req, offset),
         }
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        self.0.block_status(report, offset, len)
     }
 }

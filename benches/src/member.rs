@@ -1,7 +1,9 @@
 //! A member that stores its metadata and discards its data and its log. It measures the cost of the
 //! engine alone or, with limits, the share of its members' speed that an array uses.
 
-use block::{Channel, Device, DeviceError, IoFuture, KernelBacking, Limits, MemoryRegion, Op, Request};
+use block::{
+    Channel, Device, DeviceError, IoFuture, KernelBacking, Limits, MemoryRegion, Op, Request, StatusReport,
+};
 use drivers::mem::{self, MemDevice};
 use drivers::null::{self, NullDevice};
 use std::ops::Range;
@@ -88,5 +90,9 @@ impl Channel for MemberChannel {
     fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
         let is_hollow = req.op != Op::Flush && self.hollow.contains(&offset);
         if is_hollow { self.data.submit(req, offset) } else { self.metadata.submit(req, offset) }
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, _: u64, len: u64) -> IoFuture<'a> {
+        report.answer_data(len)
     }
 }

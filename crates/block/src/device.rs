@@ -1,6 +1,6 @@
 //! A block device: [`Device`] as all cores share it, [`Channel`] as one core uses it.
 
-use crate::{IoFuture, Limits, Request};
+use crate::{IoFuture, Limits, Request, StatusReport};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -21,6 +21,18 @@ pub trait Channel {
     /// A started request cannot be cancelled. Dropping its future before it has completed is a bug
     /// and ends the process, because the device might still write into memory that is used again.
     fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a>;
+
+    /// Appends the status of the range's first bytes to `report`: which of them hold data, and
+    /// which read as zeroes. `report` has room for an extent. Offset and length are multiples of
+    /// the block size, and so is every extent. The answer may end before the range does, but covers
+    /// a block at least.
+    ///
+    /// An answer of [`crate::Status::ZERO`] is true at some moment between the call and the
+    /// completion: it misses no write that completed before the call. A device that is not certain
+    /// answers [`crate::Status::DATA`].
+    ///
+    /// A query that is dropped before it has completed may end the process, as a request does.
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a>;
 }
 
 /// A block device as all cores share it: identity, limits, control. Never on the data path.

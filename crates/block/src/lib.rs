@@ -12,6 +12,7 @@
 //!
 //! ```
 //! use block::{Channel, Data, Flags, IoError, IoFuture, Limits, Op, Request, Segment};
+//! use block::StatusReport;
 //! # use std::{cell::RefCell, future::Future, pin::pin, task::{Context, Poll, Waker}};
 //!
 //! struct Ram(Limits, RefCell<Vec<u8>>);
@@ -29,6 +30,15 @@
 //!         };
 //!         assert_eq!(done as u64, req.len);
 //!         IoFuture::ready(Ok(()))
+//!     }
+//!
+//!     fn block_status<'a>(
+//!         &'a self, report: &'a StatusReport, offset: u64, len: u64,
+//!     ) -> IoFuture<'a> {
+//!         match self.0.check_range(offset, len) {
+//!             Ok(()) => report.answer_data(len),
+//!             Err(error) => IoFuture::ready(Err(error)),
+//!         }
 //!     }
 //! }
 //!
@@ -57,6 +67,7 @@ mod limits;
 mod queue;
 mod request;
 mod role;
+mod status;
 
 pub use data::{Data, Segment, Segments};
 pub use device::{Channel, Device, DeviceError, KernelBacking, KernelExtent, MemoryRegion};
@@ -64,6 +75,7 @@ pub use error::{IoError, IoResult};
 pub use io_future::{IoFuture, Operation, release_pool};
 pub use join::{MAX_JOINED, join_all};
 pub use limits::{Limits, SharedLimits};
-pub use queue::Queue;
+pub use queue::{Queue, StatusStart};
 pub use request::{Flags, Op, Request};
 pub use role::{HostRole, SharedRole};
+pub use status::{Status, StatusExtent, StatusReport};

@@ -70,18 +70,31 @@ impl Limits {
         self.check_within(self.capacity, req, offset)
     }
 
+    /// Checks that a range is inside the device, and a multiple of its block size. Accepts any
+    /// offset and length without overflow.
+    #[inline]
+    pub fn check_range(&self, offset: u64, len: u64) -> IoResult {
+        self.check_range_within(self.capacity, offset, len)
+    }
+
+    #[inline]
+    fn check_range_within(&self, capacity: u64, offset: u64, len: u64) -> IoResult {
+        match offset.checked_add(len) {
+            Some(end) if end <= capacity => {}
+            _ => return Err(IoError::OutOfRange),
+        }
+        if (offset | len) & (u64::from(self.block_size) - 1) != 0 {
+            return Err(IoError::Misaligned);
+        }
+        Ok(())
+    }
+
     #[inline]
     fn check_within(&self, capacity: u64, req: &Request<'_>, offset: u64) -> IoResult {
         if req.op == Op::Flush {
             return Ok(());
         }
-        match offset.checked_add(req.len) {
-            Some(end) if end <= capacity => {}
-            _ => return Err(IoError::OutOfRange),
-        }
-        if (offset | req.len) & (u64::from(self.block_size) - 1) != 0 {
-            return Err(IoError::Misaligned);
-        }
+        self.check_range_within(capacity, offset, req.len)?;
         if req.op.is_modifying() && self.read_only {
             return Err(IoError::ReadOnly);
         }
@@ -146,6 +159,12 @@ impl SharedLimits {
     #[inline]
     pub fn check(&self, req: &Request<'_>, offset: u64) -> IoResult {
         self.fixed.check_within(self.capacity(), req, offset)
+    }
+
+    /// [`Limits::check_range`] with the present capacity.
+    #[inline]
+    pub fn check_range(&self, offset: u64, len: u64) -> IoResult {
+        self.fixed.check_range_within(self.capacity(), offset, len)
     }
 }
 

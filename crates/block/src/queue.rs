@@ -1,6 +1,6 @@
 //! The interface of a leaf driver.
 
-use crate::{IoResult, Request};
+use crate::{IoFuture, IoResult, Request, StatusReport};
 use std::os::fd::RawFd;
 
 /// A leaf's submission and completion rings. The reactor owns the op slots, the wakers and the
@@ -21,6 +21,20 @@ pub trait Queue {
     /// completion has been reaped. The `Request` itself may be dropped after the call.
     unsafe fn push(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult;
 
+    /// Starts a query of block status: see [`crate::Channel::block_status`]. `slot` is as in
+    /// [`Queue::push`]. The range has passed [`crate::Limits::check_range`], and is not empty.
+    ///
+    /// # Safety
+    /// The report stays valid until the completion of a query that is [`StatusStart::InRing`] has
+    /// been reaped.
+    unsafe fn push_status<'a>(
+        &mut self,
+        slot: u32,
+        report: &'a StatusReport,
+        offset: u64,
+        len: u64,
+    ) -> StatusStart<'a>;
+
     /// Rings the doorbell once for all operations pushed since the last call.
     fn kick(&mut self);
 
@@ -37,4 +51,19 @@ pub trait Queue {
 
     /// Cancels [`Queue::arm`]: the caller polls again, and events may cease.
     fn disarm(&mut self);
+}
+
+/// The start of a query of block status in a [`Queue`].
+pub enum StatusStart<'a> {
+    /// The query is in the ring, and its slot completes as that of an operation does.
+    InRing,
+    /// The slot is free again. The future completes when the report has the answer.
+    Apart(IoFuture<'a>),
+}
+
+impl StatusStart<'_> {
+    /// The answer of a device that does not know where it has data.
+    pub fn data(report: &StatusReport, len: u64) -> Self {
+        StatusStart::Apart(report.answer_data(len))
+    }
 }

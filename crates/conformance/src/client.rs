@@ -1,7 +1,7 @@
 //! One core's view of the device under test, with words for what checks do all the time.
 
 use crate::{BufferSource, Layout, Subject, caught};
-use block::{Channel, Data, Device, Flags, IoResult, Limits, Op, Request};
+use block::{Channel, Data, Device, Flags, IoResult, Limits, Op, Request, StatusExtent, StatusReport};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
@@ -106,6 +106,32 @@ impl Client {
     pub async fn command(&self, op: Op, flags: Flags, offset: u64, len: u64) -> IoResult {
         let req = Request { op, flags, len, data: Data::none() };
         self.channel.submit(&req, offset).await
+    }
+
+    /// A query of block status, for its result.
+    pub async fn try_status(&self, offset: u64, len: u64) -> IoResult {
+        let report = StatusReport::new();
+        let result = self.channel.block_status(&report, offset, len).await;
+        assert!(result.is_ok() || report.is_empty(), "a refused query is answered with {report:?}");
+        result
+    }
+
+    /// The status of a range, from as many queries as the device wants.
+    pub async fn status(&self, offset: u64, len: u64) -> Vec<StatusExtent> {
+        let mut all = Vec::new();
+        let mut done = 0;
+        while done < len {
+            let report = StatusReport::new();
+            let result = self.channel.block_status(&report, offset + done, len - done).await;
+            assert_eq!(result, Ok(()), "status of {} bytes at {}", len - done, offset + done);
+            let covered = report.covered();
+            assert!((1..=len - done).contains(&covered), "a status of {} bytes covers {covered}", len - done);
+            let is_whole = |extent: &StatusExtent| extent.len.is_multiple_of(self.block_size());
+            assert!(report.extents().all(|extent| is_whole(&extent)), "parts of blocks: {report:?}");
+            all.extend(report.extents());
+            done += covered;
+        }
+        all
     }
 
     pub async fn flush(&self) {

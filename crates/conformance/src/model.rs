@@ -3,7 +3,7 @@
 use crate::client::{Client, fill};
 use crate::{Layout, Subject, check};
 use base::Rng;
-use block::{Flags, IoError, Op};
+use block::{Flags, IoError, Op, Status};
 use reactor::CoreRef;
 
 /// Tasks that work at the same time, each in an area of its own.
@@ -56,11 +56,12 @@ impl Area {
         let blocks = 1 + self.rng.below(most);
         let from = self.rng.below(AREA / block - blocks + 1);
         let (from, len) = (from * block, blocks * block);
-        match self.rng.below(12) {
+        match self.rng.below(13) {
             0..4 => self.read(step, from, len).await,
             4..9 => self.write(step, from, len).await,
             9 => self.zero(step, from, len).await,
             10 => self.discard(step, from, len).await,
+            11 => self.status(step, from, len).await,
             _ => self.client.flush().await,
         }
     }
@@ -127,6 +128,26 @@ impl Area {
             }
             Err(IoError::Unsupported) => {}
             Err(error) => panic!("write zeroes {flags:?} {}: {error}", self.where_it_is(step, from, len)),
+        }
+    }
+
+    /// A range that counts as zeroes must not hold anything else.
+    async fn status(&mut self, step: usize, from: u64, len: u64) {
+        let block = self.client.block_size() as usize;
+        let mut here = from as usize;
+        for extent in self.client.status(self.start + from, len).await {
+            let range = here..here + extent.len as usize;
+            here = range.end;
+            let is_zero = extent.status.contains(Status::ZERO) && self.client.keeps_data;
+            for at in range.step_by(block).filter(|at| is_zero && self.is_known[at / block]) {
+                let has_data = self.model[at..at + block].iter().any(|byte| *byte != 0);
+                assert!(
+                    !has_data,
+                    "data at {at} counts as {:?} {}",
+                    extent.status,
+                    self.where_it_is(step, from, len)
+                );
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::client::{Client, pattern};
 use crate::{Layout, Subject, check};
 use base::Rng;
-use block::{Flags, IoError, Op};
+use block::{Flags, IoError, Op, Status};
 use reactor::CoreRef;
 
 pub(crate) fn run(core: &CoreRef, subject: &Subject) {
@@ -13,6 +13,7 @@ pub(crate) fn run(core: &CoreRef, subject: &Subject) {
     check(core, subject, "durable writes and flushes", durable);
     check(core, subject, "write zeroes", write_zeroes);
     check(core, subject, "discard", discard);
+    check(core, subject, "block status", status);
 }
 
 async fn write_read(client: Client) {
@@ -166,4 +167,15 @@ async fn discard(client: Client) {
     let bytes: Vec<u8> = (0..client.block_size()).map(|_| rng.draw() as u8).collect();
     client.write(4 << 20, &bytes).await;
     client.expect(4 << 20, &bytes, "written after a discard").await;
+}
+
+/// The whole device has a status, and written data is never reported as zeroes.
+async fn status(client: Client) {
+    let block = client.block_size();
+    client.write(block, &pattern(block, block as usize, 9)).await;
+    let extents = client.status(0, client.limits.capacity).await;
+    assert_eq!(extents.iter().map(|extent| extent.len).sum::<u64>(), client.limits.capacity);
+    let found = client.status(block, block).await;
+    let is_zero = found[0].status.contains(Status::ZERO);
+    assert!(!is_zero || !client.keeps_data, "written data counts as {:?}", found[0].status);
 }

@@ -26,6 +26,7 @@ async fn misaligned(client: Client) {
             Err(IoError::Misaligned),
             "read {offset}+{len}"
         );
+        assert_eq!(client.try_status(offset, len).await, Err(IoError::Misaligned), "status {offset}+{len}");
         if client.limits.read_only {
             continue;
         }
@@ -45,6 +46,8 @@ async fn out_of_range(client: Client) {
     for (offset, len) in [(end, block), (end - block, 2 * block), (end + block, block), (last, block)] {
         let result = client.try_read(offset, len as usize).await;
         assert_eq!(result, Err(IoError::OutOfRange), "read {offset}+{len} of {end}");
+        let result = client.try_status(offset, len).await;
+        assert_eq!(result, Err(IoError::OutOfRange), "status {offset}+{len} of {end}");
         if !client.limits.read_only {
             let result = client.try_write(offset, len as usize).await;
             assert_eq!(result, Err(IoError::OutOfRange), "write {offset}+{len} of {end}");

@@ -6,7 +6,7 @@
 
 use block::{
     Channel, Device, DeviceError, Flags, IoFuture, KernelBacking, Limits, MemoryRegion, Op, Request,
-    SharedLimits,
+    SharedLimits, StatusReport,
 };
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -126,6 +126,13 @@ impl Channel for MemChannel {
             Op::Flush => {}
         }
         IoFuture::ready(Ok(()))
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        match self.0.limits.check_range(offset, len) {
+            Ok(()) => report.answer_data(len),
+            Err(error) => IoFuture::ready(Err(error)),
+        }
     }
 }
 

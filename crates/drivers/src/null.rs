@@ -9,7 +9,7 @@
 
 use block::{
     Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op, Request,
-    SharedLimits,
+    SharedLimits, Status, StatusReport,
 };
 use reactor::Core;
 use std::rc::Rc;
@@ -158,6 +158,15 @@ impl Channel for NullChannel {
         }
         let now_ns = self.core.now_ns();
         IoFuture::new(self.wait(now_ns, self.due_ns(now_ns, if req.op.has_data() { req.len } else { 0 })))
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        let status = if self.shared.zero { Status::ZERO_HOLE } else { Status::DATA };
+        let checked = self.shared.limits.check_range(offset, len);
+        if checked.is_ok() {
+            report.push(len, status);
+        }
+        IoFuture::ready(checked)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The device of an export, on one of the cores that serve it.
 
 use crate::Error;
-use block::{Channel, Data, Device, Flags, IoError, IoFuture, IoResult, Limits, Op, Request};
+use block::{Channel, Data, Device, Flags, IoError, IoFuture, IoResult, Limits, Op, Request, StatusReport};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::{Rc, Weak};
@@ -56,6 +56,16 @@ impl Target {
             return IoFuture::ready(Err(IoError::ReadOnly));
         }
         self.channel.submit(request, offset)
+    }
+
+    /// Appends the status of the range's first bytes to `report` ([`Channel::block_status`]).
+    pub(crate) fn block_status<'a>(
+        &'a self,
+        report: &'a StatusReport,
+        offset: u64,
+        len: u64,
+    ) -> IoFuture<'a> {
+        self.channel.block_status(report, offset, len)
     }
 
     /// Block size in bytes.

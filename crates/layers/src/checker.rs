@@ -6,6 +6,7 @@
 
 use block::{
     Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op, Request,
+    StatusReport,
 };
 use std::cell::Cell;
 use std::future::Future;
@@ -82,6 +83,22 @@ impl Channel for CheckerChannel {
         self.in_flight.set(self.in_flight.get() + 1);
         let child = self.channel.submit(req, offset);
         IoFuture::new(Checked { child, channel: self, op: req.op, len: req.len, offset, has_ended: false })
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        let name = self.device.name();
+        if let Err(error) = self.device.limits().check_range(offset, len) {
+            panic!("{name}: status of {len} bytes at {offset}: {error}");
+        }
+        let (limits, before) = (self.device.limits(), report.covered());
+        let child = self.channel.block_status(report, offset, len);
+        IoFuture::new(async move {
+            let result = child.await;
+            let covered = report.covered() - before;
+            let is_fit = covered > 0 && covered <= len && limits.check_range(0, covered).is_ok();
+            assert!(result.is_err() || is_fit, "{name}: status of {len} bytes covers {covered}");
+            result
+        })
     }
 }
 

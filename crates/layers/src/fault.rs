@@ -6,7 +6,7 @@
 
 use block::{
     Channel, Device, DeviceError, IoError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op,
-    Request,
+    Request, StatusReport,
 };
 use reactor::Core;
 use std::cell::{Cell, RefCell};
@@ -301,6 +301,10 @@ impl Channel for FaultChannel {
             return self.child.submit(req, offset);
         }
         IoFuture::new(self.carry_out(plan, req, offset))
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        self.child.block_status(report, offset, len)
     }
 }
 

@@ -1,6 +1,9 @@
 //! Copies what is dirty of a volume to its new place.
 
-use block::{Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, Op, Request, join_all};
+use block::{
+    Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, Op, Request, Status, StatusReport,
+    join_all,
+};
 use layers::migrate::Dirty;
 use reactor::BufferPool;
 use std::ops::Range;
@@ -80,17 +83,43 @@ impl Copier {
         }
     }
 
+    /// Copies a dirty range. Parts of which the old place knows that they are zeroes are not read.
     async fn copy_chunk(&self, chunk: Range<u64>) -> IoResult {
         let mut at = chunk.start;
         while at < chunk.end {
-            let len = self.part.min(chunk.end - at);
+            let report = StatusReport::new();
+            let left = chunk.end - at;
+            if !self.zeroes || self.old.block_status(&report, at, left).await.is_err() {
+                return self.copy_data(at..chunk.end).await;
+            }
+            for extent in report.extents() {
+                let range = at..at + extent.len;
+                at = range.end;
+                match extent.status.contains(Status::ZERO) {
+                    true => self.write_zeroes(range).await?,
+                    false => self.copy_data(range).await?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn write_zeroes(&self, range: Range<u64>) -> IoResult {
+        let zeroes = Request::write_zeroes(range.end - range.start, Flags::NONE);
+        self.new.submit(&zeroes, range.start).await
+    }
+
+    async fn copy_data(&self, range: Range<u64>) -> IoResult {
+        let mut at = range.start;
+        while at < range.end {
+            let len = self.part.min(range.end - at);
             let buffer = self.pool.take(len as usize).await;
             let (buffer, read) = buffer.transfer(&*self.old, Op::Read, Flags::NONE, at).await;
             read?;
             // A sum that can be computed many bytes at a time.
             let is_zero = buffer.as_slice().iter().fold(0, |any, byte| any | byte) == 0;
             match is_zero && self.zeroes {
-                true => self.new.submit(&Request::write_zeroes(len, Flags::NONE), at).await?,
+                true => self.write_zeroes(at..at + len).await?,
                 false => buffer.transfer(&*self.new, Op::Write, Flags::NONE, at).await.1?,
             }
             at += len;

@@ -9,7 +9,9 @@ use crate::buffer::MAX_BUFFER;
 use crate::core::{Core, current};
 use crate::permits::Permits;
 use crate::source::{Source, SourceHandle};
-use block::{Channel, IoFuture, IoResult, Op, Operation, Queue, Request, SharedLimits};
+use block::{
+    Channel, IoFuture, IoResult, Op, Operation, Queue, Request, SharedLimits, StatusReport, StatusStart,
+};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
@@ -69,6 +71,24 @@ impl<Q: Queue + 'static> QueueChannel<Q> {
         self.slots.future(slot)
     }
 
+    /// Pushes a query of block status with a slot that the caller has taken.
+    fn push_status<'a>(&'a self, slot: u32, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        // SAFETY: the future borrows the report, and completes only after its slot was reaped.
+        let started = unsafe { self.queue.borrow_mut().push_status(slot, report, offset, len) };
+        match started {
+            StatusStart::InRing => {
+                if let Some(handle) = self.handle.get() {
+                    handle.activate();
+                }
+                self.slots.future(slot)
+            }
+            StatusStart::Apart(answer) => {
+                self.slots.give_back(slot);
+                answer
+            }
+        }
+    }
+
     async fn push_when_free<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoResult {
         self.slots.permits.acquire(1).await;
         let slot = self.slots.take_permitted();
@@ -121,6 +141,10 @@ impl<Q: Queue + 'static> Channel for AsItIs<'_, Q> {
     fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
         self.0.submit_as_it_is(req, offset)
     }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        self.0.block_status(report, offset, len)
+    }
 }
 
 impl<Q: Queue + 'static> Channel for QueueChannel<Q> {
@@ -136,6 +160,22 @@ impl<Q: Queue + 'static> Channel for QueueChannel<Q> {
             return IoFuture::new(self.submit_bounced(req, offset));
         }
         self.submit_as_it_is(req, offset)
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        if let Err(error) = self.limits.check_range(offset, len) {
+            return IoFuture::ready(Err(error));
+        }
+        if len == 0 {
+            return IoFuture::ready(Ok(()));
+        }
+        if self.slots.permits.try_acquire(1) {
+            return self.push_status(self.slots.take_permitted(), report, offset, len);
+        }
+        IoFuture::new(async move {
+            self.slots.permits.acquire(1).await;
+            self.push_status(self.slots.take_permitted(), report, offset, len).await
+        })
     }
 }
 
@@ -316,6 +356,16 @@ mod tests {
             self.most = self.most.max(self.pushed.len());
             Ok(())
         }
+        unsafe fn push_status<'a>(
+            &mut self,
+            _: u32,
+            report: &'a StatusReport,
+            _: u64,
+            len: u64,
+        ) -> StatusStart<'a> {
+            StatusStart::data(report, len)
+        }
+
         fn kick(&mut self) {}
         fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
             let Some((slot, result)) = self.pushed.pop_front() else { return 0 };

@@ -15,7 +15,7 @@ use crate::medium::Medium;
 use base::Rng;
 use block::{
     Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion,
-    Op, Request, SharedLimits,
+    Op, Request, SharedLimits, StatusReport,
 };
 use raid::metadata::superblock::MAGIC;
 use reactor::Core;
@@ -734,6 +734,13 @@ impl Channel for SimChannel {
             }
             result
         })
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        match self.disk.limits.check_range(offset, len) {
+            Ok(()) => report.answer_data(len),
+            Err(error) => IoFuture::ready(Err(error)),
+        }
     }
 }
 

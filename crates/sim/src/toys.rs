@@ -6,7 +6,7 @@ use crate::run::{run_plan, shrink};
 use crate::subject::{Local, Refusal, Running, Scrubbed, Subject};
 use block::{
     Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion,
-    Op, Request,
+    Op, Request, StatusReport,
 };
 use raid::Level;
 use reactor::{Core, Permits};
@@ -353,6 +353,13 @@ impl Channel for ToyChannel {
             Op::Write | Op::WriteZeroes => IoFuture::new(self.write(req, offset)),
             Op::Discard => IoFuture::ready(Err(IoError::Unsupported)),
             Op::Flush => IoFuture::ready(Ok(())),
+        }
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        match self.limits.check_range(offset, len) {
+            Ok(()) => report.answer_data(len),
+            Err(error) => IoFuture::ready(Err(error)),
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::Uuid;
 use crate::extents::Extent;
 use block::{
     Channel, Device, DeviceError, IoError, IoFuture, IoResult, KernelBacking, Limits, MAX_JOINED,
-    MemoryRegion, Op, Request, SharedLimits, join_all,
+    MemoryRegion, Op, Request, SharedLimits, StatusReport, join_all,
 };
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -185,6 +185,19 @@ impl Channel for VolumeChannel {
                 self.child.submit(req, piece.place + (offset - piece.start))
             }
             Ok(_) => IoFuture::new(self.split(req, offset)),
+            Err(error) => IoFuture::ready(Err(error)),
+        }
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        if let Err(error) = self.shared.limits.check_range(offset, len) {
+            return IoFuture::ready(Err(error));
+        }
+        match self.locate(offset) {
+            Ok(piece) => {
+                let at = piece.place + (offset - piece.start);
+                self.child.block_status(report, at, len.min(piece.end - offset))
+            }
             Err(error) => IoFuture::ready(Err(error)),
         }
     }

@@ -2,7 +2,9 @@
 
 use crate::guest::Guest;
 use crate::memfd::Memfd;
-use block::{Channel, Device, DeviceError, IoFuture, KernelBacking, Limits, MemoryRegion, Request};
+use block::{
+    Channel, Device, DeviceError, IoFuture, KernelBacking, Limits, MemoryRegion, Request, StatusReport,
+};
 use drivers::mem::{MemDevice, Options};
 use exports::Export;
 use exports::vhost_user_blk::{Config, VhostUserBlk};
@@ -248,5 +250,9 @@ impl Channel for DiskChannel {
             reactor::current().sleep(WAIT_NS).await;
             self.child.submit(req, offset).await
         })
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, _: u64, len: u64) -> IoFuture<'a> {
+        report.answer_data(len)
     }
 }

@@ -46,6 +46,32 @@ def nbdinfo_maps_the_export_as_data(client):
     assert {(extent["type"], extent["description"]) for extent in extents} == {(0, "data")}, extents
 
 
+def a_mostly_empty_image_is_mapped_and_copied_as_fast_as_its_data_is_small(client):
+    """100 GiB with 4 MiB of data, served from the file, and once more from the first server."""
+    image, back = client.path("sparse.img"), client.path("back.img")
+    with open(image, "wb") as file:
+        file.truncate(100 * 1024 * MIB)
+        for at in (0, 50 * 1024 * MIB, 100 * 1024 * MIB - MIB):
+            file.seek(at)
+            file.write(random.Random(at).randbytes(MIB if at else 2 * MIB))
+    first = client.serve_nbd(f"io_uring:path={image}")
+    second = client.serve_nbd(f"nbd:uri={first.uri}")
+    for server in (first, second):
+        extents = json.loads(_run(client, "nbdinfo", "--map", "--json", server.uri))
+        data = [(extent["offset"], extent["length"]) for extent in extents if extent["type"] == 0]
+        expected = [(0, 2 * MIB), (50 * 1024 * MIB, MIB), (100 * 1024 * MIB - MIB, MIB)]
+        assert data == expected and {extent["type"] for extent in extents} == {0, 3}, extents
+        _run(client, "nbdcopy", server.uri, back)
+        assert os.path.getsize(back) == 100 * 1024 * MIB and allocated_bytes(back) < 32 * MIB, allocated_bytes(back)
+        with open(back, "rb") as copy, open(image, "rb") as source:
+            for at, length in expected:
+                copy.seek(at), source.seek(at)
+                assert copy.read(length) == source.read(length), at
+        os.remove(back)
+    second.stop()
+    first.stop()
+
+
 def nbdcopy_copies_in_both_directions_over_several_connections(client):
     for tcp in OVER_BOTH:
         source, back = client.image_with_data(), client.path("back.img")

@@ -68,8 +68,9 @@ impl UringFile {
     fn over(file: File, facts: FileFacts) -> UringFile {
         let backing = facts.backing(&file, facts.offset_alignment);
         let (has_lost_writes, tail) = (AtomicBool::new(false), Tail::none());
-        let file = ImageFile::unlocked(file);
-        let shared = Shared { file, backing, has_lost_writes, regions: None, tail };
+        let file = Arc::new(ImageFile::unlocked(file));
+        let queries = Default::default();
+        let shared = Shared { file, backing, has_lost_writes, regions: None, tail, queries };
         UringFile { shared: Arc::new(shared), facts }
     }
 

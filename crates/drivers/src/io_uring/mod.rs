@@ -9,6 +9,7 @@
 //!     queue    slots and rings ─► operation  (state machine: short transfers, fallbacks, syncs)
 //!                              ─► entry      (its step as a submission entry)
 //!     tail     the end of a file inside a block
+//!     extents  its data and holes (block status)
 //!     inline   files in memory, which need no ring
 //! ```
 //!
@@ -17,6 +18,7 @@
 
 mod claim;
 mod entry;
+mod extents;
 mod file;
 mod image_lock;
 mod inline;
@@ -121,8 +123,14 @@ impl UringDevice {
         let regions = options.fixed_buffers.then(Default::default);
         tracing::info!(device = name, capacity = limits.capacity, block_size = limits.block_size, "opened");
         let is_disk = backing.is_block_device && options.direct;
-        let shared =
-            Arc::new(Shared { file, backing, has_lost_writes: AtomicBool::new(false), regions, tail });
+        let shared = Arc::new(Shared {
+            file: Arc::new(file),
+            backing,
+            has_lost_writes: AtomicBool::new(false),
+            regions,
+            tail,
+            queries: Default::default(),
+        });
         let disk = is_disk.then(|| Arc::new(Disk::new(&name, &options.path, shared.clone(), claim)));
         Ok(UringDevice {
             name,

@@ -1,6 +1,7 @@
 //! One core's rings over one file.
 
 use super::entry::{Target, rw_flags};
+use super::extents::Queries;
 use super::image_lock::ImageFile;
 use super::inline;
 use super::operation::{Backing, Next, Operation, Step, Ways};
@@ -9,7 +10,7 @@ use crate::direct::{DirectQueue, ZoneRequest};
 use crate::fixed::{FixedBuffers, Regions};
 use crate::ring::Ring;
 use crate::zeroes::zero_segments;
-use block::{Flags, IoError, IoResult, Op, Queue, Request};
+use block::{Flags, IoError, IoResult, Op, Queue, Request, StatusReport, StatusStart};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
@@ -29,7 +30,7 @@ enum RingKind {
 
 /// The state that all queues of a device share.
 pub(super) struct Shared {
-    pub file: ImageFile,
+    pub file: Arc<ImageFile>,
     pub backing: Backing,
     /// Whether the page cache has lost a write. The kernel reports that only once, to one caller,
     /// but later flushes must not claim that all data is durable.
@@ -38,6 +39,8 @@ pub(super) struct Shared {
     pub regions: Option<Regions>,
     /// The end of a regular file inside a block.
     pub tail: Tail,
+    /// Queries of block status.
+    pub queries: Queries,
 }
 
 /// The submission and completion rings of one core.
@@ -255,6 +258,20 @@ impl Queue for UringQueue {
             _ => self.issue_first(slot),
         }
         Ok(())
+    }
+
+    unsafe fn push_status<'a>(
+        &mut self,
+        _: u32,
+        report: &'a StatusReport,
+        offset: u64,
+        len: u64,
+    ) -> StatusStart<'a> {
+        if self.target.backing.is_block_device {
+            return StatusStart::data(report, len);
+        }
+        let Shared { queries, file, backing, .. } = &*self.shared;
+        StatusStart::Apart(queries.ask(file, backing.block_size, report, offset, len))
     }
 
     #[inline]

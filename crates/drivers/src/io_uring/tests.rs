@@ -1,7 +1,7 @@
 //! The driver over real files: the conformance suite, and errors that only files have.
 
 use super::*;
-use block::{Data, Flags, IoError, IoResult, Op, Queue, Request, Segment};
+use block::{Data, Flags, IoError, IoResult, Op, Queue, Request, Segment, Status, StatusReport};
 use conformance::Suite;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -72,6 +72,75 @@ fn a_file_in_memory_passes_the_suite() {
         let file = image_in(directory, SIZE);
         let options = Options { direct, ..Options::new(file.path()) };
         suite_if_possible(&file, &options);
+    }
+}
+
+/// The extents of a range of a device.
+fn extents(device: &Arc<UringDevice>, offset: u64, len: u64) -> Vec<(u64, Status)> {
+    let device = device.clone();
+    reactor::run(async move {
+        let channel = device.open_channel().unwrap();
+        let mut all = Vec::new();
+        let mut done = 0;
+        while done < len {
+            let report = StatusReport::new();
+            channel.block_status(&report, offset + done, len - done).await.unwrap();
+            all.extend(report.extents().map(|extent| (extent.len, extent.status)));
+            done += report.covered();
+        }
+        all
+    })
+}
+
+#[test]
+fn holes_of_a_file_are_reported_as_far_as_they_are_whole_blocks() {
+    let file = image(1 << 40);
+    let write = |offset| file.as_file().write_all_at(&[7; 4096], offset).unwrap();
+    write(1 << 20);
+    write(1 << 39);
+    let device = open(&Options { block_size: Some(4096), ..Options::new(file.path()) });
+    let (data, hole) = (Status::DATA, Status::ZERO_HOLE);
+    let second = (1 << 39) - (1 << 20) - 4096;
+    let rest = (1 << 39) - 4096;
+    assert_eq!(
+        extents(&device, 0, 1 << 40),
+        [(1 << 20, hole), (4096, data), (second, hole), (4096, data), (rest, hole)]
+    );
+    assert_eq!(extents(&device, (1 << 20) + 4096, 8192), [(8192, hole)]);
+    assert_eq!(extents(&device, 1 << 20, 4096), [(4096, data)]);
+    // Blocks of the device that are longer than those of the file system.
+    let coarse = open(&Options { block_size: Some(65536), share: true, ..Options::new(file.path()) });
+    assert_eq!(extents(&coarse, 1 << 20, 1 << 20), [(65536, data), ((1 << 20) - 65536, hole)]);
+}
+
+#[test]
+fn a_file_with_more_extents_than_a_report_has_is_reported_in_parts() {
+    let file = image(1 << 30);
+    for i in 0..200 {
+        file.as_file().write_all_at(&[7; 4096], i << 20).unwrap();
+    }
+    let device = open(&Options::new(file.path()));
+    let found = extents(&device, 0, 1 << 30);
+    let data = found.iter().filter(|(_, status)| *status == Status::DATA);
+    assert_eq!((data.map(|(len, _)| len).sum::<u64>(), found.len()), (200 * 4096, 400));
+}
+
+#[test]
+fn a_file_that_ends_inside_a_block_has_data_up_to_the_block_boundary() {
+    let file = image(0);
+    file.as_file().write_all_at(&[7; 5000], 0).unwrap();
+    let device = open(&Options { block_size: Some(4096), ..Options::new(file.path()) });
+    assert_eq!(extents(&device, 0, 8192), [(8192, Status::DATA)]);
+}
+
+#[test]
+fn a_device_that_is_closed_while_it_looks_for_holes_frees_its_file() {
+    let file = image(1 << 30);
+    for _ in 0..50 {
+        let device = open(&Options::new(file.path()));
+        assert_eq!(extents(&device, 0, 4096).len(), 1);
+        // The next one gets the lock of the file.
+        drop(device);
     }
 }
 

@@ -1,8 +1,9 @@
 //! The handshake: negotiates the form of replies and the export.
 //!
 //! ```text
-//!   greeting ─► STARTTLS (if wanted) ─► EXTENDED_HEADERS ─► STRUCTURED_REPLY ─► GO ─► requests
-//!                (if unknown)        (if unknown)       └► EXPORT_NAME, for servers without GO
+//!   greeting ─► STARTTLS (if wanted) ─► EXTENDED_HEADERS ─► STRUCTURED_REPLY (if unknown)
+//!     ─► SET_META_CONTEXT ─► GO ─► requests
+//!                            └► EXPORT_NAME, for servers without GO
 //! ```
 //!
 //! Source: the NBD protocol, "Handshake", "Option types", "Option reply types", "Size constraints".
@@ -28,6 +29,7 @@ const FLAG_NO_ZEROES: u16 = 2;
 
 const REP_ACK: u32 = 1;
 const REP_INFO: u32 = 3;
+const REP_META_CONTEXT: u32 = 4;
 const REP_ERR: u32 = 1 << 31;
 const REP_ERR_UNSUP: u32 = REP_ERR + 1;
 const REP_ERR_TLS_REQD: u32 = REP_ERR + 5;
@@ -35,6 +37,9 @@ const REP_ERR_UNKNOWN: u32 = REP_ERR + 6;
 
 const INFO_EXPORT: u16 = 0;
 const INFO_BLOCK_SIZE: u16 = 3;
+
+/// The context of block status that tells data from holes.
+const ALLOCATION: &[u8] = b"base:allocation";
 
 /// Longest reply to an option; strings have at most 4096 bytes.
 const MAX_REPLY: u32 = 16 << 10;
@@ -53,6 +58,7 @@ enum Opt {
     StartTls = 5,
     Go = 7,
     StructuredReply = 8,
+    SetMetaContext = 10,
     ExtendedHeaders = 11,
 }
 
@@ -63,6 +69,7 @@ impl Opt {
             Opt::StartTls => "NBD_OPT_STARTTLS",
             Opt::Go => "NBD_OPT_GO",
             Opt::StructuredReply => "NBD_OPT_STRUCTURED_REPLY",
+            Opt::SetMetaContext => "NBD_OPT_SET_META_CONTEXT",
             Opt::ExtendedHeaders => "NBD_OPT_EXTENDED_HEADERS",
         }
     }
@@ -148,11 +155,15 @@ impl Facts {
     }
 }
 
-/// Negotiates with the server as the options demand. Requests can follow on the stream.
+/// Negotiates with the server as the options demand. Requests can follow on the stream. Returns the
+/// properties of the export, and the identifier of `base:allocation`, if the server has it.
 ///
 /// # Errors
 /// When the server refuses, violates the protocol, or does not answer in time.
-pub(super) fn negotiate(stream: &mut Stream<'_, '_>, options: &Options) -> Result<Facts, OpenError> {
+pub(super) fn negotiate(
+    stream: &mut Stream<'_, '_>,
+    options: &Options,
+) -> Result<(Facts, Option<u32>), OpenError> {
     let Options { export, replies: richest, .. } = options;
     let [greeting, style] = [number(stream)?, number(stream)?];
     match (greeting, style) {
@@ -175,7 +186,7 @@ pub(super) fn negotiate(stream: &mut Stream<'_, '_>, options: &Options) -> Resul
                 " (the server supports only the handshake from before 2011)".into(),
             ));
         }
-        return by_name(stream, export, Replies::Simple, has_zeroes);
+        return Ok((by_name(stream, export, Replies::Simple, has_zeroes)?, None));
     }
     if let Some(session) = options.session()? {
         start_tls(stream, session)?;
@@ -188,12 +199,13 @@ pub(super) fn negotiate(stream: &mut Stream<'_, '_>, options: &Options) -> Resul
             replies = wanted;
         }
     }
+    let context = if replies == Replies::Simple { None } else { set_context(stream, export)? };
     match go(stream, export, replies)? {
-        Some(facts) => Ok(facts),
+        Some(facts) => Ok((facts, context)),
         None if replies == Replies::Extended => {
             Err(OpenError::Protocol("the server supports extended headers, but not NBD_OPT_GO".into()))
         }
-        None => by_name(stream, export, replies, has_zeroes),
+        None => Ok((by_name(stream, export, replies, has_zeroes)?, context)),
     }
 }
 
@@ -219,6 +231,36 @@ fn is_granted(stream: &mut Stream<'_, '_>, opt: Opt) -> Result<bool, OpenError> 
         kind if kind & REP_ERR != 0 => Ok(false),
         kind => Err(OpenError::Protocol(format!("the server answers {} with {kind:#x}", opt.name()))),
     }
+}
+
+/// Selects `base:allocation`. Returns its identifier, or `None` if the server does not have it.
+fn set_context(stream: &mut Stream<'_, '_>, export: &str) -> Result<Option<u32>, OpenError> {
+    let mut data = (export.len() as u32).to_be_bytes().to_vec();
+    data.extend(export.as_bytes());
+    // One context is requested.
+    data.extend(1u32.to_be_bytes());
+    data.extend((ALLOCATION.len() as u32).to_be_bytes());
+    data.extend(ALLOCATION);
+    ask(stream, Opt::SetMetaContext, &data)?;
+    let mut context = None;
+    for _ in 0..MAX_REPLIES {
+        let reply = Reply::read(stream, Opt::SetMetaContext)?;
+        match reply.kind {
+            REP_META_CONTEXT if reply.data.get(4..) == Some(ALLOCATION) => context = reply.be32(0),
+            REP_META_CONTEXT => {
+                return Err(OpenError::Protocol(
+                    "the server selects a context that was not requested".into(),
+                ));
+            }
+            REP_ACK => return Ok(context),
+            kind if kind & REP_ERR != 0 => return Ok(None),
+            kind => {
+                let option = Opt::SetMetaContext.name();
+                return Err(OpenError::Protocol(format!("the server answers {option} with {kind:#x}")));
+            }
+        }
+    }
+    Err(OpenError::Protocol("the server selected too many contexts".into()))
 }
 
 /// `NBD_OPT_GO`. Returns `None` if the server does not support it.

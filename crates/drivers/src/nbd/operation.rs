@@ -6,7 +6,8 @@ use super::reply::Violation;
 use super::wire::{
     CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, Command, EOVERFLOW, Replies, error_of,
 };
-use block::{Data, Flags, IoError, IoResult, Op, Request};
+use block::{Data, Flags, IoError, IoResult, Op, Request, Status, StatusReport};
+use std::ptr::NonNull;
 
 /// Longest range of a request with a 32-bit length: servers differ in their handling of the largest
 /// values.
@@ -20,6 +21,8 @@ pub(super) struct Traits {
     has_fua: bool,
     has_write_zeroes: bool,
     has_fast_zero: bool,
+    /// Block size of the device in bytes.
+    pub(super) block: u64,
     max_payload: u64,
     /// Longest range of a request without data; shrinks when the server refuses one as too long.
     max_range: u64,
@@ -34,6 +37,7 @@ impl Traits {
             has_fua: facts.has_fua(),
             has_write_zeroes: facts.has_write_zeroes(),
             has_fast_zero: facts.has_fast_zero(),
+            block: facts.min_block.into(),
             max_payload: facts.max_payload.into(),
             max_range: if is_extended { u64::MAX } else { MAX_COMPACT_RANGE },
         }
@@ -69,11 +73,17 @@ pub(super) struct Operation {
     /// The first error of the part in flight, as the protocol's number; 0: none.
     pub(super) error: u32,
     covered: Coverage,
+    /// The report of a query of block status, until it has ended.
+    report: Option<NonNull<StatusReport>>,
+    /// Bytes of the part in flight that the server has described.
+    described: u64,
+    /// Bytes of the part in flight that are in the report.
+    reported: u64,
     generation: u32,
     is_answered: bool,
 }
 
-// SAFETY: the window's pointers belong to the owner of the request, on any thread.
+// SAFETY: the pointers of window and report belong to the owner of the request, on any thread.
 unsafe impl Send for Operation {}
 
 impl Operation {
@@ -92,6 +102,9 @@ impl Operation {
             sent_at: 0,
             error: 0,
             covered: Coverage::default(),
+            report: None,
+            described: 0,
+            reported: 0,
             generation: 0,
             is_answered: false,
         }
@@ -142,12 +155,77 @@ impl Operation {
         Ok(())
     }
 
+    /// Starts a query of block status, which has one part.
+    ///
+    /// # Safety
+    /// The report stays valid until the query has ended.
+    pub(super) unsafe fn begin_status(
+        &mut self,
+        report: &StatusReport,
+        offset: u64,
+        len: u64,
+        traits: &Traits,
+    ) {
+        (self.command, self.flags, self.offset) = (Command::BlockStatus, 0, offset);
+        (self.writes_zeroes, self.then_flush, self.data) = (false, false, Data::none());
+        self.rest = len.min(traits.max_range);
+        self.report = Some(NonNull::from(report));
+        (self.described, self.reported) = (0, 0);
+        self.is_busy = true;
+    }
+
+    /// Accepts the next extent of a query, and appends what is not data to its report: whole blocks
+    /// of `block` bytes in the part in flight.
+    ///
+    /// # Errors
+    /// If the extent is empty.
+    pub(super) fn describe(&mut self, len: u64, status: Status, block: u64) -> Result<(), Violation> {
+        if len == 0 {
+            return Err(Violation::EmptyExtent);
+        }
+        let from = self.described;
+        self.described += len.min(self.part - from);
+        let (start, end) = (from.next_multiple_of(block), self.described & !(block - 1));
+        if status != Status::DATA && start < end {
+            self.report_data(start);
+            self.report_extent(end, status);
+        }
+        Ok(())
+    }
+
+    /// Appends data up to byte `end` of the part in flight to the report.
+    fn report_data(&mut self, end: u64) {
+        self.report_extent(end, Status::DATA);
+    }
+
+    /// Appends an extent up to byte `end` of the part in flight, if the report has room.
+    fn report_extent(&mut self, end: u64, status: Status) {
+        let Some(report) = self.report else { return };
+        // SAFETY: the caller keeps the report until the query has ended, which forgets it.
+        let report = unsafe { report.as_ref() };
+        if report.push(end - self.reported, status) {
+            self.reported = end;
+        } else {
+            self.report = None;
+        }
+    }
+
+    /// Ends a query: the bytes that are not in the report yet are data. A server that reports an
+    /// error or no extent does not know, so that the whole part is data.
+    fn conclude_status(&mut self, block: u64) -> Next {
+        let end = if self.error != 0 || self.described == 0 { self.part } else { self.described };
+        self.report_data(end.next_multiple_of(block).min(self.part));
+        self.report = None;
+        Next::End(Ok(()))
+    }
+
     /// Starts the next part. Returns the generation that its replies must carry.
     #[inline]
     pub(super) fn begin_part(&mut self, traits: &Traits) -> u32 {
         let most = match self.command {
             Command::Read | Command::Write => traits.max_payload,
             Command::Trim | Command::WriteZeroes => traits.max_range,
+            Command::BlockStatus => self.rest,
             Command::Flush | Command::Disconnect => 0,
         };
         self.part = self.rest.min(most);
@@ -201,6 +279,9 @@ impl Operation {
     /// Determines the next action after the part in flight.
     #[inline]
     pub(super) fn conclude(&mut self, traits: &mut Traits) -> Next {
+        if self.command == Command::BlockStatus {
+            return self.conclude_status(traits.block);
+        }
         if self.error != 0 {
             return self.conclude_error(traits);
         }

@@ -14,7 +14,7 @@
 use super::error::OpenError;
 use super::operation::{Next, Operation, Traits};
 use super::reply::{Content, Front, MAX_FRONT, Violation, decode};
-use super::session::{Lease, Session};
+use super::session::{Connection, Lease, Session};
 use super::wire::{Command, ESHUTDOWN, Header, MAX_REQUEST_HEADER, Replies};
 use crate::direct::{DirectQueue, ZoneRequest, poll_events};
 use crate::stream::Cancel;
@@ -22,7 +22,7 @@ use crate::stream::inbox::Inbox;
 use crate::stream::outbox::Outbox;
 use crate::stream::wakeup::Wakeup;
 use crate::stream::wire::Wire;
-use block::{Data, IoError, IoResult, Op, Queue, Request, Segment};
+use block::{Data, IoError, IoFuture, IoResult, Op, Queue, Request, Segment, StatusReport, StatusStart};
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::RawFd;
@@ -43,6 +43,8 @@ enum Due {
     Front,
     /// Data of a read, from byte `at` of it on.
     Data { slot: u32, at: usize, left: usize, is_last: bool },
+    /// Descriptors of the extents in a block status.
+    Status { slot: u32, left: usize, is_last: bool },
     /// Bytes to discard.
     Skip { left: usize },
 }
@@ -53,6 +55,8 @@ pub struct NbdQueue {
     lease: Lease,
     traits: Traits,
     replies: Replies,
+    /// The identifier of `base:allocation` on this connection.
+    context: Option<u32>,
     outbox: Outbox<MAX_REQUEST_HEADER>,
     inbox: Inbox,
     wakeup: Wakeup,
@@ -85,18 +89,20 @@ impl Session {
     /// As [`Session::start_queue`], for another number of requests: 1 to
     /// [`super::MAX_QUEUE_DEPTH`].
     pub fn start_queue_of(self: &Arc<Self>, depth: u32, cancel: &Cancel) -> Result<NbdQueue, OpenError> {
-        let (wire, lease) = self.take_connection(depth, cancel)?;
-        NbdQueue::new(wire, lease, depth).map_err(OpenError::System)
+        let (connection, lease) = self.take_connection(depth, cancel)?;
+        NbdQueue::new(connection, lease, depth).map_err(OpenError::System)
     }
 }
 
 impl NbdQueue {
-    fn new(wire: Wire, lease: Lease, depth: u32) -> io::Result<NbdQueue> {
+    fn new(connection: Connection, lease: Lease, depth: u32) -> io::Result<NbdQueue> {
         let facts = *lease.session().facts();
+        let Connection { wire, context } = connection;
         Ok(NbdQueue {
             wire,
             traits: Traits::new(&facts),
             replies: facts.replies,
+            context,
             outbox: Outbox::new(depth),
             inbox: Inbox::new(MAX_FRONT),
             wakeup: Wakeup::new()?,
@@ -222,7 +228,7 @@ impl NbdQueue {
         for _ in 0..MAX_RECEIVES {
             let data = match self.due {
                 Due::Data { slot, at, left, .. } => self.operations[slot as usize].data.part(at, left),
-                Due::Front | Due::Skip { .. } => Data::none(),
+                Due::Front | Due::Status { .. } | Due::Skip { .. } => Data::none(),
             };
             let Some(received) = self.wire.receive(&mut self.inbox, data)? else { return Ok(()) };
             if received.direct > 0 {
@@ -253,6 +259,15 @@ impl NbdQueue {
                     let len = left.min(unread.len());
                     self.operations[slot as usize].data.part(at, len).copy_from(&unread[..len])
                 }
+                Due::Status { slot, left, .. } => {
+                    let unit = self.replies.descriptor_len();
+                    let len = left.min(unread.len()) / unit * unit;
+                    for descriptor in unread[..len].chunks_exact(unit) {
+                        let (len, status) = self.replies.extent(descriptor);
+                        self.operations[slot as usize].describe(len, status, self.traits.block)?;
+                    }
+                    len
+                }
                 Due::Skip { left } => left.min(unread.len()),
             };
             if used == 0 {
@@ -266,13 +281,14 @@ impl NbdQueue {
     /// Counts `len` received bytes of the expected data.
     fn advance(&mut self, len: usize) -> Result<(), Violation> {
         self.due = match self.due {
-            Due::Data { slot, left, is_last, .. } if left == len => {
+            Due::Data { slot, left, is_last, .. } | Due::Status { slot, left, is_last } if left == len => {
                 self.due = Due::Front;
                 return if is_last { self.answered(slot) } else { Ok(()) };
             }
             Due::Data { slot, at, left, is_last } => {
                 Due::Data { slot, at: at + len, left: left - len, is_last }
             }
+            Due::Status { slot, left, is_last } => Due::Status { slot, left: left - len, is_last },
             Due::Skip { left } if left > len => Due::Skip { left: left - len },
             Due::Skip { .. } | Due::Front => Due::Front,
         };
@@ -309,6 +325,14 @@ impl NbdQueue {
             Content::Hole { offset, len } => {
                 let at = operation.cover(offset, len)?;
                 operation.data.part(at, len as usize).fill(0);
+            }
+            Content::Status { context, len } => {
+                if operation.command != Command::BlockStatus || self.context != Some(context) {
+                    return Err(Violation::Mismatch);
+                }
+                self.inbox.expect(0);
+                self.due = Due::Status { slot, left: len as usize, is_last: front.is_last };
+                return Ok(());
             }
             Content::Simple { error } => self.failed(slot, error),
             Content::Error { error, rest } => {
@@ -380,6 +404,25 @@ impl Queue for NbdQueue {
         unsafe { self.operations[slot as usize].begin(req, offset, &self.traits)? };
         self.issue(slot);
         Ok(())
+    }
+
+    unsafe fn push_status<'a>(
+        &mut self,
+        slot: u32,
+        report: &'a StatusReport,
+        offset: u64,
+        len: u64,
+    ) -> StatusStart<'a> {
+        if self.context.is_none() {
+            return StatusStart::data(report, len);
+        }
+        if self.lost.is_some() || self.is_closing {
+            return StatusStart::Apart(IoFuture::ready(Err(IoError::DeviceGone)));
+        }
+        // SAFETY: by the contract of this function.
+        unsafe { self.operations[slot as usize].begin_status(report, offset, len, &self.traits) };
+        self.issue(slot);
+        StatusStart::InRing
     }
 
     #[inline]

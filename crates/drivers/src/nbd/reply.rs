@@ -12,6 +12,8 @@ const FLAG_DONE: u16 = 1;
 const TYPE_NONE: u16 = 0;
 const TYPE_DATA: u16 = 1;
 const TYPE_HOLE: u16 = 2;
+const TYPE_STATUS: u16 = 5;
+const TYPE_STATUS_EXTENDED: u16 = 6;
 const TYPE_ERROR: u16 = 0x8001;
 const TYPE_ERROR_OFFSET: u16 = 0x8002;
 const IS_ERROR: u16 = 0x8000;
@@ -20,6 +22,8 @@ const IS_ERROR: u16 = 0x8000;
 pub const MAX_FRONT: usize = 32 + 12;
 /// Longest text of an error, by the protocol.
 const MAX_TEXT: u32 = 4096;
+/// Maximum bytes of the descriptors in a reply: more than servers send.
+const MAX_DESCRIPTORS: u32 = 32 << 20;
 /// Maximum bytes of an error besides its text. Known errors have 8.
 const MAX_ERROR_FIELDS: u32 = 4096;
 
@@ -58,6 +62,14 @@ pub enum Content {
         /// Offset on the export.
         offset: u64,
         /// Length; not 0.
+        len: u32,
+    },
+    /// The status of extents in a metadata context. `len` bytes of descriptors follow, a number of
+    /// whole ones ([`Replies::descriptor_len`]).
+    Status {
+        /// The identifier of the context.
+        context: u32,
+        /// Length of the descriptors; not 0.
         len: u32,
     },
     /// The request fails. `rest` bytes for people follow.
@@ -122,6 +134,9 @@ pub enum Violation {
     /// A read ended before all of its data was received.
     #[error("a reply ends before all of its data was received")]
     Incomplete,
+    /// Extents of no length, or of none at all where some are due.
+    #[error("a block status has an empty extent, or none")]
+    EmptyExtent,
     /// Too many parts.
     #[error("a reply has too many parts")]
     Scattered,
@@ -189,6 +204,25 @@ fn part(
                 return Err(Violation::Length { kind, len: 0 });
             }
             (Content::Hole { offset, len: hole }, 12)
+        }
+        TYPE_STATUS | TYPE_STATUS_EXTENDED => {
+            let is_extended = kind == TYPE_STATUS_EXTENDED;
+            if is_extended != request_offset.is_some() {
+                return Err(Violation::Type(kind));
+            }
+            let (fields, unit) = if is_extended { (8, 16) } else { (4, 8) };
+            let descriptors = len.checked_sub(fields).filter(|len| *len > 0 && len.is_multiple_of(unit));
+            let Some(descriptors) = descriptors.filter(|len| *len <= MAX_DESCRIPTORS) else {
+                return Err(wrong);
+            };
+            let Some(context) = be32(bytes, at) else { return Ok(None) };
+            if is_extended {
+                let Some(count) = be32(bytes, at + 4) else { return Ok(None) };
+                if u64::from(count) * u64::from(unit) != u64::from(descriptors) {
+                    return Err(wrong);
+                }
+            }
+            (Content::Status { context, len: descriptors }, fields as usize)
         }
         _ if kind & IS_ERROR == 0 => return Err(Violation::Type(kind)),
         _ => {

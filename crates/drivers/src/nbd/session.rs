@@ -28,10 +28,18 @@ pub struct Session {
     connections: Mutex<Connections>,
 }
 
+/// A connection after its handshake.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) wire: Wire,
+    /// The identifier of `base:allocation`; `None` if the server does not have it.
+    pub(super) context: Option<u32>,
+}
+
 #[derive(Debug)]
 struct Connections {
     /// The first connection, until a queue takes it.
-    spare: Option<Wire>,
+    spare: Option<Connection>,
     in_use: u32,
 }
 
@@ -51,11 +59,11 @@ impl Session {
         options.check().map_err(OpenError::Options)?;
         let deadline = Deadline::new(options.timeout_ms, cancel);
         let mut stream = Stream::over(socket.into(), &deadline)?;
-        let facts = negotiate(&mut stream, options)?;
-        Session::new(options, (stream.into_wire(), facts))
+        let (facts, context) = negotiate(&mut stream, options)?;
+        Session::new(options, (Connection { wire: stream.into_wire(), context }, facts))
     }
 
-    fn new(options: &Options, (wire, facts): (Wire, Facts)) -> Result<Arc<Session>, OpenError> {
+    fn new(options: &Options, (connection, facts): (Connection, Facts)) -> Result<Arc<Session>, OpenError> {
         if options.connections > 1 && !facts.can_multi_conn() {
             return Err(OpenError::Export(format!(
                 "connections={}: the server does not allow more than one (no CAN_MULTI_CONN)",
@@ -65,7 +73,7 @@ impl Session {
         let limits = limits(&facts, options)?;
         let name = options.name();
         tracing::info!(device = %name, size = facts.size, replies = ?facts.replies, flags = facts.flags, "connected");
-        let connections = Mutex::new(Connections { spare: Some(wire), in_use: 0 });
+        let connections = Mutex::new(Connections { spare: Some(connection), in_use: 0 });
         Ok(Arc::new(Session { name, options: options.clone(), facts, limits, connections }))
     }
 
@@ -98,20 +106,20 @@ impl Session {
         self: &Arc<Self>,
         depth: u32,
         cancel: &Cancel,
-    ) -> Result<(Wire, Lease), OpenError> {
+    ) -> Result<(Connection, Lease), OpenError> {
         Options { queue_depth: depth, ..self.options.clone() }.check().map_err(OpenError::Options)?;
         let lease = Lease::take(self)?;
         let spare = self.lock().spare.take();
-        let spare = spare.and_then(|mut wire| wire.is_alive().then_some(wire));
-        if let Some(wire) = spare {
-            return Ok((wire, lease));
+        let spare = spare.and_then(|mut spare| spare.wire.is_alive().then_some(spare));
+        if let Some(connection) = spare {
+            return Ok((connection, lease));
         }
-        let (wire, facts) = connect(&self.options, cancel)?;
+        let (connection, facts) = connect(&self.options, cancel)?;
         if facts != self.facts {
             let message = format!("the export changed from {:?} to {facts:?}", self.facts);
             return Err(OpenError::Export(message));
         }
-        Ok((wire, lease))
+        Ok((connection, lease))
     }
 
     /// Maximum requests of a queue, if its caller names no other number.
@@ -151,11 +159,11 @@ impl Drop for Lease {
     }
 }
 
-fn connect(options: &Options, cancel: &Cancel) -> Result<(Wire, Facts), OpenError> {
+fn connect(options: &Options, cancel: &Cancel) -> Result<(Connection, Facts), OpenError> {
     let deadline = Deadline::new(options.timeout_ms, cancel);
     let mut stream = Stream::connect(&options.address, &deadline)?;
-    let facts = negotiate(&mut stream, options)?;
-    Ok((stream.into_wire(), facts))
+    let (facts, context) = negotiate(&mut stream, options)?;
+    Ok((Connection { wire: stream.into_wire(), context }, facts))
 }
 
 fn limits(facts: &Facts, options: &Options) -> Result<Limits, OpenError> {

@@ -2,7 +2,7 @@
 //!
 //! Source: the NBD protocol, "Request message" and "Values"; its extension "extended headers".
 
-use block::IoError;
+use block::{IoError, Status};
 
 /// Opens a request, with the compact header and with the extended one.
 pub(super) const REQUEST_MAGIC: u32 = 0x2560_9513;
@@ -45,6 +45,20 @@ pub enum Replies {
     Extended,
 }
 
+impl Replies {
+    /// Length of the descriptor of an extent in bytes.
+    pub(super) fn descriptor_len(self) -> usize {
+        if self == Replies::Extended { 16 } else { 8 }
+    }
+
+    /// The length and the status in the descriptor of an extent.
+    pub(super) fn extent(self, descriptor: &[u8]) -> (u64, Status) {
+        let number = |bytes: &[u8]| bytes.iter().fold(0u64, |all, byte| all << 8 | u64::from(*byte));
+        let (len, flags) = descriptor.split_at(self.descriptor_len() / 2);
+        (number(len), Status::from_bits(number(flags) as u32))
+    }
+}
+
 /// The command of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
@@ -55,6 +69,7 @@ pub(super) enum Command {
     Flush = 3,
     Trim = 4,
     WriteZeroes = 6,
+    BlockStatus = 7,
 }
 
 /// A request's header.

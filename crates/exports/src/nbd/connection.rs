@@ -5,6 +5,7 @@ use super::fragments;
 use super::job::{Job, Part};
 use super::reading::Reader;
 use super::request::Rules;
+use super::status;
 use super::wire::{Command, Content, Header, encode_reply, refusal_of};
 use crate::Error;
 use crate::stream::{Found, Link, Memory, Protocol, Received, ReplyPart, Wire};
@@ -68,6 +69,22 @@ impl Session {
         };
         self.answer(&header, content, data, link);
     }
+
+    /// Answers a query of block status.
+    async fn report(&self, header: &Header, link: &Link) {
+        let extents = match status::extents(header, &self.target).await {
+            Ok(extents) => extents,
+            Err(error) => {
+                link.stats().count_failure();
+                return self.answer(header, Content::Failed(refusal_of(error, false)), None, link);
+            }
+        };
+        let descriptors = status::encode(&extents, self.rules.form);
+        let mut memory = link.memory(descriptors.len()).await;
+        memory.fill(0, &descriptors);
+        let content = Content::Status { extents: extents.len() as u32 };
+        self.answer(header, content, Some(memory), link);
+    }
 }
 
 impl Protocol for Session {
@@ -105,6 +122,7 @@ impl Protocol for Session {
     #[inline]
     async fn serve(&self, job: Job, link: &Link) {
         match &job.part {
+            Part::Whole if job.header.command == Command::BlockStatus => self.report(&job.header, link).await,
             Part::Whole => {
                 let result = job.execute(&self.target, &self.writes, link).await;
                 self.conclude(job, result, link);

@@ -48,7 +48,7 @@ impl Job {
             }
             Command::WriteZeroes => (Op::WriteZeroes, self.write_zeroes(durable, target, writes, link).await),
             Command::Disconnect | Command::Cache | Command::BlockStatus | Command::Unknown(_) => {
-                return Err(IoError::Invalid); // answered without the device
+                return Err(IoError::Invalid); // answered elsewhere
             }
         };
         let stats = link.stats();

@@ -10,11 +10,11 @@
 //! writes that completed on any.
 //!
 //! Supported: the fixed newstyle handshake with every option and TLS; simple, structured and
-//! extended requests and replies; every command. Block status has `base:allocation` and reports all
-//! data as allocated, since devices do not report holes. Payload is at most 32 MiB. A connection
-//! has at most 32 MiB of memory and 512 requests. At the limit the export does not read from it
-//! until the client has read its replies. While the memory budget for all network clients is used
-//! up, a connection has less, and its long requests are split into [`fragments`].
+//! extended requests and replies; every command. Block status has `base:allocation`, with up to 64
+//! extents in a reply. Payload is at most 32 MiB. A connection has at most 32 MiB of memory and 512
+//! requests. At the limit the export does not read from it until the client has read its replies.
+//! While the memory budget for all network clients is used up, a connection has less, and its long
+//! requests are split into [`fragments`].
 //!
 //! Source of truth: the NBD protocol (github.com/NetworkBlockDevice/nbd, doc/proto.md) and its
 //! extension "extended headers".
@@ -29,6 +29,7 @@ mod offer;
 mod options;
 mod reading;
 mod request;
+mod status;
 mod wire;
 
 pub use crate::stream::{Address, MemoryBudget, Security};

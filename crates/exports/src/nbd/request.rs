@@ -74,9 +74,6 @@ impl Rules {
                 Command::Disconnect => Verdict::Leave,
                 // The server has no cache to prefetch into.
                 Command::Cache => Verdict::Answer { content: Content::Done, skip: 0 },
-                Command::BlockStatus => {
-                    Verdict::Answer { content: Content::Allocated { len: header.len }, skip: 0 }
-                }
                 // The protocol leaves the meaning of an empty request to the server: nothing is
                 // done.
                 Command::Read | Command::Write | Command::Trim | Command::WriteZeroes if header.len == 0 => {
@@ -224,6 +221,12 @@ mod tests {
     }
 
     #[test]
+    fn block_status_goes_to_the_device() {
+        let status = judge(&rules(Form::Structured), Command::BlockStatus, CMD_FLAG_REQ_ONE, MIB, 8 * MIB);
+        assert_eq!(status, Verdict::Run { data: 0 });
+    }
+
+    #[test]
     fn a_request_that_needs_no_device_is_answered() {
         let rules = rules(Form::Structured);
         let done = Verdict::Answer { content: Content::Done, skip: 0 };
@@ -231,8 +234,6 @@ mod tests {
         for command in [READ, WRITE, Command::Trim, Command::WriteZeroes] {
             assert_eq!(judge(&rules, command, 0, 512, 0), done);
         }
-        let status = Verdict::Answer { content: Content::Allocated { len: 8 * MIB }, skip: 0 };
-        assert_eq!(judge(&rules, Command::BlockStatus, CMD_FLAG_REQ_ONE, MIB, 8 * MIB), status);
     }
 
     #[test]

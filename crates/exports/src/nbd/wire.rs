@@ -98,6 +98,11 @@ impl Form {
     pub(super) const fn header_len(self) -> usize {
         if matches!(self, Form::Extended) { 32 } else { 28 }
     }
+
+    /// Length of the descriptor of an extent in bytes.
+    pub(super) const fn descriptor_len(self) -> usize {
+        if matches!(self, Form::Extended) { 16 } else { 8 }
+    }
 }
 
 /// The command of a request.
@@ -173,8 +178,8 @@ pub(super) enum Content {
     Data { len: u32 },
     /// `len` bytes of a read's data, from `at` of it on, which follow. Not in simple replies.
     Fragment { at: u64, len: u32, is_last: bool },
-    /// `len` bytes from the request's offset on are allocated.
-    Allocated { len: u64 },
+    /// The status of `extents` ranges, whose descriptors follow.
+    Status { extents: u32 },
     /// An error.
     Failed(Refusal),
 }
@@ -192,8 +197,14 @@ pub(super) fn encode_reply(form: Form, header: &Header, content: Content, to: &m
     let (kind, len) = match content {
         Content::Done => (TYPE_NONE, 0),
         Content::Data { len } | Content::Fragment { len, .. } => (TYPE_OFFSET_DATA, u64::from(len) + 8),
-        Content::Allocated { .. } if is_extended => (TYPE_BLOCK_STATUS_EXT, 8 + 16),
-        Content::Allocated { .. } => (TYPE_BLOCK_STATUS, 4 + 8),
+        Content::Status { extents } => {
+            let descriptors = u64::from(extents) * form.descriptor_len() as u64;
+            if is_extended {
+                (TYPE_BLOCK_STATUS_EXT, 8 + descriptors)
+            } else {
+                (TYPE_BLOCK_STATUS, 4 + descriptors)
+            }
+        }
         Content::Failed(refusal) => (TYPE_ERROR, 6 + refusal.text.len() as u64),
     };
     out.u32(if is_extended { EXTENDED_REPLY_MAGIC } else { STRUCTURED_REPLY_MAGIC });
@@ -208,8 +219,8 @@ pub(super) fn encode_reply(form: Form, header: &Header, content: Content, to: &m
         Content::Done => {}
         Content::Data { .. } => drop(out.u64(header.offset)),
         Content::Fragment { at, .. } => drop(out.u64(header.offset + at)),
-        Content::Allocated { len } if is_extended => drop(out.u32(CONTEXT_ID).u32(1).u64(len).u64(0)),
-        Content::Allocated { len } => drop(out.u32(CONTEXT_ID).u32(len as u32).u32(0)),
+        Content::Status { extents } if is_extended => drop(out.u32(CONTEXT_ID).u32(extents)),
+        Content::Status { .. } => drop(out.u32(CONTEXT_ID)),
         Content::Failed(refusal) => {
             out.u32(refusal.number).u16(refusal.text.len() as u16).bytes(refusal.text.as_bytes());
         }
@@ -375,8 +386,8 @@ mod tests {
         assert_eq!(encode(Form::Structured, content(true)), piece);
         piece[5] = 0; // more chunks follow
         assert_eq!(encode(Form::Structured, content(false)), piece);
-        let status = [front(5, 12), vec![0, 0, 0, 1, 0, 0, 2, 0, 0, 0, 0, 0]].concat();
-        assert_eq!(encode(Form::Structured, Content::Allocated { len: 0x200 }), status);
+        let status = [front(5, 20), vec![0, 0, 0, 1]].concat();
+        assert_eq!(encode(Form::Structured, Content::Status { extents: 2 }), status);
         let refusal = Refusal::invalid("no");
         let error = [front(0x8001, 8), vec![0, 0, 0, 22, 0, 2, b'n', b'o']].concat();
         assert_eq!(encode(Form::Structured, Content::Failed(refusal)), error);
@@ -395,11 +406,9 @@ mod tests {
         assert_eq!(encode(Form::Extended, Content::Done), front(0, 0));
         let data = [front(1, 0x208), vec![0, 0, 0, 0, 0, 0, 0x10, 0]].concat();
         assert_eq!(encode(Form::Extended, Content::Data { len: 0x200 }), data);
-        let mut status = front(6, 24);
-        status.extend([0, 0, 0, 1, 0, 0, 0, 1]);
-        status.extend((1u64 << 40).to_be_bytes());
-        status.extend([0; 8]);
-        assert_eq!(encode(Form::Extended, Content::Allocated { len: 1 << 40 }), status);
+        let mut status = front(6, 40);
+        status.extend([0, 0, 0, 1, 0, 0, 0, 2]);
+        assert_eq!(encode(Form::Extended, Content::Status { extents: 2 }), status);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use block::{
     Channel, Device, DeviceError, IoError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op,
-    Request,
+    Request, Status, StatusReport,
 };
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -34,6 +34,8 @@ struct Shared {
     regions: Mutex<Vec<MemoryRegion>>,
     /// A byte offset whose requests fail, and how.
     fault: Mutex<Option<(u64, IoError)>>,
+    /// The end and the status of each extent, in order.
+    extents: Mutex<Vec<(u64, Status)>>,
 }
 
 impl SlowDevice {
@@ -67,6 +69,7 @@ impl SlowDevice {
             in_flight: AtomicUsize::new(0),
             regions: Mutex::default(),
             fault: Mutex::default(),
+            extents: Mutex::default(),
         };
         SlowDevice { shared: Arc::new(shared) }
     }
@@ -88,6 +91,11 @@ impl SlowDevice {
 
     pub fn fail_at(&self, offset: u64, error: IoError) {
         *self.shared.fault.lock().unwrap() = Some((offset, error));
+    }
+
+    /// Reports these extents, each with its end and its status, one in an answer; data behind them.
+    pub fn report(&self, extents: &[(u64, Status)]) {
+        *self.shared.extents.lock().unwrap() = extents.to_vec();
     }
 
     pub fn bytes(&self, offset: u64, len: usize) -> Vec<u8> {
@@ -174,6 +182,22 @@ impl Channel for SlowChannel {
             self.shared.in_flight.fetch_sub(1, Ordering::Relaxed);
             result
         })
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        if let Some((at, error)) = *self.shared.fault.lock().unwrap()
+            && (offset..offset + len).contains(&at)
+        {
+            return IoFuture::ready(Err(error));
+        }
+        let extents = self.shared.extents.lock().unwrap();
+        match extents.iter().find(|(end, _)| *end > offset) {
+            Some((end, status)) => {
+                report.push(len.min(end - offset), *status);
+                IoFuture::ready(Ok(()))
+            }
+            None => report.answer_data(len),
+        }
     }
 }
 

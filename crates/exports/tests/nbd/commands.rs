@@ -3,7 +3,7 @@
 use crate::client::*;
 use crate::device::{SlowDevice, pattern};
 use crate::server::{MIB, Server, wait_until};
-use block::{IoError, Limits, Op};
+use block::{IoError, Limits, Op, Status};
 use exports::Export;
 use exports::nbd::Config;
 use std::collections::HashSet;
@@ -105,6 +105,45 @@ fn the_state_of_blocks_is_data() {
     assert_eq!((reply.kind, reply.data), (6, expected));
     assert_eq!(client.run(BLOCK_STATUS, 0, 0, 17 * MIB).error, EINVAL);
     assert_eq!(server.connect(Form::Simple).run(BLOCK_STATUS, 0, 0, 512).error, EINVAL);
+}
+
+/// The flags and lengths of the extents in a reply.
+fn extents(form: Form, reply: &Reply) -> Vec<(u64, u64)> {
+    let (skip, width) = if form == Form::Extended { (8, 8) } else { (4, 4) };
+    let number = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all << 8 | u64::from(*byte));
+    let extents = reply.data[skip..].chunks(2 * width);
+    extents.map(|extent| (number(&extent[..width]), number(&extent[width..]))).collect()
+}
+
+#[test]
+fn extents_of_the_device_are_reported_from_the_first_byte_asked_for_to_the_last() {
+    let limits = Limits { block_size: 4096, ..Limits::new(16 * MIB) };
+    let server = Server::over(SlowDevice::with_limits(limits), |config| config);
+    let ends =
+        [(MIB, Status::DATA), (2 * MIB, Status::ZERO), (3 * MIB, Status::ZERO), (4 * MIB, Status::ZERO_HOLE)];
+    server.device.report(&ends);
+    for form in [Form::Structured, Form::Extended] {
+        let mut client = server.connect(form);
+        let reply = client.run(BLOCK_STATUS, 0, 0, 16 * MIB);
+        assert_eq!(extents(form, &reply), [(MIB, 0), (2 * MIB, 2), (MIB, 3), (12 * MIB, 0)]);
+        let reply = client.run(BLOCK_STATUS, 0, 2 * MIB, 2 * MIB);
+        assert_eq!(extents(form, &reply), [(MIB, 2), (MIB, 3)]);
+        let reply = client.run(BLOCK_STATUS, 1 << 3, MIB, 15 * MIB);
+        assert_eq!(extents(form, &reply), [(2 * MIB, 2)], "one extent was asked for");
+        let mut unaware = Client::unaware(&server.socket, form);
+        let reply = unaware.run(BLOCK_STATUS, 0, 3 * MIB - 100, 200);
+        assert_eq!(extents(form, &reply), [(100, 2), (100, 3)], "bytes inside blocks");
+    }
+    let many: Vec<_> =
+        (1..=100).map(|i| (i * 4096, if i % 2 == 0 { Status::ZERO } else { Status::DATA })).collect();
+    server.device.report(&many);
+    let mut client = server.connect(Form::Structured);
+    let reply = client.run(BLOCK_STATUS, 0, 0, MIB);
+    let found = extents(Form::Structured, &reply);
+    assert!((1..=64).contains(&found.len()) && found.iter().all(|(len, _)| *len == 4096), "{found:?}");
+    server.device.fail_at(8192, IoError::Medium);
+    assert_eq!(client.run(BLOCK_STATUS, 0, 0, MIB).error, EIO);
+    assert_eq!(client.run(BLOCK_STATUS, 0, MIB, MIB).error, 0);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use block::{
     Channel, Device, DeviceError, Flags, IoFuture, IoResult, KernelBacking, Limits, MAX_JOINED, MemoryRegion,
-    Op, Request, SharedLimits, join_all,
+    Op, Request, SharedLimits, StatusReport, join_all,
 };
 use std::rc::Rc;
 use std::sync::Arc;
@@ -189,11 +189,20 @@ impl Channel for ConcatChannel {
         }
         IoFuture::new(self.split(req, offset))
     }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        if let Err(error) = self.limits.check_range(offset, len) {
+            return IoFuture::ready(Err(error));
+        }
+        let (child, start, end) = self.locate(offset);
+        self.children[child].block_status(report, offset - start, len.min(end - offset))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::Status;
     use conformance::Suite;
     use drivers::mem::{MemDevice, Options};
 
@@ -219,6 +228,29 @@ mod tests {
         let concat = Concat::new(children).unwrap();
         assert_eq!(concat.limits().block_size, 4096);
         Suite::new(Arc::new(concat)).run();
+    }
+
+    #[test]
+    fn each_child_answers_for_its_part_of_a_range() {
+        let zeroes = |size| {
+            let options = drivers::null::Options { zero: true, ..drivers::null::Options::new(size) };
+            Arc::new(drivers::null::NullDevice::new(&options).unwrap()) as Arc<dyn Device>
+        };
+        let children = vec![zeroes(1 << 20), disk(Options::new(1 << 20)), zeroes(2 << 20)];
+        let concat = Concat::new(children).unwrap();
+        let part = crate::linear::Partition::new(Arc::new(concat), 1 << 19, None).unwrap();
+        reactor::run(async move {
+            let channel = part.open_channel().unwrap();
+            let (report, mut calls) = (StatusReport::new(), 0);
+            while report.covered() < 3 << 20 {
+                let done = report.covered();
+                channel.block_status(&report, done, (3 << 20) - done).await.unwrap();
+                calls += 1;
+            }
+            let found: Vec<_> = report.extents().map(|extent| (extent.len, extent.status)).collect();
+            let (hole, data) = (Status::ZERO_HOLE, Status::DATA);
+            assert_eq!((calls, found), (3, vec![(1 << 19, hole), (1 << 20, data), (3 << 19, hole)]));
+        });
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use block::{
     Channel, Device, DeviceError, IoError, IoFuture, KernelBacking, KernelExtent, Limits, MemoryRegion, Op,
-    Request, SharedLimits,
+    Request, SharedLimits, StatusReport,
 };
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
@@ -123,6 +123,15 @@ impl Channel for PartitionChannel {
         match offset.checked_add(req.len) {
             // The start is on a block border, so the child detects all other errors.
             Some(end) if end <= self.limits.capacity() => self.child.submit(req, self.start + offset),
+            _ => IoFuture::ready(Err(IoError::OutOfRange)),
+        }
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.limits.capacity() => {
+                self.child.block_status(report, self.start + offset, len)
+            }
             _ => IoFuture::ready(Err(IoError::OutOfRange)),
         }
     }

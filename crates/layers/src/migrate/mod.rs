@@ -26,7 +26,10 @@ mod dirty;
 pub use dirty::Dirty;
 
 use crate::stats::{Book, Counters, Snapshot};
-use block::{Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Request};
+use block::{
+    Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Request,
+    StatusReport,
+};
 use reactor::{Core, CoreRef};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -456,6 +459,11 @@ impl Channel for MigratableChannel {
             self.counters.end(req.op, req.len, self.core.elapsed_ns(&stopwatch), result);
             result
         })
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        let child = self.child.borrow().clone();
+        IoFuture::new(async move { child.block_status(report, offset, len).await })
     }
 }
 

@@ -21,7 +21,7 @@ pub use bucket::Rate;
 
 use block::{
     Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits as DeviceLimits, MemoryRegion,
-    Op, Request,
+    Op, Request, StatusReport,
 };
 use bucket::Bucket;
 use reactor::{Core, Permits};
@@ -302,6 +302,10 @@ impl Channel for QosChannel {
             return self.child.submit(req, offset);
         }
         IoFuture::new(self.carry_out(req, offset))
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        self.child.block_status(report, offset, len)
     }
 }
 

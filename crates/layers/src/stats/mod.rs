@@ -9,6 +9,7 @@ pub use histogram::Histogram;
 
 use block::{
     Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op, Request,
+    StatusReport,
 };
 use histogram::Buckets;
 use reactor::Core;
@@ -257,6 +258,10 @@ impl Channel for StatsChannel {
             self.counters.end(op, len, self.core.elapsed_ns(&stopwatch), result);
             result
         })
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        self.child.block_status(report, offset, len)
     }
 }
 

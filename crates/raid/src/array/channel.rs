@@ -11,7 +11,7 @@ use crate::config::Consistency;
 use crate::metadata::intent_bitmap::NEED_SYNC;
 use crate::stripe::rect::{Rect, Run, runs};
 use arrayvec::ArrayVec;
-use block::{Channel, Flags, IoError, IoFuture, IoResult, MAX_JOINED, Op, Request, join_all};
+use block::{Channel, Flags, IoError, IoFuture, IoResult, MAX_JOINED, Op, Request, StatusReport, join_all};
 use std::cell::Cell;
 use std::future::Future;
 use std::pin::Pin;
@@ -305,6 +305,13 @@ impl Channel for ArrayChannel {
         match &self.old {
             Some(old) => IoFuture::new(self.across(old, req, offset)),
             None => self.in_shape(req, offset),
+        }
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        match self.shared.limits.check_range(offset, len) {
+            Ok(()) => report.answer_data(len),
+            Err(error) => IoFuture::ready(Err(error)),
         }
     }
 }

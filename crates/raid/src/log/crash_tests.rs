@@ -11,7 +11,7 @@ use super::checksum::Checksum;
 use super::entry::Nonce;
 use super::*;
 use crate::{ArrayConfig, Code};
-use block::{Channel, Flags, IoError, IoFuture, IoResult, Op, Request, Segment};
+use block::{Channel, Flags, IoError, IoFuture, IoResult, Op, Request, Segment, StatusReport};
 use reactor::current;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -88,6 +88,10 @@ impl Channel for Disk {
             }
             Err(IoError::DeviceGone)
         })
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, _: u64, len: u64) -> IoFuture<'a> {
+        report.answer_data(len)
     }
 }
 

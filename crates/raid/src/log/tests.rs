@@ -1,7 +1,7 @@
 //! The log of a core over members in memory.
 
 use super::*;
-use block::{Channel, IoError, IoFuture, Request};
+use block::{Channel, IoError, IoFuture, Request, StatusReport};
 use reactor::{current, run_simulated};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -27,6 +27,10 @@ impl Channel for Disk {
             req.data.copy_to(&mut self.content.borrow_mut()[at..at + req.data.len()]);
             Ok(())
         })
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, _: u64, len: u64) -> IoFuture<'a> {
+        report.answer_data(len)
     }
 }
 
@@ -310,6 +314,10 @@ impl Channel for Scratched {
         }
         self.disk.submit(req, offset)
     }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        self.disk.block_status(report, offset, len)
+    }
 }
 
 /// The members of a setup after a crash. `scratched`: strips of stripe 0, each with a sector that
@@ -476,6 +484,10 @@ impl Channel for Flaky {
             }
         }
         self.member.submit(req, offset)
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        self.member.block_status(report, offset, len)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use base::Rng;
-use block::{DeviceError, IoFuture, IoResult, KernelBacking, MemoryRegion, Op};
+use block::{DeviceError, IoFuture, IoResult, KernelBacking, MemoryRegion, Op, StatusReport};
 use conformance::Suite;
 use drivers::mem::{MemDevice, Options};
 use layers::fault::{Action, Fault, Rule};
@@ -389,6 +389,10 @@ impl Channel for RecorderChannel {
             Op::Discard => {}
         }
         IoFuture::ready(Ok(()))
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, _: u64, len: u64) -> IoFuture<'a> {
+        report.answer_data(len)
     }
 }
 

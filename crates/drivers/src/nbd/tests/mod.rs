@@ -3,6 +3,7 @@
 mod handshake;
 mod hostile;
 mod server;
+mod status;
 
 use super::*;
 use crate::test_queue::{data, ends, push, segment};

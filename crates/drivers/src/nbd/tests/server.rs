@@ -18,11 +18,13 @@ pub(super) struct Export {
     pub(super) flags: u16,
     pub(super) size: u64,
     pub(super) blocks: Option<[u32; 3]>,
+    /// The identifier of `base:allocation`, if the export has it.
+    pub(super) context: Option<u32>,
 }
 
 impl Export {
     pub(super) fn good(replies: Replies) -> Export {
-        Export { replies, flags: ALL_FLAGS, size: SIZE, blocks: Some([1, 4096, 1 << 20]) }
+        Export { replies, flags: ALL_FLAGS, size: SIZE, blocks: Some([1, 4096, 1 << 20]), context: None }
     }
 }
 
@@ -154,6 +156,15 @@ impl Client {
                 8 => Replies::Structured,
                 11 => Replies::Extended,
                 7 => break,
+                10 => {
+                    if let Some(context) = export.context {
+                        self.answer(10, 4, &[&context.to_be_bytes()[..], b"base:allocation"].concat());
+                        self.answer(10, 1, &[]);
+                    } else {
+                        self.answer(10, 1 << 31 | 1, b"not here");
+                    }
+                    continue;
+                }
                 option => panic!("option {option}"),
             };
             if wanted == export.replies {

@@ -4,7 +4,9 @@ use super::super::tests::{Faults, config, fill, read, restart, write};
 use super::*;
 use crate::array::Array;
 use crate::{ArrayConfig, Consistency, Level};
-use block::{Channel, Device, DeviceError, IoError, IoFuture, KernelBacking, Limits, MemoryRegion, Op};
+use block::{
+    Channel, Device, DeviceError, IoError, IoFuture, KernelBacking, Limits, MemoryRegion, Op, StatusReport,
+};
 use drivers::mem::{self, MemDevice};
 use drivers::null::{self, NullDevice};
 use layers::fault::{Action, Fault, Rule};
@@ -84,6 +86,10 @@ impl Channel for DriveChannel {
             self.time.submit(req, offset).await?;
             self.memory.submit(req, offset).await
         })
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        self.memory.block_status(report, offset, len)
     }
 }
 

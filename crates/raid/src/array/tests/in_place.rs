@@ -2,7 +2,7 @@
 //! of a mirror go to.
 
 use super::*;
-use block::{IoFuture, KernelBacking, MemoryRegion};
+use block::{IoFuture, KernelBacking, MemoryRegion, StatusReport};
 use reactor::Buffer;
 use std::cell::{Cell, RefCell};
 use std::sync::Mutex;
@@ -52,6 +52,10 @@ impl Channel for WatchedChannel {
         let visit = |segment: block::Segment| Visit { op: req.op, slot: self.1, base: segment.base.addr() };
         self.2.lock().unwrap().extend(req.data.iter().map(visit));
         self.0.submit(req, offset)
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        self.0.block_status(report, offset, len)
     }
 }
 

@@ -1,7 +1,9 @@
 //! Members with blocks that cannot be read until they are written.
 
 use super::{Faults, MEMBER_BYTES};
-use block::{Channel, Device, DeviceError, IoError, IoFuture, KernelBacking, MemoryRegion, Op, Request};
+use block::{
+    Channel, Device, DeviceError, IoError, IoFuture, KernelBacking, MemoryRegion, Op, Request, StatusReport,
+};
 use drivers::mem::{MemDevice, Options};
 use layers::fault::Fault;
 use std::collections::BTreeSet;
@@ -65,5 +67,9 @@ impl Channel for ScarredChannel {
             }
             _ => self.0.submit(req, offset),
         }
+    }
+
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        self.0.block_status(report, offset, len)
     }
 }
