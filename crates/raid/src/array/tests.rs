@@ -205,6 +205,40 @@ fn written_data_survives_the_loss_of_as_many_members_as_there_are_parities() {
     });
 }
 
+/// A write whose region is being marked when the array loses too many members changes no stripe:
+/// the member that failed last would be taken for one that has it.
+#[test]
+fn a_write_that_is_overtaken_by_the_loss_of_its_group_changes_nothing() {
+    reactor::run_simulated(5, |_| async {
+        let config =
+            ArrayConfig { consistency: Consistency::Bitmap, ..config(Level::Raid5, 1, 3, 1) };
+        let (array, faults) = start(&config, &[]).await;
+        let channel = array.open_channel().unwrap();
+        for fault in &faults {
+            let late = Rule::new(Action::Delay(1_000_000)).on(&[Op::Write]);
+            fault.add(Rule { count: Some(1), ..late });
+        }
+        let result = Rc::new(std::cell::Cell::new(None));
+        let answer = result.clone();
+        reactor::current().spawn(async move {
+            answer.set(Some(write(&*channel, 0, 7, 48 << 10).await));
+        });
+        reactor::current().sleep(100_000).await;
+        faults[0].add(Rule::new(Action::Error(IoError::DeviceGone)));
+        let _ = array.fail(1).await;
+        while result.get().is_none() {
+            reactor::current().sleep(100_000).await;
+        }
+        assert!(array.is_frozen());
+        assert_eq!(result.get(), Some(Err(IoError::Medium)));
+        let layout = Layout::new(MEMBER_BYTES, &config).unwrap();
+        for fault in &faults[1..] {
+            let strip = read(&*fault.open_channel().unwrap(), layout.data_offset, 16 << 10).await.unwrap();
+            assert!(strip.iter().all(|byte| *byte == 0), "a strip was written");
+        }
+    });
+}
+
 #[test]
 fn an_array_that_has_lost_too_many_members_answers_with_errors_only() {
     reactor::run(async {

@@ -182,6 +182,9 @@ impl StripeOwner {
         if !write.is_logged() && strips.data > 1 && self.shared.is_logging() {
             return Err(Stop::Again); // a member has gone: this can still be logged
         }
+        // The failure of a member that freezes the array is not recorded. The next start takes it
+        // for live, so no strip may change without it.
+        self.shared.check_frozen()?;
         write.change();
         if mutant::is(Mutant::BadClearedEarly) && !is_lost && !is_in_vain {
             self.clear_bad(rect).await?;
@@ -566,6 +569,10 @@ impl StripeOwner {
                 // later.
                 unsafe { batch.add(tag, member.channel, Op::Write, flags, segment, position) };
             }
+        }
+        // Another core may be about to freeze the array.
+        if is_skipped && (self.shared.members.live_strips(rect.stripe).count_ones() as usize) < data {
+            return Err(Stop::Error(IoError::Medium));
         }
         batch.run().await;
         let failed: Vec<(u32, IoError)> = batch.failures().collect();
