@@ -12,6 +12,7 @@
 
 use super::forward::StripeRequest;
 use super::members::{MemberChannel, MemberRole, SlotState};
+use super::shared::RegionWrite;
 use super::snapshot::NewData;
 use super::spare::{Checks, Compared, Place, rows_of};
 use super::stripe_owner::{Caller, LogCopy, ReadFailure, Scratch, Source, StripeOwner, read_failure};
@@ -182,14 +183,10 @@ impl StripeOwner {
         if !write.is_logged() && strips.data > 1 && self.shared.is_logging() {
             return Err(Stop::Again); // a member has gone: this can still be logged
         }
-        // The failure of a member that freezes the array is not recorded. The next start takes it
-        // for live, so no strip may change without it.
-        self.shared.check_frozen()?;
-        write.change();
         if mutant::is(Mutant::BadClearedEarly) && !is_lost && !is_in_vain {
             self.clear_bad(rect).await?;
         }
-        self.write_new(scratch, rect, &plan, flags).await?;
+        self.write_new(scratch, rect, &plan, flags, &mut write).await?;
         // Until then a member that was skipped may be assembled as a live one: recovery needs the
         // entry.
         self.wait_until_out(rect.stripe).await?;
@@ -535,6 +532,7 @@ impl StripeOwner {
         rect: &Rect,
         plan: &Plan,
         flags: Flags,
+        write: &mut RegionWrite<'_>,
     ) -> Result<(), Stop> {
         let config = &self.shared.config;
         let data = config.geometry.data;
@@ -570,10 +568,11 @@ impl StripeOwner {
                 unsafe { batch.add(tag, member.channel, Op::Write, flags, segment, position) };
             }
         }
-        // Another core may be about to freeze the array.
-        if is_skipped && (self.shared.members.live_strips(rect.stripe).count_ones() as usize) < data {
-            return Err(Stop::Error(IoError::Medium));
+        if is_skipped {
+            self.check_skipped(rect.stripe, write)?;
         }
+        self.shared.check_frozen()?;
+        write.change();
         batch.run().await;
         let failed: Vec<(u32, IoError)> = batch.failures().collect();
         if failed.is_empty() && !is_skipped {
@@ -594,6 +593,19 @@ impl StripeOwner {
             self.shared.member_failed(slot, role, error).await?;
         }
         Ok(())
+    }
+
+    /// Checks before a write that skips members. If a further failure freezes the array, the failures
+    /// before it are not recorded, and the next start takes these members for live. Without an entry
+    /// in the log, their old strips then contradict those of this write.
+    fn check_skipped(&self, stripe: u64, write: &RegionWrite<'_>) -> Result<(), Stop> {
+        let (members, data) = (&self.shared.members, self.shared.config.geometry.data);
+        if (members.live_strips(stripe).count_ones() as usize) < data {
+            return Err(Stop::Error(IoError::Medium)); // another core is about to freeze the array
+        }
+        let is_failing = |slot| members.state(slot) == SlotState::Failing;
+        let must_wait = data > 1 && !write.is_logged() && members.group_slots(stripe).any(is_failing);
+        if must_wait { Err(Stop::Again) } else { Ok(()) }
     }
 
     /// Waits until every live member knows of those that this stripe's writes skip.
