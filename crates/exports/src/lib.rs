@@ -33,7 +33,6 @@
 
 mod error;
 mod eventfd;
-mod fence;
 pub mod nbd;
 pub mod nvme_tcp;
 mod stats;

@@ -70,6 +70,7 @@ mod completion_ring;
 mod core;
 mod cores;
 mod doorbell;
+pub mod fence;
 mod park;
 mod peer_event;
 mod permits;

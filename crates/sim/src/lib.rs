@@ -39,6 +39,7 @@ mod run;
 mod shapes;
 mod streams;
 mod subject;
+pub mod tables;
 #[cfg(test)]
 mod toys;
 mod wide;

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod pool_runs;
+mod table_runs;
 
 use clap::Parser;
 use sim::{Filter, Outcome, Plan, Stats, Subject};
@@ -72,6 +73,9 @@ struct Args {
     /// Pools of volumes instead of arrays
     #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "faults", "live_faults", "pairs", "level", "consistency", "cores"])]
     pools: bool,
+    /// Tables of a mapping instead of arrays: no power loss, but evictions, moves and snapshots
+    #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "faults", "live_faults", "pairs", "pools", "directed", "wide", "operations", "create", "level", "consistency", "cores"])]
+    tables: bool,
     /// Runs are short sequences of rare events
     #[arg(long, conflicts_with_all = ["grow", "groups", "shapes", "pairs", "pools"])]
     directed: bool,
@@ -219,6 +223,7 @@ impl Args {
             (self.live_faults, " --live-faults"),
             (self.pairs, " --pairs"),
             (self.pools, " --pools"),
+            (self.tables, " --tables"),
             (self.directed, " --directed"),
             (self.wide, " --wide"),
             (self.operations, " --operations"),
@@ -244,7 +249,10 @@ fn main() -> ExitCode {
     let is_good = match args.replay {
         Some(seed) => replay(&args, seed, maker),
         None if args.mutants && args.pools => pool_runs::kill_mutants(&args),
-        None if args.mutants => kill_mutants(&args, maker) & pool_runs::kill_mutants(&args),
+        None if args.mutants && args.tables => table_runs::kill_mutants(&args),
+        None if args.mutants => {
+            kill_mutants(&args, maker) & pool_runs::kill_mutants(&args) & table_runs::kill_mutants(&args)
+        }
         None => regressions(&args, maker) && search(&args, maker),
     };
     if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -254,17 +262,22 @@ fn choose(name: Option<&str>) -> Result<(), String> {
     let Some(name) = name else { return Ok(()) };
     let mutant = raid::mutant::Mutant::ALL.into_iter().find(|mutant| format!("{mutant:?}") == name);
     let of_pools = sim::pools::Mutant::ALL.into_iter().find(|mutant| format!("{mutant:?}") == name);
-    if mutant.is_none() && of_pools.is_none() {
+    let of_tables = sim::tables::Mutant::ALL.into_iter().find(|mutant| format!("{mutant:?}") == name);
+    if mutant.is_none() && of_pools.is_none() && of_tables.is_none() {
         return Err(format!("{name}: no such mutant"));
     }
     raid::mutant::choose(mutant);
     sim::pools::choose(of_pools);
+    sim::tables::choose(of_tables);
     Ok(())
 }
 
 fn replay(args: &Args, seed: u64, maker: SubjectMaker) -> bool {
     if args.pools {
         return pool_runs::replay(args, seed);
+    }
+    if args.tables {
+        return table_runs::replay(args, seed);
     }
     let mut plan = Plan::draw(seed, &args.filter());
     let boots = args.boots.unwrap_or(plan.boots.len());
@@ -397,9 +410,10 @@ fn search(args: &Args, maker: SubjectMaker) -> bool {
     }
     let search = Search::new(first, end, crashes, args.seconds);
     let filter = args.filter();
-    let run = |seed| match args.pools {
-        true => sim::pools::run_seed(seed),
-        false => sim::run_seed(seed, &filter, &maker()),
+    let run = |seed| match (args.pools, args.tables) {
+        (true, _) => sim::pools::run_seed(seed),
+        (_, true) => sim::tables::run_seed(seed),
+        _ => sim::run_seed(seed, &filter, &maker()),
     };
     search.run(args.jobs, &run, args.keep_going);
     let stats = search.stats.into_inner().expect("no panic under this lock");
@@ -410,9 +424,10 @@ fn search(args: &Args, maker: SubjectMaker) -> bool {
     );
     let failures = search.failures.into_inner().expect("no panic under this lock");
     for (seed, outcome) in &failures {
-        match args.pools {
-            true => pool_runs::report(args, *seed, outcome),
-            false => report(args, *seed, outcome, maker),
+        match (args.pools, args.tables) {
+            (true, _) => pool_runs::report(args, *seed, outcome),
+            (_, true) => table_runs::report(args, *seed, outcome),
+            _ => report(args, *seed, outcome, maker),
         };
     }
     failures.is_empty()
@@ -453,6 +468,36 @@ fn kill_mutants(args: &Args, maker: SubjectMaker) -> bool {
     }
     raid::mutant::choose(None);
     survivors.is_empty()
+}
+
+/// Runs each broken variant that is chosen, until `run` catches it or `search` is over. Returns
+/// whether all are caught.
+fn kill_each<M: Copy + Debug>(
+    args: &Args,
+    all: &[M],
+    choose: fn(Option<M>),
+    search: impl Fn() -> Search,
+    run: &Runner<'_>,
+) -> bool {
+    let mut are_killed = true;
+    for mutant in all.iter().filter(|mutant| args.is_chosen(mutant)) {
+        choose(Some(*mutant));
+        let search = search();
+        search.run(args.jobs, run, false);
+        let Stats { runs, crashes, .. } = search.stats.into_inner().expect("no panic under this lock");
+        match search.failures.into_inner().expect("no panic under this lock").first() {
+            Some((seed, Outcome { failure, .. })) => {
+                let failure: String = failure.as_deref().unwrap_or_default().chars().take(300).collect();
+                println!("{mutant:?}: killed after {runs} runs, {crashes} crashes, seed {seed}: {failure}");
+            }
+            None => {
+                println!("{mutant:?}: SURVIVES {runs} runs, {crashes} crashes");
+                are_killed = false;
+            }
+        }
+    }
+    choose(None);
+    are_killed
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Runs of pools (`--pools`): replayed, reported, and with broken variants.
 
-use crate::{Args, MOST_CRASHES, Search, set_text};
+use crate::{Args, MOST_CRASHES, Search, kill_each, set_text};
 use sim::{Outcome, pools};
 
 /// Runs a seed again.
@@ -28,23 +28,6 @@ pub fn report(args: &Args, seed: u64, outcome: &Outcome) -> bool {
 
 /// Runs each broken variant until it is caught. Returns whether all are.
 pub fn kill_mutants(args: &Args) -> bool {
-    let mut are_killed = true;
-    for mutant in pools::Mutant::ALL.into_iter().filter(|mutant| args.is_chosen(mutant)) {
-        pools::choose(Some(mutant));
-        let search = Search::new(0, u64::MAX, args.crashes.unwrap_or(MOST_CRASHES), None);
-        search.run(args.jobs, &pools::run_seed, false);
-        let crashes = search.stats.into_inner().expect("no panic under this lock").crashes;
-        match search.failures.into_inner().expect("no panic under this lock").first() {
-            Some((seed, Outcome { failure, .. })) => {
-                let failure: String = failure.as_deref().unwrap_or_default().chars().take(300).collect();
-                println!("{mutant:?}: killed after {crashes} crashes, seed {seed}: {failure}");
-            }
-            None => {
-                println!("{mutant:?}: SURVIVES {crashes} crashes");
-                are_killed = false;
-            }
-        }
-    }
-    pools::choose(None);
-    are_killed
+    let search = || Search::new(0, u64::MAX, args.crashes.unwrap_or(MOST_CRASHES), None);
+    kill_each(args, &pools::Mutant::ALL, pools::choose, search, &pools::run_seed)
 }

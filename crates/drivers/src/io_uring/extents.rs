@@ -8,12 +8,12 @@
 
 use super::image_lock::ImageFile;
 use block::{IoError, IoFuture, Status, StatusExtent, StatusReport};
+use futures_channel::oneshot;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The queries of one device. Dropping it ends their thread.
 #[derive(Default)]
@@ -25,13 +25,7 @@ struct Query {
     block_size: u64,
     offset: u64,
     len: u64,
-    reply: Arc<Mutex<Reply>>,
-}
-
-#[derive(Default)]
-struct Reply {
-    answer: Option<io::Result<Vec<StatusExtent>>>,
-    waker: Option<Waker>,
+    answer: oneshot::Sender<io::Result<Vec<StatusExtent>>>,
 }
 
 impl Queries {
@@ -46,15 +40,15 @@ impl Queries {
         offset: u64,
         len: u64,
     ) -> IoFuture<'a> {
-        let reply = Arc::new(Mutex::new(Reply::default()));
-        let block_size = block_size.into();
-        let query = Query { file: file.clone(), block_size, offset, len, reply: reply.clone() };
+        let (sender, answer) = oneshot::channel();
+        let query = Query { file: file.clone(), block_size: block_size.into(), offset, len, answer: sender };
         if let Err(error) = self.send(query) {
             tracing::warn!(%error, "cannot start a thread that looks for holes in a file");
             return IoFuture::ready(Err(IoError::NoMemory));
         }
         IoFuture::new(async move {
-            let extents = answer(&reply).await.map_err(|error| {
+            let answer = answer.await.unwrap_or_else(|_| Err(io::Error::other("the thread has ended")));
+            let extents = answer.map_err(|error| {
                 tracing::warn!(%error, offset, len, "cannot look for holes in a file");
                 IoError::Medium
             })?;
@@ -65,7 +59,7 @@ impl Queries {
 
     /// Hands a query to the thread, which starts with the first one.
     fn send(&self, query: Query) -> io::Result<()> {
-        let mut sender = lock(&self.0);
+        let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = match &mut *sender {
             Some(sender) => sender,
             None => {
@@ -83,36 +77,12 @@ impl Queries {
 
 impl Query {
     fn answer(self) {
-        let answer = extents(&self.file, self.block_size, self.offset, self.len);
+        let extents = extents(&self.file, self.block_size, self.offset, self.len);
         // The file must not stay open and locked because of a query that has been answered.
-        let Query { file, reply, .. } = self;
-        drop(file);
-        let waker = {
-            let mut reply = lock(&reply);
-            reply.answer = Some(answer);
-            reply.waker.take()
-        };
-        waker.into_iter().for_each(Waker::wake);
+        drop(self.file);
+        // The future of a query may have been dropped at the end of its core.
+        let _ = self.answer.send(extents);
     }
-}
-
-/// Waits for the answer of the thread.
-async fn answer(reply: &Mutex<Reply>) -> io::Result<Vec<StatusExtent>> {
-    std::future::poll_fn(|cx| {
-        let mut reply = lock(reply);
-        match reply.answer.take() {
-            Some(answer) => Poll::Ready(answer),
-            None => {
-                reply.waker = Some(cx.waker().clone());
-                Poll::Pending
-            }
-        }
-    })
-    .await
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The extents of the range's first bytes, at most as many as a report holds. A hole is reported as

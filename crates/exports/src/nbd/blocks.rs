@@ -12,12 +12,12 @@
 //! ```
 //!
 //! A core that received the message sees `is_tracked`, since the message follows the store. Its
-//! gate waits for the writes that it let pass before ([`crate::fence`]). A range waits for earlier
-//! ranges only and each request holds one, so no request waits in a circle.
+//! gate waits for the writes that it let pass before ([`reactor::fence`]). A range waits for
+//! earlier ranges only and each request holds one, so no request waits in a circle.
 
-use crate::fence::{self, Gate, Running};
 use crate::stream::Link;
 use reactor::CoreRef;
+use reactor::fence::{self, Gate, Running};
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -148,7 +148,7 @@ impl Writes {
                 );
             }
             // Later callers wait for the same writes, and for some newer ones that have a range.
-            fence::wait_for_writes(lock.number, &lock.cores).await;
+            fence::wait(lock.number, &lock.cores).await;
             lock.is_ready.store(true, Ordering::Release);
         }
         lock.acquire(start, len, true).await

@@ -238,7 +238,7 @@ fn a_write_that_is_overtaken_by_the_loss_of_its_group_changes_nothing() {
     });
 }
 
-/// Without a log, a write waits for the record of a failure before it skips the member: a further
+/// Without a log, a write waits for the record of a failure before it skips the member. A further
 /// failure could freeze the array, and the member would count as live with its old strip.
 #[test]
 fn a_write_without_a_log_skips_a_member_only_after_its_failure_is_durable() {

@@ -595,9 +595,9 @@ impl StripeOwner {
         Ok(())
     }
 
-    /// Checks before a write that skips members. If a further failure freezes the array, the failures
-    /// before it are not recorded, and the next start takes these members for live. Without an entry
-    /// in the log, their old strips then contradict those of this write.
+    /// Checks before a write that skips members. If a further failure freezes the array, the
+    /// failures before it are not recorded, and the next start takes these members for live.
+    /// Without an entry in the log, their old strips then contradict those of this write.
     fn check_skipped(&self, stripe: u64, write: &RegionWrite<'_>) -> Result<(), Stop> {
         let (members, data) = (&self.shared.members, self.shared.config.geometry.data);
         if (members.live_strips(stripe).count_ones() as usize) < data {

@@ -9,7 +9,7 @@
 //!
 //! Reads and writes check one byte of their controller, which is rarely written. A host that
 //! preempts the write access of another gets its completion after the other's writes in flight have
-//! ended ([`crate::fence`]).
+//! ended ([`reactor::fence`]).
 //!
 //! A host is identified by its name and identifier, over any number of controllers. If hosts must
 //! authenticate, a host identifier alone cannot impersonate another host.
@@ -24,16 +24,16 @@
 mod rules;
 mod store;
 
-pub(super) use crate::fence::{Gate, Running};
+pub(super) use reactor::fence::{Gate, Running};
 pub(super) use rules::{Change, Rights};
 
 use super::host::Host;
 use super::subsystem::Subsystem;
-use crate::{Error, fence};
+use crate::Error;
 use nvme::Status;
 use nvme::fabrics::Nqn;
 use nvme::reservation::{NO_CONTROLLER, RegisterAction, Registrant, Report};
-use reactor::{CoreRef, spawn_thread};
+use reactor::{CoreRef, fence, spawn_thread};
 use rules::Reservations;
 use std::path::Path;
 use std::rc::Rc;
@@ -234,7 +234,7 @@ pub(super) async fn change(
     let (export, host) = (&*subsystem.export, host.nqn.as_str());
     tracing::debug!(export, namespace = nsid, host, ?change, "reservations changed");
     if is_to_wait {
-        fence::wait_for_writes(number, &subsystem.registrar.cores).await;
+        fence::wait(number, &subsystem.registrar.cores).await;
     }
     Ok(())
 }

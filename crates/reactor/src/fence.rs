@@ -1,12 +1,13 @@
-//! Waits until earlier writes have ended, on all cores.
+//! Waits until earlier requests have ended, on all cores.
 //!
-//! NVMe reservations need it. A host that loses the right to write may have writes in flight, on
-//! any core. The host that preempted it must get its reply only after those have ended: otherwise
-//! an old write could overwrite a newer one. So each core counts the writes of a namespace in
-//! epochs. A closed [`Gate`] begins a new epoch. It is done once the old epoch, and those before
-//! it, have no writes left. A write pays no more than a counter of its own core.
+//! NVMe reservations need it for writes. A host that loses the right to write may have writes in
+//! flight, on any core. The host that preempted it must get its reply only after those have ended:
+//! otherwise an old write could overwrite a newer one. So each core counts the requests of an
+//! object in epochs. A closed [`Gate`] begins a new epoch. It is done once the old epoch, and those
+//! before it, have no requests left. A request pays no more than a counter of its own core.
 
-use reactor::{CoreRef, NotSent, yield_now};
+use crate::remote::{CoreRef, NotSent};
+use crate::yield_now;
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -16,28 +17,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 thread_local! {
-    /// The gates of this core, by namespace number.
+    /// The gates of this core, by the number of their object.
     static GATES: RefCell<HashMap<u64, Weak<Gate>>> = RefCell::default();
 }
 
-/// Returns a number for an object whose writes are counted, unique in this process.
-pub(crate) fn new_number() -> u64 {
+/// Returns a number for an object whose requests are counted, unique in this process.
+pub fn new_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Counts the writes of one core to one namespace.
+/// Counts the requests of one core to one object.
 #[derive(Default)]
-pub(crate) struct Gate {
+pub struct Gate {
     epoch: RefCell<Rc<Epoch>>,
 }
 
-/// A write in flight.
-pub(crate) struct Running {
+/// A request in flight, until this is dropped.
+pub struct Running {
     _epoch: Rc<Epoch>,
 }
 
-/// The writes that passed between two closings of the gate; each holds a reference.
+/// The requests that passed between two closings of the gate; each holds a reference.
 #[derive(Default)]
 struct Epoch {
     /// The next epoch, which ends after this one.
@@ -47,27 +48,27 @@ struct Epoch {
 }
 
 impl Gate {
-    /// Returns the calling core's gate of a namespace.
-    pub(crate) fn of(namespace: u64) -> Rc<Gate> {
+    /// Returns the calling core's gate of an object.
+    pub fn of(object: u64) -> Rc<Gate> {
         GATES.with_borrow_mut(|gates| {
             gates.retain(|_, gate| gate.strong_count() > 0);
-            let open = gates.get(&namespace).and_then(Weak::upgrade);
+            let open = gates.get(&object).and_then(Weak::upgrade);
             open.unwrap_or_else(|| {
                 let gate = Rc::new(Gate::default());
-                gates.insert(namespace, Rc::downgrade(&gate));
+                gates.insert(object, Rc::downgrade(&gate));
                 gate
             })
         })
     }
 
-    /// Counts a write, until the result is dropped.
+    /// Counts a request, until the result is dropped.
     #[inline]
-    pub(crate) fn pass(&self) -> Running {
+    pub fn pass(&self) -> Running {
         Running { _epoch: self.epoch.borrow().clone() }
     }
 
-    /// Keeps `hold` until all writes that passed so far have ended.
-    fn close(&self, hold: Arc<Hold>) {
+    /// Keeps `hold` until all requests that passed so far have ended.
+    pub fn close(&self, hold: Arc<Hold>) {
         let mut epoch = self.epoch.borrow_mut();
         if Rc::strong_count(&epoch) == 1 {
             return; // nothing is on its way
@@ -79,14 +80,14 @@ impl Gate {
     }
 }
 
-/// Waits until every write to a namespace that passed a gate of one of the cores has ended. Must
+/// Waits until every request to an object that passed a gate of one of the cores has ended. Must
 /// run on a core.
-pub(crate) async fn wait_for_writes(namespace: u64, cores: &[CoreRef]) {
+pub async fn wait(object: u64, cores: &[CoreRef]) {
     let (hold, released) = hold();
     for core in cores {
         let hold = hold.clone();
-        let mut message: Box<dyn FnOnce(&reactor::Core) + Send> = Box::new(move |_| {
-            let gate = GATES.with_borrow(|gates| gates.get(&namespace).and_then(Weak::upgrade));
+        let mut message: Box<dyn FnOnce(&crate::Core) + Send> = Box::new(move |_| {
+            let gate = GATES.with_borrow(|gates| gates.get(&object).and_then(Weak::upgrade));
             if let Some(gate) = gate {
                 gate.close(hold);
             }
@@ -102,7 +103,7 @@ pub(crate) async fn wait_for_writes(namespace: u64, cores: &[CoreRef]) {
 }
 
 /// A waiter waits while any clone of its hold exists; clones may move between threads.
-pub(crate) struct Hold(Arc<Mutex<Waiting>>);
+pub struct Hold(Arc<Mutex<Waiting>>);
 
 #[derive(Default)]
 struct Waiting {
@@ -119,7 +120,7 @@ impl Drop for Hold {
 }
 
 /// Returns a hold to clone, and a future that ends when all clones have been dropped.
-pub(crate) fn hold() -> (Arc<Hold>, impl Future<Output = ()>) {
+pub fn hold() -> (Arc<Hold>, impl Future<Output = ()>) {
     let waiting = Arc::<Mutex<Waiting>>::default();
     let released = waiting.clone();
     let wait = poll_fn(move |cx| {
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_close_waits_for_all_earlier_writes() {
+    fn a_later_close_waits_for_all_earlier_requests() {
         let gate = Gate::default();
         let one = gate.pass();
         let first = close(&gate);
@@ -177,7 +178,7 @@ mod tests {
         let second = close(&gate);
         let third = close(&gate);
         drop(two);
-        assert!(!first() && !second() && !third(), "the first write is still on its way");
+        assert!(!first() && !second() && !third(), "the first request is still on its way");
         drop(one);
         assert!(first() && second() && third());
         assert!(close(&gate)());
@@ -187,8 +188,8 @@ mod tests {
     fn queues_of_a_core_share_a_gate() {
         let (one, other) = (Gate::of(u64::MAX), Gate::of(u64::MAX - 1));
         assert!(Rc::ptr_eq(&one, &Gate::of(u64::MAX)) && !Rc::ptr_eq(&one, &other));
-        let write = one.pass();
+        let request = one.pass();
         drop(one);
-        drop(write);
+        drop(request);
     }
 }

@@ -1,0 +1,505 @@
+//! A table, and each core's view of it.
+
+use crate::directory::Directory;
+use crate::format::Format;
+use crate::leaf::{ENTRIES, Leaf};
+use crate::mutant::{self, Mutant};
+use crate::owner::{Found, Leaves, Owned};
+use block::{DeviceError, IoError, IoResult};
+use futures_channel::oneshot;
+use reactor::fence::{self, Gate, Running};
+use reactor::{Core, CoreRef, NotSent, yield_now};
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Poll, Waker};
+
+thread_local! {
+    /// The views of this thread, by the number of their table and their core.
+    static VIEWS: RefCell<HashMap<(u64, usize), Weak<dyn Any>>> = RefCell::default();
+}
+
+/// Maximum entries of a table: 64 PiB in parts of 64 KiB. A directory then has 32 MiB.
+pub const MAX_ENTRIES: u64 = 1 << 40;
+
+/// The size of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Number of entries.
+    pub entries: u64,
+    /// Bytes of leaves that all owners together keep in memory. Each owner keeps one leaf at least,
+    /// and those in use.
+    pub cache_bytes: u64,
+}
+
+/// A table on several cores. Its drop closes it on all of them.
+pub struct Table<F: Format> {
+    shared: Arc<Shared<F>>,
+    /// Each ends the view of a core when it is dropped.
+    _open: Vec<oneshot::Sender<()>>,
+}
+
+struct Shared<F> {
+    format: F,
+    number: u64,
+    cores: Vec<CoreRef>,
+    config: Config,
+}
+
+impl<F> Shared<F> {
+    /// The place of a leaf's owner. Neighbouring leaves have different owners.
+    fn owner_of(&self, leaf: u64) -> usize {
+        (leaf % self.cores.len() as u64) as usize
+    }
+}
+
+impl<F: Format> Table<F> {
+    /// Opens a table on `cores`, which share its leaves. Must not be called on a core.
+    ///
+    /// # Errors
+    /// If the table has more than [`MAX_ENTRIES`] entries, the format cannot be opened on a core,
+    /// or a core has ended.
+    ///
+    /// # Panics
+    /// Without cores.
+    pub fn open(format: F, cores: &[CoreRef], config: Config) -> Result<Table<F>, DeviceError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        assert!(!cores.is_empty(), "a table needs a core");
+        if config.entries > MAX_ENTRIES {
+            let message = format!("{} entries: at most {MAX_ENTRIES}", config.entries);
+            return Err(DeviceError::new("mapping", message));
+        }
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let shared = Arc::new(Shared { format, number, cores: cores.to_vec(), config });
+        let mut open = Vec::new();
+        for (place, core) in cores.iter().enumerate() {
+            let (sender, ended) = oneshot::channel();
+            let shared = shared.clone();
+            let opened = core.call(move |core| {
+                let view = View::new(shared, place, core)?;
+                core.spawn(async move {
+                    let _ = ended.await;
+                    drop(view);
+                });
+                Ok(())
+            });
+            opened.map_err(|_| DeviceError::new("mapping", format!("core {} has ended", core.index())))??;
+            open.push(sender);
+        }
+        Ok(Table { shared, _open: open })
+    }
+
+    /// The view of the calling core.
+    ///
+    /// # Panics
+    /// If it is none of the table's cores.
+    pub fn view(&self) -> Rc<View<F>> {
+        View::of(self.shared.number, &reactor::current()).expect("the table is open on this core")
+    }
+}
+
+/// A table as one core uses it.
+pub struct View<F: Format> {
+    shared: Arc<Shared<F>>,
+    core: Core,
+    /// The place of this core among the table's.
+    place: usize,
+    local: F::Local,
+    gate: Gate,
+    directory: RefCell<Directory>,
+    /// Leaves that are on their way to the directory, and whether they were evicted meanwhile.
+    fetched: RefCell<Vec<(u64, Rc<Cell<bool>>)>>,
+    /// The leaves that this core owns.
+    leaves: Leaves,
+    /// Number of holds.
+    holds: Cell<u32>,
+    held: RefCell<Vec<Waker>>,
+}
+
+impl<F: Format> View<F> {
+    fn new(shared: Arc<Shared<F>>, place: usize, core: &Core) -> Result<Rc<View<F>>, DeviceError> {
+        let leaves = shared.config.cache_bytes / shared.cores.len() as u64 / size_of::<Leaf>() as u64;
+        let view = Rc::new(View {
+            local: shared.format.open()?,
+            place,
+            core: core.clone(),
+            gate: Gate::default(),
+            directory: RefCell::new(Directory::new(shared.config.entries)),
+            fetched: RefCell::default(),
+            leaves: Leaves::new(usize::try_from(leaves).unwrap_or(usize::MAX).max(1)),
+            holds: Cell::new(0),
+            held: RefCell::default(),
+            shared,
+        });
+        let key = (view.shared.number, core.index());
+        let weak: Weak<dyn Any> = Rc::<View<F>>::downgrade(&view);
+        VIEWS.with_borrow_mut(|views| {
+            views.retain(|_, view| view.strong_count() > 0);
+            views.insert(key, weak);
+        });
+        Ok(view)
+    }
+
+    /// The view of a core, unless the table is closed there.
+    fn of(number: u64, core: &Core) -> Option<Rc<View<F>>> {
+        let view = VIEWS.with_borrow(|views| views.get(&(number, core.index())).and_then(Weak::upgrade))?;
+        view.downcast().ok()
+    }
+
+    /// The format's state on this core.
+    pub fn local(&self) -> &F::Local {
+        &self.local
+    }
+
+    /// Begins a request that reads the table.
+    #[inline]
+    pub fn begin(&self) -> Running {
+        self.gate.pass()
+    }
+
+    /// Begins a request that may change the table or the data that it points to. Waits while the
+    /// table is held.
+    pub async fn begin_change(&self) -> Running {
+        while self.holds.get() > 0 {
+            let mut is_first = true;
+            poll_fn(|cx| {
+                if !std::mem::take(&mut is_first) {
+                    return Poll::Ready(());
+                }
+                self.held.borrow_mut().push(cx.waker().clone());
+                Poll::Pending
+            })
+            .await;
+        }
+        self.gate.pass()
+    }
+
+    /// The entry `index`, if its leaf is in this core's directory.
+    #[inline]
+    pub fn entry(&self, index: u64) -> Option<u64> {
+        let (leaf, slot) = split(index);
+        let directory = self.directory.borrow();
+        let leaf = directory.get(leaf)?;
+        leaf.note_use();
+        Some(leaf.get(slot))
+    }
+
+    /// The entry `index`, after its leaf was loaded if that is needed.
+    ///
+    /// # Errors
+    /// [`IoError::OutOfRange`] behind the table's end; the error of the load;
+    /// [`IoError::DeviceGone`] if the owner's core has ended.
+    pub async fn fetch(self: &Rc<Self>, index: u64) -> Result<u64, IoError> {
+        self.check(index)?;
+        let (number, slot) = split(index);
+        loop {
+            if let Some(entry) = self.entry(index) {
+                return Ok(entry);
+            }
+            let is_stale = Rc::new(Cell::new(false));
+            self.fetched.borrow_mut().push((number, is_stale.clone()));
+            let found = self
+                .ask(self.shared.owner_of(number), move |view| async move {
+                    view.find(number).await.map(|owned| owned.leaf.clone())
+                })
+                .await;
+            self.fetched.borrow_mut().retain(|(_, other)| !Rc::ptr_eq(other, &is_stale));
+            let leaf = found??;
+            if is_stale.get() && !mutant::is(Mutant::StaleFetch) {
+                continue;
+            }
+            leaf.note_use();
+            let entry = leaf.get(slot);
+            self.directory.borrow_mut().insert(number, leaf);
+            return Ok(entry);
+        }
+    }
+
+    /// Locks the slot of the entry `index`. Tasks get the lock in the order in which they asked
+    /// its owner.
+    ///
+    /// # Errors
+    /// As [`View::fetch`].
+    pub async fn lock(self: &Rc<Self>, index: u64) -> Result<Slot<F>, IoError> {
+        self.check(index)?;
+        let (number, slot) = split(index);
+        let shared = self.shared.clone();
+        let locked = self.ask(self.shared.owner_of(number), move |view| async move {
+            let owned = view.find(number).await?;
+            Leaves::lock(&owned, slot).await;
+            let lock = Lock::<F> { shared, index };
+            Ok((lock, owned.leaf.get(slot)))
+        });
+        let (lock, entry) = locked.await??;
+        Ok(Slot { view: self.clone(), lock, entry })
+    }
+
+    /// Waits until all requests that had begun before, on any core, have ended.
+    pub async fn grace(self: &Rc<Self>) {
+        let (hold, released) = fence::hold();
+        for place in 0..self.shared.cores.len() {
+            let is_skipped = mutant::is(Mutant::GraceOfOneCore) && place != self.place;
+            if is_skipped || mutant::is(Mutant::NoGrace) {
+                continue;
+            }
+            let hold = hold.clone();
+            // A core that has ended has no requests.
+            let _ = self.tell(place, move |view| view.gate.close(hold)).await;
+        }
+        drop(hold);
+        released.await;
+    }
+
+    /// Keeps changes from beginning, on all cores, until the result is dropped. Changes that have
+    /// begun continue: [`View::grace`] waits for them.
+    pub async fn hold(self: &Rc<Self>) -> Held<F> {
+        let held = Held { shared: self.shared.clone() };
+        for place in 0..self.shared.cores.len() {
+            if mutant::is(Mutant::HoldOfOneCore) && place != self.place {
+                continue;
+            }
+            let _ = self.ask(place, |view| async move { view.holds.set(view.holds.get() + 1) }).await;
+        }
+        held
+    }
+
+    /// Makes all entries durable that were set before the call.
+    ///
+    /// # Errors
+    /// The first error of a save. Its entries count as not saved.
+    pub async fn flush(self: &Rc<Self>) -> IoResult {
+        let mut result = Ok(());
+        for place in 0..self.shared.cores.len() {
+            let saved = self.ask(place, |view| async move { view.save_all().await }).await;
+            result = result.and(saved.and_then(|saved| saved));
+        }
+        result
+    }
+
+    fn check(&self, index: u64) -> IoResult {
+        if index < self.shared.config.entries { Ok(()) } else { Err(IoError::OutOfRange) }
+    }
+
+    /// The leaf `number` at its owner, which this is.
+    async fn find(self: &Rc<Self>, number: u64) -> Result<Rc<Owned>, IoError> {
+        let owned = match self.leaves.find(number).await? {
+            Found::Ready(owned) => return Ok(owned),
+            Found::ToLoad(owned) => owned,
+        };
+        let loaded = self.shared.format.load(&self.local, number, &owned.leaf).await;
+        self.leaves.end_load(&owned, loaded);
+        loaded?;
+        if self.leaves.is_over() && !self.leaves.is_evicting.replace(true) {
+            let view = self.clone();
+            self.core.spawn(async move { view.evict().await });
+        }
+        Ok(owned)
+    }
+
+    async fn save_all(&self) -> IoResult {
+        let mut result = Ok(());
+        for owned in self.leaves.dirty() {
+            result = result.and(self.save(&owned).await);
+        }
+        result
+    }
+
+    /// Saves a leaf. Waits for a save that has begun before.
+    async fn save(&self, owned: &Owned) -> IoResult {
+        if !mutant::is(Mutant::FlushOvertakes) {
+            owned.saving.acquire(1).await;
+        }
+        let mut result = Ok(());
+        if let Some(slots) = owned.take_changes() {
+            result = self.shared.format.save(&self.local, owned.number, &owned.leaf, slots.clone()).await;
+            owned.end_save();
+            if result.is_err() && !mutant::is(Mutant::FailedSave) {
+                owned.note_change(slots);
+            }
+        }
+        if !mutant::is(Mutant::FlushOvertakes) {
+            owned.saving.release(1);
+        }
+        result
+    }
+
+    /// Evicts leaves until no more are in memory than the budget allows, or all are in use.
+    async fn evict(self: &Rc<Self>) {
+        while self.leaves.is_over() {
+            let Some(owned) = self.leaves.victim() else { break };
+            // A leaf that cannot be saved stays.
+            if !mutant::is(Mutant::DirtyEviction) && self.save(&owned).await.is_err() {
+                break;
+            }
+            if !self.leaves.begin_eviction(&owned) {
+                continue;
+            }
+            let number = owned.number;
+            for place in 0..self.shared.cores.len() {
+                if mutant::is(Mutant::NoForgetting) && place != self.place {
+                    continue;
+                }
+                let _ = self.ask(place, move |view| async move { view.forget(number) }).await;
+            }
+            self.leaves.end_eviction(&owned);
+        }
+        self.leaves.is_evicting.set(false);
+    }
+
+    fn forget(&self, leaf: u64) {
+        self.directory.borrow_mut().remove(leaf);
+        self.fetched
+            .borrow()
+            .iter()
+            .filter(|(number, _)| *number == leaf)
+            .for_each(|(_, flag)| flag.set(true));
+    }
+
+    fn release(&self) {
+        // A broken variant holds less than it releases.
+        self.holds.set(self.holds.get().saturating_sub(1));
+        if self.holds.get() == 0 {
+            self.held.take().into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Runs `work` with the view of the core at `place`, and waits for its end.
+    async fn ask<R, W>(
+        self: &Rc<Self>,
+        place: usize,
+        work: impl FnOnce(Rc<View<F>>) -> W + Send + 'static,
+    ) -> Result<R, IoError>
+    where
+        R: Send + 'static,
+        W: Future<Output = R> + 'static,
+    {
+        if place == self.place {
+            return Ok(work(self.clone()).await);
+        }
+        let (sender, answer) = oneshot::channel();
+        let start = move |view: Rc<View<F>>| {
+            let core = view.core.clone();
+            core.spawn(async move { drop(sender.send(work(view).await)) });
+        };
+        self.tell(place, start).await?;
+        answer.await.map_err(|_| IoError::DeviceGone)
+    }
+
+    /// Sends `work` to the view of the core at `place`.
+    async fn tell(
+        &self,
+        place: usize,
+        work: impl FnOnce(Rc<View<F>>) + Send + 'static,
+    ) -> Result<(), IoError> {
+        send(&self.shared, place, work).await
+    }
+}
+
+/// Sends `work` to a view of the table. Waits while the core's inbox is full.
+async fn send<F: Format>(
+    shared: &Shared<F>,
+    place: usize,
+    work: impl FnOnce(Rc<View<F>>) + Send + 'static,
+) -> Result<(), IoError> {
+    let number = shared.number;
+    let mut message: Box<dyn FnOnce(&Core) + Send> = Box::new(move |core| {
+        if let Some(view) = View::of(number, core) {
+            work(view);
+        }
+    });
+    loop {
+        match shared.cores[place].try_run(message) {
+            Ok(()) => return Ok(()),
+            Err(NotSent::Stopped) => return Err(IoError::DeviceGone),
+            // Two cores that wait for room in each other's inbox would deadlock.
+            Err(NotSent::Full(back)) => message = back,
+        }
+        yield_now().await;
+    }
+}
+
+/// Sends `work` to a view of the table at some time, from any core.
+fn send_later<F: Format>(
+    shared: Arc<Shared<F>>,
+    place: usize,
+    work: impl FnOnce(Rc<View<F>>) + Send + 'static,
+) {
+    reactor::current().spawn(async move {
+        let _ = send(&shared, place, work).await;
+    });
+}
+
+/// The leaf and the slot of an entry.
+#[inline]
+fn split(index: u64) -> (u64, usize) {
+    (index / ENTRIES as u64, (index % ENTRIES as u64) as usize)
+}
+
+/// A locked slot. Its drop frees the lock.
+pub struct Slot<F: Format> {
+    view: Rc<View<F>>,
+    lock: Lock<F>,
+    entry: u64,
+}
+
+impl<F: Format> Slot<F> {
+    /// The entry, which no other task changes.
+    pub fn entry(&self) -> u64 {
+        self.entry
+    }
+
+    /// Sets the entry. When that has happened, every core reads the new one.
+    ///
+    /// # Errors
+    /// [`IoError::DeviceGone`] if the owner's core has ended.
+    pub async fn set(&mut self, entry: u64) -> IoResult {
+        let (number, slot) = split(self.lock.index);
+        let set = self.view.ask(self.view.shared.owner_of(number), move |view| async move {
+            // A leaf with a locked slot is in memory.
+            view.leaves.get(number).map(|owned| owned.set(slot, entry)).ok_or(IoError::DeviceGone)
+        });
+        set.await??;
+        self.entry = entry;
+        Ok(())
+    }
+}
+
+/// The lock of a slot, on its way between cores.
+struct Lock<F: Format> {
+    shared: Arc<Shared<F>>,
+    index: u64,
+}
+
+impl<F: Format> Drop for Lock<F> {
+    fn drop(&mut self) {
+        let (number, slot) = split(self.index);
+        let place = self.shared.owner_of(number);
+        let unlock = move |view: Rc<View<F>>| {
+            if let Some(owned) = view.leaves.get(number) {
+                owned.unlock(slot);
+            }
+        };
+        let core = reactor::current();
+        match View::of(self.shared.number, &core).filter(|view: &Rc<View<F>>| view.place == place) {
+            Some(view) => unlock(view),
+            None => send_later(self.shared.clone(), place, unlock),
+        }
+    }
+}
+
+/// A hold of a table. Changes begin again soon after its drop.
+pub struct Held<F: Format> {
+    shared: Arc<Shared<F>>,
+}
+
+impl<F: Format> Drop for Held<F> {
+    fn drop(&mut self) {
+        for place in 0..self.shared.cores.len() {
+            send_later(self.shared.clone(), place, |view| view.release());
+        }
+    }
+}
