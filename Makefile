@@ -42,25 +42,25 @@ unit:
 	cargo test --workspace --locked
 
 simulate: ## About a minute of simulated crashes, and the seeds that once found something
-	$(SIM) --regressions crates/sim/regressions.txt --seeds 0..14000 --jobs 2
-	$(SIM) --seeds 0..2500 --grow --jobs 2
-	$(SIM) --seeds 0..2000 --grow --groups --jobs 2
-	$(SIM) --seeds 0..3000 --streams --jobs 2
-	$(SIM) --seeds 0..2000 --shapes --jobs 2
-	$(SIM) --seeds 0..2000 --faults --jobs 2
-	$(SIM) --seeds 0..1000 --faults --grow --groups --jobs 2
-	$(SIM) --seeds 0..1000 --faults --shapes --jobs 2
-	$(SIM) --seeds 0..1000 --live-faults --faults --jobs 2
-	$(SIM) --seeds 0..1000 --pairs --jobs 2
-	$(SIM) --seeds 0..1500 --pools --jobs 2
+	$(SIM) --regressions crates/sim/regressions.txt --seeds 0..7000 --jobs 2
+	$(SIM) --seeds 0..1200 --grow --jobs 2
+	$(SIM) --seeds 0..1000 --grow --groups --jobs 2
+	$(SIM) --seeds 0..1500 --streams --jobs 2
+	$(SIM) --seeds 0..1000 --shapes --jobs 2
+	$(SIM) --seeds 0..1000 --faults --jobs 2
+	$(SIM) --seeds 0..500 --faults --grow --groups --jobs 2
+	$(SIM) --seeds 0..500 --faults --shapes --jobs 2
+	$(SIM) --seeds 0..500 --live-faults --faults --jobs 2
+	$(SIM) --seeds 0..500 --pairs --jobs 2
+	$(SIM) --seeds 0..800 --pools --jobs 2
 	$(SIM) --seeds 0..5000 --tables --jobs 2
-	$(SIM) --seeds 0..2000 --directed --jobs 2
-	$(SIM) --seeds 0..1000 --wide --jobs 2
-	$(SIM) --seeds 0..500 --create --jobs 2
-	$(SIM) --seeds 0..1000 --operations --jobs 2
-	$(SIM) --seeds 0..500 --operations --faults --jobs 2
-	$(SIM) --seeds 0..500 --operations --offline --jobs 2
-	$(SIM) --seeds 0..1000 --operations --handover --jobs 2
+	$(SIM) --seeds 0..1000 --directed --jobs 2
+	$(SIM) --seeds 0..500 --wide --jobs 2
+	$(SIM) --seeds 0..300 --create --jobs 2
+	$(SIM) --seeds 0..500 --operations --jobs 2
+	$(SIM) --seeds 0..300 --operations --faults --jobs 2
+	$(SIM) --seeds 0..300 --operations --offline --jobs 2
+	$(SIM) --seeds 0..500 --operations --handover --jobs 2
 
 soak: ## Simulated crashes for SOAK_SECONDS (3600), the same time for each kind of run
 	set -- "" "--grow --groups" "--streams" "--grow --groups --streams" "--shapes" "--faults" "--faults --grow --groups --streams" \

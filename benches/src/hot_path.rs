@@ -5,6 +5,8 @@
 //! The RAID 5 has two cores, each on a thread. Core 0 submits requests to stripes of one core, and
 //! both threads count allocations.
 //!
+//! A request that reads an entry of a table (`mapping`) is measured on one core.
+//!
 //! Then 1 to 16 cores of one RAID 5 take their turns on one thread, and each writes to all stripes.
 //! A write needs at most one message and one wake between cores, however many there are.
 
@@ -405,6 +407,9 @@ fn main() {
     allocations += measure("linear, stats over leaf", &core, &*two);
     allocations += measure("linear, stats, linear, stats", &core, &*stats(&linear(&two)));
     allocations += measure_array(&core);
+    let (entry_ns, of_entries) = benches::table::measure_entries();
+    println!("entry of a table, 8 MiB of leaves  {entry_ns:6.1} ns, {of_entries} allocations");
+    allocations += of_entries;
     allocations += [1, 2, 4, 8, 16].map(count_of_cores).iter().sum::<u64>();
     if std::env::args().any(|arg| arg == "--check") && allocations > 0 {
         eprintln!("hot-path: {allocations} allocations in the hot path: want 0");

@@ -3,3 +3,4 @@
 pub mod array;
 pub mod member;
 pub mod memory;
+pub mod table;
