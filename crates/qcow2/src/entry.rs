@@ -1,0 +1,193 @@
+//! Entries of L1 and L2 tables: bits and rules, without I/O.
+//!
+//! Source: QEMU `docs/interop/qcow2.rst`, sections *Cluster mapping* and *Extended L2 Entries*.
+
+use crate::header::Header;
+
+/// Bits 9 to 55 of an entry: an offset in the file.
+pub const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+/// Bit 63: the refcount is exactly 1. Only active tables keep it up to date.
+pub const COPIED: u64 = 1 << 63;
+/// Bit 62 of an L2 entry: the cluster is compressed.
+pub const COMPRESSED: u64 = 1 << 62;
+/// Bit 0 of a standard L2 entry: the cluster reads as zeroes.
+pub const ZERO: u64 = 1;
+/// Reserved bits of an L1 entry.
+pub const L1_RESERVED: u64 = 0x7f00_0000_0000_01ff;
+/// Reserved bits of a standard L2 entry.
+pub const L2_RESERVED: u64 = 0x3f00_0000_0000_01fe;
+/// Subclusters of a cluster with an extended L2 entry.
+pub const SUBCLUSTERS: u64 = 32;
+
+/// Properties of an image that decide what its entries mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// The cluster size as a power of two.
+    pub cluster_bits: u32,
+    /// Whether L2 entries have a bitmap of subclusters.
+    pub has_extended_l2: bool,
+    /// Whether guest data is in another file.
+    pub has_data_file: bool,
+    /// Whether the version is 2, which has no zero clusters.
+    pub is_v2: bool,
+}
+
+/// An L2 entry and its bitmap of subclusters, which is 0 without extended entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The standard entry.
+    pub word: u64,
+    /// Low half: allocated; high half: reads as zeroes.
+    pub bitmap: u64,
+}
+
+/// The type of a cluster. The offsets are as they stand in the entry: not checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cluster {
+    /// No place in this image.
+    Unallocated,
+    /// Reads as zeroes, without a place.
+    Zero,
+    /// Reads as zeroes; its place is kept.
+    ZeroAllocated(u64),
+    /// Data at this byte.
+    Data(u64),
+    /// Compressed data.
+    Compressed(Compressed),
+}
+
+/// The place of compressed data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Compressed {
+    /// First byte in the file; any alignment.
+    pub offset: u64,
+    /// Most bytes that the data has: up to the end of its last 512-byte sector.
+    pub len: u64,
+}
+
+/// Where a part of the disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the backing device; zeroes without one.
+    Unallocated,
+    /// Nowhere: zeroes. `is_allocated` if a place is kept for it.
+    Zero {
+        /// Whether the image keeps a place for it.
+        is_allocated: bool,
+    },
+    /// At this byte of the data file.
+    Data(u64),
+    /// In compressed data, which stands for a whole cluster.
+    Compressed(Compressed),
+}
+
+/// An entry that contradicts the format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadEntry;
+
+impl Geometry {
+    /// The geometry of an image with this header.
+    pub fn of(header: &Header) -> Geometry {
+        Geometry {
+            cluster_bits: header.cluster_bits,
+            has_extended_l2: header.has_extended_l2(),
+            has_data_file: header.has_data_file(),
+            is_v2: header.version == 2,
+        }
+    }
+
+    /// Bytes of a cluster.
+    pub fn cluster_size(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// Bytes of an L2 entry.
+    pub fn entry_bytes(&self) -> usize {
+        if self.has_extended_l2 { 16 } else { 8 }
+    }
+
+    /// Entries of an L2 table.
+    pub fn l2_entries(&self) -> u64 {
+        self.cluster_size() / self.entry_bytes() as u64
+    }
+
+    /// The entry that starts at byte `at` of a table.
+    pub fn entry(&self, table: &[u8], at: usize) -> Entry {
+        let word = crate::header::be64(table, at);
+        let bitmap = if self.has_extended_l2 { crate::header::be64(table, at + 8) } else { 0 };
+        Entry { word, bitmap }
+    }
+
+    /// The type of the cluster of an entry.
+    pub fn cluster(&self, entry: Entry) -> Cluster {
+        let offset = entry.word & OFFSET;
+        if entry.word & COMPRESSED != 0 {
+            return Cluster::Compressed(self.compressed(entry.word));
+        }
+        if entry.word & ZERO != 0 && !self.has_extended_l2 {
+            return if offset == 0 { Cluster::Zero } else { Cluster::ZeroAllocated(offset) };
+        }
+        // With a data file, byte 0 is a place like any other, which COPIED tells from no place.
+        let has_place = offset != 0 || self.has_data_file && entry.word & COPIED != 0;
+        if has_place { Cluster::Data(offset) } else { Cluster::Unallocated }
+    }
+
+    fn compressed(&self, word: u64) -> Compressed {
+        let offset_bits = 62 - (self.cluster_bits - 8);
+        let offset = word & ((1 << offset_bits) - 1);
+        let sectors = (word & (COMPRESSED - 1)) >> offset_bits;
+        Compressed { offset, len: (sectors + 1) * 512 - (offset & 511) }
+    }
+
+    /// The place of the byte `within` of the cluster at byte `guest` of the disk. Also returns how
+    /// many bytes from there on have the same kind of place, without a gap.
+    ///
+    /// # Errors
+    /// When the entry contradicts the format.
+    pub fn place(&self, entry: Entry, guest: u64, within: u64) -> Result<(Place, u64), BadEntry> {
+        let rest = self.cluster_size() - within;
+        match self.cluster(entry) {
+            Cluster::Compressed(_) if self.has_data_file || entry.bitmap != 0 => Err(BadEntry),
+            Cluster::Compressed(data) => Ok((Place::Compressed(data), rest)),
+            Cluster::Zero | Cluster::ZeroAllocated(_) if self.is_v2 => Err(BadEntry),
+            Cluster::Zero => Ok((Place::Zero { is_allocated: false }, rest)),
+            Cluster::ZeroAllocated(offset) => {
+                self.check_data(offset, guest)?;
+                Ok((Place::Zero { is_allocated: true }, rest))
+            }
+            Cluster::Data(offset) => {
+                self.check_data(offset, guest)?;
+                if self.has_extended_l2 {
+                    return self.subclusters(entry.bitmap, Some(offset), within);
+                }
+                Ok((Place::Data(offset + within), rest))
+            }
+            Cluster::Unallocated if self.has_extended_l2 => self.subclusters(entry.bitmap, None, within),
+            Cluster::Unallocated => Ok((Place::Unallocated, rest)),
+        }
+    }
+
+    /// Checks the place of a cluster of data.
+    fn check_data(&self, offset: u64, guest: u64) -> Result<(), BadEntry> {
+        let is_aligned = offset.is_multiple_of(self.cluster_size());
+        // A place in another file is the same as on the disk.
+        if !is_aligned || self.has_data_file && offset != guest { Err(BadEntry) } else { Ok(()) }
+    }
+
+    fn subclusters(&self, bitmap: u64, offset: Option<u64>, within: u64) -> Result<(Place, u64), BadEntry> {
+        let (allocated, zero) = (bitmap as u32, (bitmap >> 32) as u32);
+        if allocated & zero != 0 || offset.is_none() && allocated != 0 {
+            return Err(BadEntry);
+        }
+        let bits = self.cluster_bits - SUBCLUSTERS.trailing_zeros();
+        let first = (within >> bits) as u32;
+        let (map, place) = match (allocated >> first & 1, zero >> first & 1) {
+            (1, _) => (allocated, Place::Data(offset.ok_or(BadEntry)? + within)),
+            (_, 1) => (zero, Place::Zero { is_allocated: offset.is_some() }),
+            _ => (!(allocated | zero), Place::Unallocated),
+        };
+        let count = (map >> first).trailing_ones().min(SUBCLUSTERS as u32 - first);
+        let end = u64::from(first + count) << bits;
+        Ok((place, end - within))
+    }
+}

@@ -1,0 +1,465 @@
+//! The header and its extensions: bytes and rules, without I/O.
+//!
+//! Source: QEMU `docs/interop/qcow2.rst`, sections *Header*, *Header extensions* and *Feature name
+//! table*. The limits of sizes are QEMU's (`block/qcow2.h`).
+
+use crate::error::{Problem, invalid, unsupported};
+
+/// The first four bytes of every version.
+pub const MAGIC: [u8; 4] = *b"QFI\xfb";
+/// Length of a header of version 2, and the least that can be parsed.
+pub const V2_LENGTH: usize = 72;
+/// Least length of a header of version 3.
+const V3_LENGTH: u32 = 104;
+/// Supported cluster sizes, as powers of two.
+const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
+/// Least cluster size with extended L2 entries, as a power of two.
+const EXTENDED_L2_CLUSTER_BITS: u32 = 14;
+/// Largest L1 table in bytes.
+pub const MAX_L1_BYTES: u64 = 32 << 20;
+/// Largest refcount table in bytes.
+const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
+/// Longest name of a backing file or data file in bytes.
+const MAX_NAME: usize = 1023;
+/// Longest name of a format in bytes.
+const MAX_FORMAT_NAME: usize = 15;
+/// Most internal snapshots.
+pub const MAX_SNAPSHOTS: u32 = 65536;
+/// Least length of an entry of the snapshot table.
+const SNAPSHOT_ENTRY: u64 = 40;
+/// Most bitmaps.
+const MAX_BITMAPS: u32 = 65535;
+/// Largest directory of bitmaps in bytes.
+const MAX_BITMAP_DIRECTORY: u64 = MAX_BITMAPS as u64 * 1024;
+/// The refcount order of version 2: 16 bits.
+const V2_REFCOUNT_ORDER: u32 = 4;
+/// Largest refcount order: 64 bits.
+const MAX_REFCOUNT_ORDER: u32 = 6;
+/// Length of an entry of the feature name table.
+const FEATURE_ENTRY: usize = 48;
+
+/// Incompatible feature bits: a reader that does not know one of them cannot read the image.
+pub mod incompatible {
+    /// Refcounts may be too low or too high.
+    pub const DIRTY: u64 = 1;
+    /// A structure is damaged: the image must not be written.
+    pub const CORRUPT: u64 = 1 << 1;
+    /// Guest data is in another file.
+    pub const DATA_FILE: u64 = 1 << 2;
+    /// The header has a compression type other than deflate.
+    pub const COMPRESSION: u64 = 1 << 3;
+    /// L2 entries have 16 bytes and a bitmap of subclusters.
+    pub const EXTENDED_L2: u64 = 1 << 4;
+    /// All bits that this crate reads.
+    pub const KNOWN: u64 = DIRTY | CORRUPT | DATA_FILE | COMPRESSION | EXTENDED_L2;
+}
+
+/// Compatible feature bit: refcounts are written lazily.
+pub const LAZY_REFCOUNTS: u64 = 1;
+
+/// Autoclear feature bits: a writer that does not know one of them clears it.
+pub mod autoclear {
+    /// The bitmaps extension is consistent with the image.
+    pub const BITMAPS: u64 = 1;
+    /// The external data file is also a complete raw image.
+    pub const RAW_DATA: u64 = 1 << 1;
+}
+
+/// How compressed clusters are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    /// Deflate without the header of zlib.
+    Zlib,
+    /// Zstandard.
+    Zstd,
+}
+
+impl Compression {
+    /// The name as `qemu-img info` prints it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Compression::Zlib => "zlib",
+            Compression::Zstd => "zstd",
+        }
+    }
+}
+
+/// The bitmaps extension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bitmaps {
+    /// Number of bitmaps.
+    pub count: u32,
+    /// Length of the directory in bytes.
+    pub directory_bytes: u64,
+    /// First byte of the directory.
+    pub directory_offset: u64,
+}
+
+/// A header extension that this crate does not interpret, as it stands in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RawExtension {
+    /// The type of the extension.
+    pub kind: u32,
+    /// Its bytes without padding.
+    pub bytes: Vec<u8>,
+}
+
+/// A checked header with its extensions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// 2 or 3.
+    pub version: u32,
+    /// The cluster size as a power of two.
+    pub cluster_bits: u32,
+    /// Size of the disk in bytes.
+    pub size: u64,
+    /// Entries of the active L1 table.
+    pub l1_entries: u32,
+    /// First byte of the active L1 table.
+    pub l1_offset: u64,
+    /// First byte of the refcount table.
+    pub refcount_table_offset: u64,
+    /// Length of the refcount table in clusters.
+    pub refcount_table_clusters: u32,
+    /// A refcount has `1 << refcount_order` bits.
+    pub refcount_order: u32,
+    /// Number of internal snapshots.
+    pub snapshot_count: u32,
+    /// First byte of the snapshot table.
+    pub snapshots_offset: u64,
+    /// Incompatible features, see [`incompatible`].
+    pub incompatible: u64,
+    /// Compatible features.
+    pub compatible: u64,
+    /// Autoclear features, see [`autoclear`].
+    pub autoclear: u64,
+    /// How clusters are compressed.
+    pub compression: Compression,
+    /// Length of the header in bytes.
+    pub header_length: u32,
+    /// Name of the backing file as the image has it.
+    pub backing_file: Option<String>,
+    /// Format of the backing file.
+    pub backing_format: Option<String>,
+    /// Name of the external data file as the image has it.
+    pub data_file: Option<String>,
+    /// The bitmaps, if they are consistent with the image.
+    pub bitmaps: Option<Bitmaps>,
+    /// Extensions that are kept without interpretation.
+    pub unknown: Vec<RawExtension>,
+}
+
+impl Header {
+    /// Bytes of a cluster.
+    pub fn cluster_size(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// Bytes of the first cluster that hold the header: parse needs that many, or the whole file.
+    ///
+    /// # Errors
+    /// When the bytes are no header of a supported version, or the cluster size is invalid.
+    pub fn first_cluster_len(start: &[u8]) -> Result<usize, Problem> {
+        if start.len() < V2_LENGTH {
+            return Err(Problem::NotQcow2(format!("{} bytes: want at least {V2_LENGTH}", start.len())));
+        }
+        if start[..4] != MAGIC {
+            return Err(Problem::NotQcow2(format!("the first bytes are {:02x?}", &start[..4])));
+        }
+        match be32(start, 4) {
+            2 | 3 => {}
+            1 => return Err(unsupported("version 1 (the format qcow)")),
+            other => return Err(unsupported(format!("version {other}: 2 and 3 are supported"))),
+        }
+        let bits = be32(start, 20);
+        if !CLUSTER_BITS.contains(&bits) {
+            let (least, most) = CLUSTER_BITS.into_inner();
+            return Err(invalid(format!("cluster size 2^{bits}: want 2^{least} to 2^{most} bytes")));
+        }
+        Ok(1 << bits)
+    }
+
+    /// Parses the first cluster of an image, which may be shorter if the file is.
+    ///
+    /// # Errors
+    /// When a field is invalid, exceeds its limit, or stands for an unsupported feature.
+    pub fn parse(cluster: &[u8]) -> Result<Header, Problem> {
+        let cluster_size = Header::first_cluster_len(cluster)? as u64;
+        let is_v3 = be32(cluster, 4) == 3;
+        let header_length = if is_v3 { be32_or_0(cluster, 100) } else { V2_LENGTH as u32 };
+        check_header_length(is_v3, header_length, cluster_size, cluster.len())?;
+        let field = |at| if is_v3 { be64(cluster, at) } else { 0 };
+        let name_at = be64(cluster, 8);
+        if name_at > cluster_size {
+            return Err(invalid(format!("backing file name at byte {name_at}: behind the first cluster")));
+        }
+        let end = if name_at == 0 { cluster_size } else { name_at };
+        let area = cluster.get(header_length as usize..(end as usize).min(cluster.len())).unwrap_or(&[]);
+        let incompatible = field(72);
+        check_incompatible(incompatible, area)?;
+        let mut header = Header {
+            version: be32(cluster, 4),
+            cluster_bits: be32(cluster, 20),
+            size: be64(cluster, 24),
+            l1_entries: be32(cluster, 36),
+            l1_offset: be64(cluster, 40),
+            refcount_table_offset: be64(cluster, 48),
+            refcount_table_clusters: be32(cluster, 56),
+            refcount_order: if is_v3 { be32(cluster, 96) } else { V2_REFCOUNT_ORDER },
+            snapshot_count: be32(cluster, 60),
+            snapshots_offset: be64(cluster, 64),
+            incompatible,
+            compatible: field(80),
+            autoclear: field(88),
+            compression: compression(header_length, incompatible, cluster)?,
+            header_length,
+            backing_file: None,
+            backing_format: None,
+            data_file: None,
+            bitmaps: None,
+            unknown: Vec::new(),
+        };
+        header.check_numbers()?;
+        check_encryption(be32(cluster, 32))?;
+        header.read_extensions(area, end - u64::from(header_length).min(end))?;
+        if header.data_file.is_some() && !header.has_data_file() {
+            header.data_file = None;
+        }
+        header.backing_file = backing_name(cluster, name_at, be32(cluster, 16), cluster_size)?;
+        Ok(header)
+    }
+
+    /// Whether guest data is in another file.
+    pub fn has_data_file(&self) -> bool {
+        self.incompatible & incompatible::DATA_FILE != 0
+    }
+
+    /// Whether L2 entries have a bitmap of subclusters.
+    pub fn has_extended_l2(&self) -> bool {
+        self.incompatible & incompatible::EXTENDED_L2 != 0
+    }
+
+    /// Whether the image says that it is damaged.
+    pub fn is_corrupt(&self) -> bool {
+        self.incompatible & incompatible::CORRUPT != 0
+    }
+
+    /// Whether the image was not closed after a write with lazy refcounts.
+    pub fn is_dirty(&self) -> bool {
+        self.incompatible & incompatible::DIRTY != 0
+    }
+
+    /// Bytes of an L2 entry.
+    pub fn l2_entry_bytes(&self) -> u64 {
+        if self.has_extended_l2() { 16 } else { 8 }
+    }
+
+    /// Bytes of the disk that one L2 table maps.
+    pub fn l2_table_span(&self) -> u64 {
+        self.cluster_size() / self.l2_entry_bytes() * self.cluster_size()
+    }
+
+    /// Checks all numbers that need no other structure.
+    fn check_numbers(&self) -> Result<(), Problem> {
+        if self.has_extended_l2() && self.cluster_bits < EXTENDED_L2_CLUSTER_BITS {
+            let size = self.cluster_size();
+            let least = 1 << EXTENDED_L2_CLUSTER_BITS;
+            return Err(invalid(format!(
+                "cluster size {size} with extended L2 entries: want at least {least} bytes"
+            )));
+        }
+        if self.refcount_order > MAX_REFCOUNT_ORDER {
+            let order = self.refcount_order;
+            return Err(invalid(format!("refcount order {order}: at most {MAX_REFCOUNT_ORDER}")));
+        }
+        let table = u64::from(self.refcount_table_clusters) << self.cluster_bits;
+        self.check_table("refcount table", self.refcount_table_offset, table, MAX_REFCOUNT_TABLE_BYTES)?;
+        let l1_bytes = u64::from(self.l1_entries) * 8;
+        self.check_table("L1 table", self.l1_offset, l1_bytes, MAX_L1_BYTES)?;
+        let needed = self.size.div_ceil(self.l2_table_span());
+        if needed > u64::from(self.l1_entries) {
+            let (size, has) = (self.size, self.l1_entries);
+            return Err(invalid(format!("L1 table of {has} entries: a disk of {size} bytes needs {needed}")));
+        }
+        Ok(())
+    }
+
+    /// Checks place and length of a table; every table starts on a cluster.
+    pub(crate) fn check_table(&self, what: &str, offset: u64, bytes: u64, most: u64) -> Result<(), Problem> {
+        if bytes > most {
+            return Err(invalid(format!("{what} at byte {offset} has {bytes} bytes: at most {most}")));
+        }
+        if offset.checked_add(bytes).is_none_or(|end| end > i64::MAX as u64) {
+            return Err(invalid(format!("{what} at byte {offset}: beyond the largest file")));
+        }
+        if !offset.is_multiple_of(self.cluster_size()) {
+            return Err(invalid(format!("{what} at byte {offset}: not at the start of a cluster")));
+        }
+        Ok(())
+    }
+
+    /// Checks place and length of the snapshot table.
+    pub(crate) fn check_snapshot_table(&self) -> Result<(), Problem> {
+        let most = u64::from(MAX_SNAPSHOTS) * SNAPSHOT_ENTRY;
+        let bytes = u64::from(self.snapshot_count) * SNAPSHOT_ENTRY;
+        self.check_table("snapshot table", self.snapshots_offset, bytes, most)
+    }
+
+    fn read_extensions(&mut self, mut area: &[u8], mut room: u64) -> Result<(), Problem> {
+        // `room` is the length of the area in the format; a short file may have less of it.
+        while room > 0 && area.len() >= 8 {
+            let (kind, len) = (be32(area, 0), be32(area, 4) as usize);
+            room = room.saturating_sub(8);
+            area = &area[8..];
+            if len as u64 > room || len > area.len() {
+                return Err(invalid(format!("header extension {kind:#010x}: {len} bytes of {room}")));
+            }
+            if kind == 0 {
+                return Ok(());
+            }
+            self.read_extension(kind, &area[..len])?;
+            let padded = len.next_multiple_of(8);
+            room = room.saturating_sub(padded as u64);
+            area = area.get(padded..).unwrap_or(&[]);
+        }
+        Ok(())
+    }
+
+    fn read_extension(&mut self, kind: u32, bytes: &[u8]) -> Result<(), Problem> {
+        match kind {
+            0xe279_2aca => {
+                if bytes.len() > MAX_FORMAT_NAME {
+                    let len = bytes.len();
+                    return Err(invalid(format!("backing format of {len} bytes: at most {MAX_FORMAT_NAME}")));
+                }
+                self.backing_format = Some(text(bytes));
+            }
+            0x4441_5441 => {
+                if bytes.len() > MAX_NAME {
+                    let len = bytes.len();
+                    return Err(invalid(format!("data file name of {len} bytes: at most {MAX_NAME}")));
+                }
+                self.data_file = Some(text(bytes));
+            }
+            0x0537_be77 => return Err(invalid("full disk encryption header of an image without encryption")),
+            0x2385_2875 => self.bitmaps = self.read_bitmaps(bytes)?,
+            _ => self.unknown.push(RawExtension { kind, bytes: bytes.to_vec() }),
+        }
+        Ok(())
+    }
+
+    fn read_bitmaps(&self, bytes: &[u8]) -> Result<Option<Bitmaps>, Problem> {
+        if bytes.len() != 24 {
+            return Err(invalid(format!("bitmaps extension of {} bytes: want 24", bytes.len())));
+        }
+        if self.autoclear & autoclear::BITMAPS == 0 {
+            return Ok(None);
+        }
+        let bitmaps = Bitmaps {
+            count: be32(bytes, 0),
+            directory_bytes: be64(bytes, 8),
+            directory_offset: be64(bytes, 16),
+        };
+        if be32(bytes, 4) != 0 {
+            return Err(invalid("bitmaps extension: reserved bytes are not zero"));
+        }
+        if !(1..=MAX_BITMAPS).contains(&bitmaps.count) {
+            return Err(invalid(format!("{} bitmaps: want 1 to {MAX_BITMAPS}", bitmaps.count)));
+        }
+        let (offset, len) = (bitmaps.directory_offset, bitmaps.directory_bytes);
+        self.check_table("bitmap directory", offset, len, MAX_BITMAP_DIRECTORY)?;
+        Ok(Some(bitmaps))
+    }
+}
+
+fn check_header_length(is_v3: bool, length: u32, cluster_size: u64, len: usize) -> Result<(), Problem> {
+    if is_v3 && length < V3_LENGTH {
+        return Err(invalid(format!("header of {length} bytes: version 3 has at least {V3_LENGTH}")));
+    }
+    if u64::from(length) > cluster_size {
+        return Err(invalid(format!("header of {length} bytes: longer than a cluster of {cluster_size}")));
+    }
+    if length as usize > len {
+        return Err(invalid(format!("header of {length} bytes: the file ends at byte {len}")));
+    }
+    Ok(())
+}
+
+/// Refuses unknown features by the names that the image has for them.
+fn check_incompatible(bits: u64, area: &[u8]) -> Result<(), Problem> {
+    let unknown = bits & !incompatible::KNOWN;
+    if unknown == 0 {
+        return Ok(());
+    }
+    let name = |bit: u32| feature_name(area, bit as u8).unwrap_or_else(|| format!("bit {bit}"));
+    let names: Vec<String> = (0..64).filter(|bit| unknown >> bit & 1 == 1).map(name).collect();
+    Err(unsupported(format!("incompatible features: {}", names.join(", "))))
+}
+
+/// The name of an incompatible feature in the feature name table.
+fn feature_name(mut area: &[u8], bit: u8) -> Option<String> {
+    while area.len() >= 8 {
+        let (kind, len) = (be32(area, 0), be32(area, 4) as usize);
+        let bytes = area.get(8..)?.get(..len)?;
+        if kind == 0 {
+            return None;
+        }
+        if kind == 0x6803_f857 {
+            let entry = bytes.chunks_exact(FEATURE_ENTRY).find(|entry| entry[0] == 0 && entry[1] == bit)?;
+            let end = entry[2..].iter().position(|byte| *byte == 0).unwrap_or(FEATURE_ENTRY - 2);
+            return Some(text(&entry[2..2 + end])).filter(|name| !name.is_empty());
+        }
+        area = area.get(8 + len.next_multiple_of(8)..)?;
+    }
+    None
+}
+
+fn compression(header_length: u32, incompatible: u64, cluster: &[u8]) -> Result<Compression, Problem> {
+    let kind = if header_length > V3_LENGTH { cluster[V3_LENGTH as usize] } else { 0 };
+    match (kind, incompatible & incompatible::COMPRESSION != 0) {
+        (0, false) => Ok(Compression::Zlib),
+        (1, true) => Ok(Compression::Zstd),
+        (0 | 1, _) => Err(invalid(format!("compression type {kind} contradicts its feature bit"))),
+        _ => Err(unsupported(format!("compression type {kind}"))),
+    }
+}
+
+fn check_encryption(method: u32) -> Result<(), Problem> {
+    match method {
+        0 => Ok(()),
+        1 => Err(unsupported("encryption with AES-CBC")),
+        2 => Err(unsupported("encryption with LUKS")),
+        other => Err(invalid(format!("encryption method {other}: unknown"))),
+    }
+}
+
+fn backing_name(cluster: &[u8], at: u64, len: u32, cluster_size: u64) -> Result<Option<String>, Problem> {
+    if at == 0 {
+        return Ok(None);
+    }
+    let most = (MAX_NAME as u64).min(cluster_size - at);
+    if u64::from(len) > most {
+        return Err(invalid(format!("backing file name of {len} bytes at byte {at}: at most {most}")));
+    }
+    let bytes = cluster.get(at as usize..(at + u64::from(len)) as usize);
+    let bytes = bytes.ok_or_else(|| invalid(format!("backing file name at byte {at}: behind the file")))?;
+    Ok(Some(text(bytes)).filter(|name| !name.is_empty()))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The big-endian number at byte `at`, which the caller has checked.
+pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+/// The big-endian number at byte `at`, which the caller has checked.
+pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+fn be32_or_0(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).map_or(0, |bytes| be32(bytes, 0))
+}

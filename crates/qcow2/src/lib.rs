@@ -1,0 +1,38 @@
+//! Disk images in QEMU's format qcow2, as read-only devices.
+//!
+//! ```text
+//!   L1 table (in memory) ─► L2 table (slices of 4 KiB, cached) ─► cluster: data │ zeroes │ compressed
+//!                                                             └─► none: the backing device, or zeroes
+//! ```
+//!
+//! An image is opened for reading only, so its tables do not change: each core looks a place up in
+//! its own cache, without lock or message. Every byte of an image is hostile. Numbers are checked
+//! against the file's length and a limit before memory is allocated for them.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | [`header`] | the header and its extensions: bytes and rules, without I/O |
+//! | [`entry`] | entries of L1 and L2 tables, without I/O |
+//! | [`image`] | reading the metadata of an image, internal snapshots |
+//! | [`device`] | the image as a [`block::Device`] |
+//!
+//! Source: QEMU `docs/interop/qcow2.rst`.
+
+#![forbid(unsafe_code)]
+
+mod cache;
+mod compress;
+pub mod device;
+pub mod entry;
+mod error;
+pub mod header;
+pub mod image;
+mod lookup;
+mod reader;
+mod snapshot;
+
+pub use device::{DEFAULT_CACHE_BYTES, Others, Qcow2};
+pub use error::{Error, Problem};
+pub use header::Header;
+pub use image::Image;
+pub use snapshot::Snapshot;

@@ -1,0 +1,125 @@
+//! Internal snapshots: the table of them.
+//!
+//! Source: QEMU `docs/interop/qcow2.rst`, section *Snapshots*.
+
+use crate::error::{Problem, invalid};
+use crate::header::{Header, be32, be64};
+use crate::reader::Reader;
+
+/// Length of the fixed part of an entry.
+const ENTRY: u64 = 40;
+/// Most bytes of extra data in an entry.
+const MAX_EXTRA: u64 = 1024;
+/// Most bytes of the table.
+const MAX_TABLE: u64 = 64 << 20;
+
+/// An internal snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its identifier, a number by convention.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// First byte of its L1 table.
+    pub l1_offset: u64,
+    /// Entries of its L1 table.
+    pub l1_entries: u32,
+    /// Size of the disk in bytes, if the entry has it; else as the image's.
+    pub size: Option<u64>,
+    /// Bytes of the virtual machine's state.
+    pub vm_state_bytes: u64,
+    /// When it was made, in seconds since 1970.
+    pub seconds: u32,
+    /// Nanoseconds of that second.
+    pub nanoseconds: u32,
+    /// How long the virtual machine had run, in nanoseconds.
+    pub vm_clock_ns: u64,
+    /// Instructions that the virtual machine had run, if they were counted.
+    pub instructions: Option<u64>,
+    /// Bytes of extra data in the entry.
+    pub extra_bytes: u32,
+}
+
+/// The snapshot table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    /// The entries in their order.
+    pub snapshots: Vec<Snapshot>,
+    /// Length of the table in bytes.
+    pub bytes: u64,
+}
+
+/// Reads the snapshot table. Bytes behind the end of the file are zeroes.
+pub(crate) async fn read(reader: &Reader, header: &Header) -> Result<Table, Problem> {
+    header.check_snapshot_table()?;
+    let mut table = Table::default();
+    let mut bytes = Bytes { reader, at: header.snapshots_offset, window: Vec::new(), start: 0 };
+    for number in 0..header.snapshot_count {
+        // Entries behind the file would be empty; QEMU reads them so. They need no memory here.
+        if bytes.at >= reader.capacity {
+            let rest = u64::from(header.snapshot_count - number);
+            table.bytes = bytes.at + rest * ENTRY - header.snapshots_offset;
+            return Ok(table);
+        }
+        table.snapshots.push(read_entry(&mut bytes, number).await?);
+        table.bytes = bytes.at - header.snapshots_offset;
+        if table.bytes > MAX_TABLE {
+            return Err(invalid(format!("snapshot table: more than {MAX_TABLE} bytes")));
+        }
+    }
+    Ok(table)
+}
+
+async fn read_entry(bytes: &mut Bytes<'_>, number: u32) -> Result<Snapshot, Problem> {
+    let fixed = bytes.take(ENTRY).await?.to_vec();
+    let extra_bytes = be32(&fixed, 36);
+    if u64::from(extra_bytes) > MAX_EXTRA {
+        let text = format!("snapshot {number}: {extra_bytes} bytes of extra data: at most {MAX_EXTRA}");
+        return Err(invalid(text));
+    }
+    let extra = bytes.take(u64::from(extra_bytes)).await?.to_vec();
+    let number_at = |at: usize| extra.get(at..at + 8).map(|field| be64(field, 0));
+    let [id_len, name_len] = [12, 14].map(|at| u64::from(u16::from_be_bytes([fixed[at], fixed[at + 1]])));
+    let id = String::from_utf8_lossy(bytes.take(id_len).await?).into_owned();
+    let name = String::from_utf8_lossy(bytes.take(name_len).await?).into_owned();
+    bytes.at = bytes.at.next_multiple_of(8);
+    Ok(Snapshot {
+        id,
+        name,
+        l1_offset: be64(&fixed, 0),
+        l1_entries: be32(&fixed, 8),
+        size: number_at(8),
+        vm_state_bytes: number_at(0).unwrap_or_else(|| u64::from(be32(&fixed, 32))),
+        seconds: be32(&fixed, 16),
+        nanoseconds: be32(&fixed, 20),
+        vm_clock_ns: be64(&fixed, 24),
+        instructions: number_at(16).filter(|count| *count != u64::MAX),
+        extra_bytes,
+    })
+}
+
+/// The bytes of the file from a place on, read in windows.
+struct Bytes<'a> {
+    reader: &'a Reader,
+    at: u64,
+    window: Vec<u8>,
+    start: u64,
+}
+
+impl Bytes<'_> {
+    const WINDOW: u64 = 256 << 10;
+
+    /// The next `len` bytes, which are less than a window.
+    async fn take(&mut self, len: u64) -> Result<&[u8], Problem> {
+        let is_inside = self.at >= self.start && self.at + len <= self.start + self.window.len() as u64;
+        if !is_inside {
+            self.start = self.at;
+            let window = self.reader.read_padded(self.at, Self::WINDOW).await;
+            let part = "the snapshot table";
+            self.window = window.map_err(|error| Problem::Io { part, offset: self.at, error })?;
+        }
+        let from = (self.at - self.start) as usize;
+        self.at += len;
+        Ok(&self.window[from..from + len as usize])
+    }
+}

@@ -1,0 +1,4 @@
+//! Images that QEMU's programs make, read by this crate and by `qemu-img`. Needs `qemu-utils`.
+
+mod read;
+mod tools;
