@@ -221,6 +221,9 @@ impl Header {
         };
         header.check_numbers()?;
         check_encryption(be32(cluster, 32))?;
+        if header.autoclear & autoclear::RAW_DATA != 0 && !header.has_data_file() {
+            return Err(invalid("raw external data without an external data file"));
+        }
         header.read_extensions(area, end - u64::from(header_length).min(end))?;
         if header.data_file.is_some() && !header.has_data_file() {
             header.data_file = None;

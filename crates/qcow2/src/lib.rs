@@ -13,6 +13,7 @@
 //! |---|---|
 //! | [`header`] | the header and its extensions: bytes and rules, without I/O |
 //! | [`entry`] | entries of L1 and L2 tables, without I/O |
+//! | [`check`](mod@check) | refcounts, pointers and COPIED bits against each other |
 //! | [`image`] | reading the metadata of an image, internal snapshots |
 //! | [`device`] | the image as a [`block::Device`] |
 //!
@@ -21,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod cache;
+pub mod check;
 mod compress;
 pub mod device;
 pub mod entry;
@@ -29,8 +31,10 @@ pub mod header;
 pub mod image;
 mod lookup;
 mod reader;
+mod refcount;
 mod snapshot;
 
+pub use check::{Report, check};
 pub use device::{DEFAULT_CACHE_BYTES, Others, Qcow2};
 pub use error::{Error, Problem};
 pub use header::Header;

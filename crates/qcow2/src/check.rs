@@ -1,0 +1,485 @@
+//! Checks all metadata of an image, as `qemu-img check` does without repair.
+//!
+//! ```text
+//!   header, L1, L2, snapshots, bitmaps ─► references to each cluster ─┐
+//!   refcount table ─► refcount blocks ─► refcount of each cluster ────┴─► leak, too low, COPIED bits
+//! ```
+//!
+//! A table that several entries point to is read once and counted several times. So the work is
+//! bounded by the length of the file, whatever the entries say.
+
+use crate::entry::{COPIED, Cluster, Entry, Geometry, L1_RESERVED, L2_RESERVED, OFFSET};
+use crate::error::{Error, Problem};
+use crate::header::{Bitmaps, Header, MAX_L1_BYTES, be32, be64};
+use crate::image::{open_reader, read_header};
+use crate::reader::Reader;
+use crate::refcount::{Counts, Width};
+use crate::snapshot::{self, Snapshot};
+use block::Device;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Most messages in a report; further problems are counted.
+const MAX_MESSAGES: usize = 1000;
+/// Most clusters of a file that can be checked, as in QEMU.
+const MAX_CLUSTERS: u64 = i32::MAX as u64;
+/// Largest offset of a file, less a cluster of any size.
+const MAX_OFFSET: u64 = i64::MAX as u64 - (2 << 20);
+/// Bits 9 to 63 of an entry of the refcount table.
+const REFCOUNT_BLOCK: u64 = !0x1ff;
+/// Extra data that every snapshot of a version 3 image has, in bytes.
+const V3_SNAPSHOT_EXTRA: u32 = 16;
+/// Largest table of a bitmap in entries.
+const MAX_BITMAP_TABLE: u32 = 0x0800_0000;
+/// Length of the fixed part of an entry of the bitmap directory.
+const BITMAP_ENTRY: usize = 24;
+
+/// The result of a check.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Errors that may lose data: refcounts that are too low, invalid pointers, wrong COPIED bits.
+    pub corruptions: u64,
+    /// Clusters whose refcount is too high: lost space, no lost data.
+    pub leaks: u64,
+    /// Clusters that could not be checked.
+    pub check_errors: u64,
+    /// Clusters of the disk.
+    pub total_clusters: u64,
+    /// Clusters of the disk that have a place.
+    pub allocated_clusters: u64,
+    /// Clusters of the disk that are not behind the one before them.
+    pub fragmented_clusters: u64,
+    /// Clusters of the disk that are compressed.
+    pub compressed_clusters: u64,
+    /// The end of the last used cluster in bytes.
+    pub image_end_offset: u64,
+    /// A line for each problem, but for very many.
+    pub messages: Vec<String>,
+}
+
+impl Report {
+    fn corrupt(&mut self, message: impl FnOnce() -> String) {
+        self.corruptions += 1;
+        self.note(message);
+    }
+
+    fn note(&mut self, message: impl FnOnce() -> String) {
+        if self.messages.len() < MAX_MESSAGES {
+            self.messages.push(message());
+        }
+    }
+}
+
+/// Checks the image on `device`, on the calling core. Changes nothing.
+///
+/// # Errors
+/// When the header is invalid, or a table that all others depend on cannot be read.
+pub async fn check(device: &dyn Device) -> Result<Report, Error> {
+    let run = async {
+        let reader = open_reader(device)?;
+        let header = read_header(&reader).await?;
+        Check::new(reader, header)?.run().await
+    };
+    run.await.map_err(|problem| Error::new(device.name(), problem))
+}
+
+/// References to an L2 table.
+#[derive(Clone, Copy, Default)]
+struct Uses {
+    /// By all L1 tables.
+    all: u64,
+    /// Whether the active L1 table is among them.
+    is_active: bool,
+}
+
+struct Check {
+    reader: Reader,
+    header: Header,
+    geometry: Geometry,
+    width: Width,
+    counts: Counts,
+    /// Clusters of the file, and behind it if a reference ends inside the next one.
+    clusters: u64,
+    /// The L2 tables by their first byte.
+    tables: BTreeMap<u64, Uses>,
+    refcount_table: Vec<u64>,
+    /// Clusters whose refcount is 1.
+    ones: Counts,
+    /// Places in the refcount table with an invalid pointer.
+    invalid_blocks: BTreeSet<u64>,
+    report: Report,
+}
+
+impl Check {
+    fn new(reader: Reader, header: Header) -> Result<Check, Problem> {
+        let clusters = reader.capacity.div_ceil(header.cluster_size());
+        if clusters > MAX_CLUSTERS {
+            return Err(Problem::Refused(format!("{clusters} clusters: at most {MAX_CLUSTERS} are checked")));
+        }
+        let disk = (header.size / 512 * 512).div_ceil(header.cluster_size());
+        Ok(Check {
+            geometry: Geometry::of(&header),
+            width: Width { order: header.refcount_order },
+            counts: Counts::default(),
+            clusters,
+            tables: BTreeMap::new(),
+            refcount_table: Vec::new(),
+            ones: Counts::default(),
+            invalid_blocks: BTreeSet::new(),
+            report: Report { total_clusters: disk, ..Report::default() },
+            reader,
+            header,
+        })
+    }
+
+    async fn run(mut self) -> Result<Report, Problem> {
+        let snapshots = self.read_snapshots().await?;
+        self.read_refcount_table().await?;
+        let cluster_size = self.geometry.cluster_size();
+        self.count(0, cluster_size, 1);
+        let (l1_offset, l1_entries) = (self.header.l1_offset, self.header.l1_entries);
+        let l1 = self.read_l1(l1_offset, l1_entries, true).await?;
+        self.read_snapshot_l1s(&snapshots.snapshots).await?;
+        self.read_l2_tables().await?;
+        self.count(self.header.snapshots_offset, snapshots.bytes, 1);
+        let table_bytes = u64::from(self.header.refcount_table_clusters) << self.header.cluster_bits;
+        self.count(self.header.refcount_table_offset, table_bytes, 1);
+        if let Some(bitmaps) = self.header.bitmaps {
+            self.read_bitmaps(bitmaps).await?;
+        }
+        self.check_refcount_blocks();
+        self.compare().await?;
+        self.check_copied(&l1).await?;
+        Ok(self.report)
+    }
+
+    /// Counts `uses` references to the clusters of a range of the file.
+    fn count(&mut self, offset: u64, len: u64, uses: u64) {
+        if len == 0 || uses == 0 {
+            return;
+        }
+        let (file, cluster_size) = (self.reader.capacity, self.geometry.cluster_size());
+        // The last cluster of a file may be incomplete.
+        let end = offset.saturating_add(len);
+        if end >= file.saturating_add(cluster_size) {
+            self.report.corrupt(|| format!("bytes {offset} to {end} are used: the file ends at {file}"));
+            return;
+        }
+        for cluster in offset / cluster_size..end.div_ceil(cluster_size) {
+            self.clusters = self.clusters.max(cluster + 1);
+            if !self.counts.add(cluster, uses, self.width.most()) {
+                let most = self.width.most();
+                self.report.corrupt(|| format!("cluster {cluster}: more references than {most}"));
+            }
+        }
+    }
+
+    async fn read_snapshots(&mut self) -> Result<snapshot::Table, Problem> {
+        let table = snapshot::read(&self.reader, &self.header).await?;
+        let is_incomplete = |snapshot: &&Snapshot| snapshot.extra_bytes < V3_SNAPSHOT_EXTRA;
+        if self.header.version >= 3 {
+            for snapshot in table.snapshots.iter().filter(is_incomplete) {
+                self.report.corrupt(|| format!("snapshot {}: the table entry is incomplete", snapshot.id));
+            }
+            // Entries behind the file are empty.
+            let missing = u64::from(self.header.snapshot_count) - table.snapshots.len() as u64;
+            self.report.corruptions += missing;
+        }
+        if self.header.has_data_file() && self.header.snapshot_count > 0 {
+            self.report.corrupt(|| "snapshots in an image with an external data file".into());
+        }
+        Ok(table)
+    }
+
+    async fn read_refcount_table(&mut self) -> Result<(), Problem> {
+        let offset = self.header.refcount_table_offset;
+        let bytes = u64::from(self.header.refcount_table_clusters) << self.header.cluster_bits;
+        let inside = self.reader.capacity.saturating_sub(offset).min(bytes);
+        let table = self.reader.read_padded(offset, inside).await;
+        let table = table.map_err(|error| Problem::Io { part: "the refcount table", offset, error })?;
+        self.refcount_table = table.chunks_exact(8).map(|entry| be64(entry, 0)).collect();
+        Ok(())
+    }
+
+    /// Reads an L1 table, counts it and notes the L2 tables. Entries behind the file are empty.
+    async fn read_l1(&mut self, offset: u64, entries: u32, is_active: bool) -> Result<Vec<u64>, Problem> {
+        let bytes = u64::from(entries) * 8;
+        self.count(offset, bytes, 1);
+        let inside = self.reader.capacity.saturating_sub(offset).min(bytes);
+        let table = self.reader.read_padded(offset, inside).await;
+        let table = table.map_err(|error| Problem::Io { part: "an L1 table", offset, error })?;
+        let table: Vec<u64> = table.chunks_exact(8).map(|entry| be64(entry, 0)).collect();
+        for (index, entry) in table.iter().copied().enumerate().filter(|(_, entry)| *entry != 0) {
+            if entry & L1_RESERVED != 0 {
+                self.report.corrupt(|| format!("L1 entry {index} ({entry:#x}): reserved bits are set"));
+            }
+            let uses = self.tables.entry(entry & OFFSET).or_default();
+            uses.all += 1;
+            uses.is_active |= is_active;
+        }
+        Ok(table)
+    }
+
+    async fn read_snapshot_l1s(&mut self, snapshots: &[Snapshot]) -> Result<(), Problem> {
+        let mut room = self.reader.capacity;
+        for snapshot in snapshots {
+            let (id, offset) = (&snapshot.id, snapshot.l1_offset);
+            let bytes = u64::from(snapshot.l1_entries) * 8;
+            if !offset.is_multiple_of(self.geometry.cluster_size()) {
+                self.report.corrupt(|| format!("snapshot {id}: L1 table at byte {offset}: not aligned"));
+            } else if bytes > MAX_L1_BYTES {
+                self.report.corrupt(|| format!("snapshot {id}: L1 table of {bytes} bytes"));
+            } else {
+                let inside = self.reader.capacity.saturating_sub(offset).min(bytes);
+                // Tables that do not overlap are together smaller than the file.
+                room = room.checked_sub(inside).ok_or_else(|| {
+                    Problem::Invalid(format!("snapshot {id}: L1 tables of snapshots overlap"))
+                })?;
+                self.read_l1(offset, snapshot.l1_entries, false).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads every L2 table once, and counts it and its clusters for each use.
+    async fn read_l2_tables(&mut self) -> Result<(), Problem> {
+        let cluster_size = self.geometry.cluster_size();
+        for (offset, uses) in std::mem::take(&mut self.tables) {
+            self.count(offset, cluster_size, uses.all);
+            if !offset.is_multiple_of(cluster_size) {
+                self.report.corrupt(|| format!("L2 table at byte {offset}: not aligned"));
+                continue;
+            }
+            self.tables.insert(offset, uses);
+            let mut next = None;
+            for entry in self.read_l2(offset).await? {
+                self.count_entry(entry, uses, &mut next);
+            }
+        }
+        Ok(())
+    }
+
+    /// The entries of an L2 table that are not empty.
+    async fn read_l2(&self, offset: u64) -> Result<Vec<Entry>, Problem> {
+        let inside = self.reader.capacity.saturating_sub(offset).min(self.geometry.cluster_size());
+        let table = self.reader.read_padded(offset, inside).await;
+        let table = table.map_err(|error| Problem::Io { part: "an L2 table", offset, error })?;
+        let bytes = self.geometry.entry_bytes();
+        let entries = (0..table.len() / bytes).map(|index| self.geometry.entry(&table, index * bytes));
+        Ok(entries.filter(|entry| *entry != Entry { word: 0, bitmap: 0 }).collect())
+    }
+
+    fn count_entry(&mut self, entry: Entry, uses: Uses, next: &mut Option<u64>) {
+        let (word, bitmap) = (entry.word, entry.bitmap);
+        let cluster_size = self.geometry.cluster_size();
+        let cluster = self.geometry.cluster(entry);
+        if !matches!(cluster, Cluster::Compressed(_)) && word & L2_RESERVED != 0 {
+            self.report.corrupt(|| format!("L2 entry {word:#x}: reserved bits are set"));
+        }
+        match cluster {
+            Cluster::Compressed(data) => {
+                if word & COPIED != 0 {
+                    self.report.corrupt(|| format!("L2 entry {word:#x}: compressed, with the COPIED bit"));
+                }
+                if self.geometry.has_data_file || bitmap != 0 {
+                    self.report.corrupt(|| format!("L2 entry {word:#x}: compressed in such an image"));
+                    return;
+                }
+                self.count(data.offset, data.len, uses.all);
+                self.report.allocated_clusters += u64::from(uses.is_active);
+                self.report.compressed_clusters += u64::from(uses.is_active);
+                self.report.fragmented_clusters += u64::from(uses.is_active);
+            }
+            Cluster::Data(_) | Cluster::ZeroAllocated(_) if (bitmap >> 32) & bitmap != 0 => {
+                self.report.corrupt(|| format!("L2 entry {word:#x}: invalid subclusters {bitmap:#x}"));
+            }
+            Cluster::Data(offset) | Cluster::ZeroAllocated(offset) => {
+                if !offset.is_multiple_of(cluster_size) {
+                    self.report.corrupt(|| format!("L2 entry {word:#x}: the cluster is not aligned"));
+                }
+                if uses.is_active {
+                    self.report.allocated_clusters += 1;
+                    let is_behind = next.is_none_or(|next| next == offset);
+                    self.report.fragmented_clusters += u64::from(!is_behind);
+                    *next = Some(offset + cluster_size);
+                }
+                if !self.geometry.has_data_file {
+                    self.count(offset, cluster_size, uses.all);
+                }
+            }
+            Cluster::Unallocated if bitmap as u32 != 0 => {
+                self.report.corrupt(|| format!("L2 entry {word:#x}: subclusters {bitmap:#x} without data"));
+            }
+            Cluster::Unallocated | Cluster::Zero => {}
+        }
+    }
+
+    async fn read_bitmaps(&mut self, bitmaps: Bitmaps) -> Result<(), Problem> {
+        let Bitmaps { directory_offset: offset, directory_bytes: len, .. } = bitmaps;
+        self.count(offset, len, 1);
+        let directory = self.reader.read(offset, len).await;
+        let directory =
+            directory.map_err(|error| Problem::Io { part: "the bitmap directory", offset, error })?;
+        let tables = bitmap_tables(&directory, self.geometry.cluster_size(), bitmaps.count)?;
+        let mut room = self.reader.capacity;
+        for (offset, entries) in tables {
+            let bytes = u64::from(entries) * 8;
+            self.count(offset, bytes, 1);
+            room = room.checked_sub(bytes).ok_or_else(|| overlap(offset))?;
+            let table = self.reader.read(offset, bytes).await;
+            let table = table.map_err(|error| Problem::Io { part: "a bitmap table", offset, error })?;
+            for entry in table.chunks_exact(8).map(|entry| be64(entry, 0)) {
+                let place = entry & OFFSET;
+                let is_invalid = entry & !OFFSET & !1 != 0
+                    || !place.is_multiple_of(self.geometry.cluster_size())
+                    || place != 0 && entry & 1 != 0;
+                if is_invalid {
+                    self.report.corrupt(|| format!("bitmap table entry {entry:#x}: invalid"));
+                } else if place != 0 {
+                    self.count(place, self.geometry.cluster_size(), 1);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the pointers to refcount blocks, and counts the blocks.
+    fn check_refcount_blocks(&mut self) {
+        let cluster_size = self.geometry.cluster_size();
+        for (index, entry) in std::mem::take(&mut self.refcount_table).into_iter().enumerate() {
+            let block = entry & REFCOUNT_BLOCK;
+            self.refcount_table.push(block);
+            if entry != block || !block.is_multiple_of(cluster_size) || block > MAX_OFFSET {
+                self.report.corrupt(|| format!("refcount table entry {index} ({entry:#x}): invalid"));
+                if !block.is_multiple_of(cluster_size) || block > MAX_OFFSET {
+                    self.invalid_blocks.insert(index as u64);
+                }
+            } else if block / cluster_size >= self.clusters {
+                self.report.corrupt(|| format!("refcount block {index} at byte {block}: behind the file"));
+            } else if block != 0 {
+                self.count(block, cluster_size, 1);
+                let uses = self.counts.get(block / cluster_size);
+                if uses != 1 {
+                    self.report.corrupt(|| format!("refcount block {index}: {uses} references"));
+                }
+            }
+        }
+    }
+
+    /// Compares the refcount of each cluster with its references.
+    async fn compare(&mut self) -> Result<(), Problem> {
+        let cluster_size = self.geometry.cluster_size();
+        let in_block = self.width.entries(cluster_size);
+        let mut highest = 0;
+        for first in (0..self.clusters).step_by(in_block as usize) {
+            let last = (first + in_block).min(self.clusters);
+            let index = first / in_block;
+            let block = self.refcount_table.get(index as usize).copied().unwrap_or(0);
+            if self.invalid_blocks.contains(&index) {
+                self.report.check_errors += last - first;
+                self.report.note(|| format!("refcounts of clusters {first} to {last}: invalid block"));
+                let referenced = self.counts.referenced(first..last).last();
+                highest = referenced.map_or(highest, |(cluster, _)| cluster);
+                continue;
+            }
+            if block == 0 || block >= self.reader.capacity {
+                let wrong: Vec<_> = self.counts.referenced(first..last).collect();
+                for (cluster, references) in wrong {
+                    self.compare_one(cluster, 0, references);
+                    highest = cluster;
+                }
+                continue;
+            }
+            let refcounts = self.reader.read_padded(block, cluster_size).await;
+            let refcounts =
+                refcounts.map_err(|error| Problem::Io { part: "a refcount block", offset: block, error })?;
+            for cluster in first..last {
+                let refcount = self.width.get(&refcounts, (cluster - first) as usize);
+                let references = self.counts.get(cluster);
+                if refcount > 0 || references > 0 {
+                    highest = cluster;
+                }
+                if refcount == 1 {
+                    self.ones.add(cluster, 1, 1);
+                }
+                self.compare_one(cluster, refcount, references);
+            }
+        }
+        self.report.image_end_offset = (highest + 1) * cluster_size;
+        Ok(())
+    }
+
+    fn compare_one(&mut self, cluster: u64, refcount: u64, references: u64) {
+        if refcount < references {
+            self.report
+                .corrupt(|| format!("cluster {cluster}: refcount {refcount}, references {references}"));
+        } else if refcount > references {
+            self.report.leaks += 1;
+            self.report.note(|| format!("cluster {cluster}: refcount {refcount}, references {references}"));
+        }
+    }
+
+    /// Whether the refcount of the cluster at this byte is 1; `None` if it is unknown.
+    fn is_one(&self, offset: u64) -> Option<bool> {
+        let cluster = offset >> self.header.cluster_bits;
+        let block = cluster / self.width.entries(self.geometry.cluster_size());
+        (!self.invalid_blocks.contains(&block)).then(|| self.ones.get(cluster) == 1)
+    }
+
+    /// Checks the COPIED bits of the active tables.
+    async fn check_copied(&mut self, l1: &[u64]) -> Result<(), Problem> {
+        for (index, entry) in l1.iter().copied().enumerate().filter(|(_, entry)| entry & OFFSET != 0) {
+            if self.is_one(entry & OFFSET).is_some_and(|is_one| is_one != (entry & COPIED != 0)) {
+                self.report.corrupt(|| format!("L1 entry {index} ({entry:#x}): wrong COPIED bit"));
+            }
+        }
+        let active: Vec<u64> =
+            self.tables.iter().filter(|(_, uses)| uses.is_active).map(|(at, _)| *at).collect();
+        for table in active {
+            for entry in self.read_l2(table).await? {
+                let (Cluster::Data(offset) | Cluster::ZeroAllocated(offset)) = self.geometry.cluster(entry)
+                else {
+                    continue;
+                };
+                let is_one = if self.geometry.has_data_file { Some(true) } else { self.is_one(offset) };
+                if is_one.is_some_and(|is_one| is_one != (entry.word & COPIED != 0)) {
+                    self.report.corrupt(|| format!("L2 entry {:#x}: wrong COPIED bit", entry.word));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn overlap(offset: u64) -> Problem {
+    Problem::Invalid(format!("bitmap table at byte {offset}: tables overlap"))
+}
+
+/// First byte and entries of the table of each bitmap in a directory.
+fn bitmap_tables(directory: &[u8], cluster_size: u64, count: u32) -> Result<Vec<(u64, u32)>, Problem> {
+    let invalid = |at: usize| Problem::Invalid(format!("bitmap directory: invalid entry at byte {at}"));
+    let mut tables = Vec::new();
+    let mut at = 0;
+    while at < directory.len() {
+        let entry = directory.get(at..at + BITMAP_ENTRY).ok_or_else(|| invalid(at))?;
+        let (offset, entries) = (be64(entry, 0), be32(entry, 8));
+        let name = usize::from(u16::from_be_bytes([entry[18], entry[19]]));
+        let extra = be32(entry, 20) as usize;
+        let is_valid = (1..=MAX_BITMAP_TABLE).contains(&entries)
+            && offset != 0
+            && offset.is_multiple_of(cluster_size)
+            && be32(entry, 12) & !3 == 0
+            && entry[16] == 1
+            && (9..=31).contains(&entry[17])
+            && (1..=1023).contains(&name)
+            && extra == 0;
+        if !is_valid {
+            return Err(invalid(at));
+        }
+        tables.push((offset, entries));
+        at += (BITMAP_ENTRY + name + extra).next_multiple_of(8);
+    }
+    if at != directory.len() || tables.len() as u64 != u64::from(count) {
+        return Err(Problem::Invalid(format!("bitmap directory: {} entries of {count}", tables.len())));
+    }
+    Ok(tables)
+}
