@@ -8,7 +8,7 @@ fn an_invalid_command_line_is_answered_in_one_line_and_exit_code_2() {
     let cases: &[(&[&str], &str)] = &[
         (
             &["serve", "--device", "disk:path=x", export[0], export[1]],
-            "--device disk:path=x: no such device: \"disk\"; there are io_uring, mem, nbd, null, nvme-tcp, nvme_uring, rbd, virtio-blk-vhost-user, virtio-blk-vhost-vdpa, virtio-blk-vfio-pci, virtio-blk-uring, raid",
+            "--device disk:path=x: no such device: \"disk\"; there are io_uring, mem, nbd, null, nvme-tcp, nvme_uring, qcow2, rbd, virtio-blk-vhost-user, virtio-blk-vhost-vdpa, virtio-blk-vfio-pci, virtio-blk-uring, raid",
         ),
         (
             &["info", "--device", "mem:sise=1G"],

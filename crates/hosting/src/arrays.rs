@@ -585,6 +585,7 @@ impl Running {
         let path = match config {
             DeviceConfig::IoUring(options) => &options.path,
             DeviceConfig::NvmeUring(options) => &options.path,
+            DeviceConfig::Qcow2(options) => &options.file,
             DeviceConfig::VirtioBlkUring(options) => &options.path,
             DeviceConfig::Mem(_)
             | DeviceConfig::Nbd(_)

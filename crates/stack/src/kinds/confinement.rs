@@ -1,6 +1,7 @@
 //! Needs of each kind of device in a sandbox: paths, ports, capabilities, locked memory.
 
 use super::device::DeviceConfig;
+use super::qcow2;
 use super::raid::RaidConfig;
 use crate::spec::{Role, Spec};
 use crate::{Base, DevicePlan};
@@ -26,6 +27,7 @@ impl DeviceConfig {
                 keep_server(profile, address);
                 keep_host_name(profile);
             }
+            DeviceConfig::Qcow2(options) => keep_image(profile, options),
             DeviceConfig::Rbd(options) => keep_rbd(profile, options),
             DeviceConfig::VirtioBlk(options) => keep_virtio_blk(profile, options),
             DeviceConfig::VirtioBlkUring(options) => keep_virtio_blk_uring(profile, options),
@@ -48,6 +50,16 @@ fn keep_file(profile: &mut Profile, options: &io_uring::Options) {
     profile.allow(path, if *read_only { Access::Read } else { Access::ReadWrite });
     if *fixed_buffers {
         profile.lock_memory();
+    }
+}
+
+fn keep_image(profile: &mut Profile, options: &qcow2::Options) {
+    profile.allow(&options.file, Access::Read);
+    if let Some(data) = &options.data {
+        profile.allow(data, Access::Read);
+    }
+    if options.follow {
+        profile.allow(options.directory(), Access::Read);
     }
 }
 

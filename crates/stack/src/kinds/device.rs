@@ -1,5 +1,6 @@
 //! Devices: the leaves of a graph.
 
+use super::qcow2::{self, QCOW2};
 use super::raid::RAID;
 use super::{ID, READ_ONLY};
 use crate::spec::{Key, Kind, Role, Spec, SpecError, Switch, Value, key};
@@ -19,6 +20,7 @@ pub const KINDS: &[&Kind] = &[
     &NULL,
     &NVME_TCP,
     &NVME_URING,
+    &QCOW2,
     &RBD,
     &VIRTIO_BLK,
     &VIRTIO_BLK_VDPA,
@@ -252,6 +254,8 @@ pub enum DeviceConfig {
     NvmeTcp(nvme_tcp::Options),
     /// An NVMe namespace.
     NvmeUring(nvme_uring::Options),
+    /// A disk image.
+    Qcow2(qcow2::Options),
     /// An image of a Ceph cluster.
     Rbd(rbd::Options),
     /// A virtio disk: behind a vhost-user socket, on the vDPA bus, or a PCI function.
@@ -292,6 +296,7 @@ impl DeviceConfig {
                 iopoll: is_on(&spec, "poll")?,
                 ..nvme_uring::Options::new(spec.require::<PathBuf>("path")?)
             }),
+            "qcow2" => DeviceConfig::Qcow2(qcow2::Options::parse(&spec)?),
             "rbd" => DeviceConfig::Rbd(rbd_options(&spec)?),
             "virtio-blk-vhost-user" => virtio_blk(&spec, TransportKind::VhostUser)?,
             "virtio-blk-vhost-vdpa" => virtio_blk(&spec, TransportKind::VhostVdpa)?,
@@ -329,6 +334,7 @@ impl DeviceConfig {
             DeviceConfig::Null(options) => Arc::new(null::NullDevice::new(options)?),
             DeviceConfig::NvmeTcp(options) => Arc::new(nvme_tcp::NvmeTcpDevice::open(options)?),
             DeviceConfig::NvmeUring(options) => Arc::new(nvme_uring::NvmeDevice::open(options)?),
+            DeviceConfig::Qcow2(options) => options.open()?,
             DeviceConfig::Rbd(options) => {
                 let device = rbd::RbdDevice::open(options)?;
                 let role = device.role().cloned();
@@ -357,6 +363,7 @@ impl DeviceConfig {
             | DeviceConfig::Null(_)
             | DeviceConfig::NvmeTcp(_)
             | DeviceConfig::NvmeUring(_)
+            | DeviceConfig::Qcow2(_)
             | DeviceConfig::VirtioBlk(_)
             | DeviceConfig::VirtioBlkUring(_) => None,
         }
@@ -372,6 +379,7 @@ impl DeviceConfig {
             | DeviceConfig::Null(_)
             | DeviceConfig::NvmeTcp(_)
             | DeviceConfig::NvmeUring(_)
+            | DeviceConfig::Qcow2(_)
             | DeviceConfig::Rbd(_)
             | DeviceConfig::VirtioBlkUring(_) => false,
         }
@@ -389,6 +397,7 @@ impl DeviceConfig {
             | DeviceConfig::Null(_)
             | DeviceConfig::NvmeTcp(_)
             | DeviceConfig::NvmeUring(_)
+            | DeviceConfig::Qcow2(_)
             | DeviceConfig::Rbd(_) => false,
         }
     }
@@ -403,6 +412,8 @@ impl DeviceConfig {
             DeviceConfig::NvmeTcp(options) => options.read_only = true,
             DeviceConfig::NvmeUring(options) => options.read_only = true,
             DeviceConfig::Rbd(options) => options.make_read_only(),
+            // Images are only read.
+            DeviceConfig::Qcow2(_) => {}
             // The server decides.
             DeviceConfig::VirtioBlk(_) => {}
             DeviceConfig::VirtioBlkUring(options) => options.read_only = true,

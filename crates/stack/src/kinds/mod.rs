@@ -6,6 +6,7 @@ pub mod device;
 pub mod discovery;
 pub mod layer;
 pub mod member;
+pub mod qcow2;
 pub mod raid;
 
 use crate::spec::{Key, Kind, key};

@@ -1,0 +1,300 @@
+//! `qcow2`: an image, and the files that it names.
+//!
+//! An image can name any file of the host. So a name is followed only on request, and only inside
+//! one directory. The format of a backing file is the one that the image states, never a guess: a
+//! guest can make its raw disk look like an image.
+
+use super::ID;
+use crate::spec::{Kind, Spec, SpecError, Switch, Value, key};
+use base::Size;
+use block::{Device, DeviceError};
+use drivers::io_uring;
+use qcow2::{DEFAULT_CACHE_BYTES, Header, Image, Others, Qcow2};
+use std::collections::HashSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+/// Limit of backing files below each other.
+const MAX_DEPTH: usize = 64;
+
+pub(super) static QCOW2: Kind = Kind {
+    name: "qcow2",
+    about: "a disk image in QEMU's format qcow2, which is only read",
+    keys: &[
+        key("file", "PATH", "the image"),
+        key("backing", "none|auto", "whether backing files are opened that the image names [none]"),
+        key("image-dir", "DIR", "directory that backing files must be in [that of the image]"),
+        key("data", "PATH", "the external data file, if the image has one"),
+        key("snapshot", "NAME", "identifier or name of the internal snapshot to read instead of the disk"),
+        key("cache", "SIZE", "most bytes of tables in memory, all cores together [32M]"),
+        key("readonly", "on|off", "must be on: images are not written yet [on]"),
+        ID,
+    ],
+};
+
+/// How an image is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The image.
+    pub file: PathBuf,
+    /// Whether backing files are opened that the image names.
+    pub follow: bool,
+    /// The directory that backing files must be in; else that of the image.
+    pub image_dir: Option<PathBuf>,
+    /// The external data file.
+    pub data: Option<PathBuf>,
+    /// The internal snapshot to read.
+    pub snapshot: Option<String>,
+    /// Most bytes of tables in memory.
+    pub cache_bytes: u64,
+}
+
+impl Options {
+    /// An image without other files.
+    pub fn new(file: impl Into<PathBuf>) -> Options {
+        Options {
+            file: file.into(),
+            follow: false,
+            image_dir: None,
+            data: None,
+            snapshot: None,
+            cache_bytes: DEFAULT_CACHE_BYTES,
+        }
+    }
+
+    pub(super) fn parse(spec: &Spec) -> Result<Options, SpecError> {
+        let Switch(is_read_only) = spec.get_or("readonly", Switch(true))?;
+        if !is_read_only {
+            return Err(spec.refuse("readonly=off: qcow2 images are not written yet"));
+        }
+        let options = Options {
+            follow: spec.get_or("backing", Follow(false))?.0,
+            image_dir: spec.get("image-dir")?,
+            data: spec.get("data")?,
+            snapshot: spec.get("snapshot")?,
+            cache_bytes: spec.get_or("cache", Size(DEFAULT_CACHE_BYTES))?.0,
+            ..Options::new(spec.require::<PathBuf>("file")?)
+        };
+        if options.image_dir.is_some() && !options.follow {
+            return Err(spec.refuse("image-dir= belongs to backing=auto"));
+        }
+        Ok(options)
+    }
+
+    /// The directory that backing files must be in.
+    pub(super) fn directory(&self) -> PathBuf {
+        let parent = self.file.parent().filter(|parent| !parent.as_os_str().is_empty());
+        self.image_dir.clone().or_else(|| parent.map(Path::to_owned)).unwrap_or_else(|| ".".into())
+    }
+
+    /// Opens the image and the files it needs. Runs a core on the calling thread.
+    ///
+    /// # Errors
+    /// When a file cannot be opened or is no valid image, or the image names a file that may not be
+    /// opened.
+    pub fn open(&self) -> Result<Arc<dyn Device>, DeviceError> {
+        let top = open_file(&self.file)?;
+        let header = read_header(top.clone())?;
+        let below = if self.follow { self.chain(&self.file, &header)? } else { Vec::new() };
+        if let (false, Some(name)) = (self.follow, &header.backing_file) {
+            let message = format!("names the backing file {name:?}, which backing=auto would open");
+            return Err(DeviceError::new(top.name(), message));
+        }
+        // From the lowest file up: each is the backing device of the one before.
+        let mut backing = None;
+        for link in below.into_iter().rev() {
+            let device = open_file(&link.path)?;
+            backing = Some(match link.is_raw {
+                true => device,
+                false => open_image(device, Others { backing, data_file: None }, None, self.cache_bytes)?,
+            });
+        }
+        let data_file = self.data.as_deref().map(open_file).transpose()?;
+        open_image(top, Others { backing, data_file }, self.snapshot.clone(), self.cache_bytes)
+    }
+
+    /// The backing files below the image at `path`, the nearest first.
+    fn chain(&self, path: &Path, header: &Header) -> Result<Vec<Link>, DeviceError> {
+        let directory = self.directory();
+        let directory = directory.canonicalize().map_err(|error| {
+            DeviceError::new(directory.display().to_string(), "cannot find the directory").because(error)
+        })?;
+        let mut at = canonical(path)?;
+        let mut seen = HashSet::from([identity(&at)?]);
+        let mut links: Vec<Link> = Vec::new();
+        let mut header = header.clone();
+        while let Some(name) = &header.backing_file {
+            let refuse = |why: &str| {
+                DeviceError::new(at.display().to_string(), format!("backing file {name:?}: {why}"))
+            };
+            if links.len() == MAX_DEPTH {
+                return Err(refuse(&format!("more than {MAX_DEPTH} backing files below each other")));
+            }
+            let is_raw = match header.backing_format.as_deref() {
+                Some("raw") => true,
+                Some("qcow2") => false,
+                Some(other) => return Err(refuse(&format!("the format {other:?} is unsupported"))),
+                None => return Err(refuse("the image does not state its format")),
+            };
+            let next =
+                resolve(&at, name, &directory, self.image_dir.is_some()).map_err(|why| refuse(&why))?;
+            if !seen.insert(identity(&next)?) {
+                return Err(refuse("the file is its own backing file"));
+            }
+            links.push(Link { path: next.clone(), is_raw });
+            if is_raw {
+                break;
+            }
+            header = read_header(open_file(&next)?)?;
+            at = next;
+        }
+        Ok(links)
+    }
+}
+
+/// A backing file.
+struct Link {
+    path: PathBuf,
+    is_raw: bool,
+}
+
+/// Whether backing files are opened.
+struct Follow(bool);
+
+impl Value for Follow {
+    fn expected() -> String {
+        "none or auto".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "none" => Some(Follow(false)),
+            "auto" => Some(Follow(true)),
+            _ => None,
+        }
+    }
+}
+
+/// The file that the image at `image` calls `name`, without symbolic links, if it is in
+/// `directory`. An absolute name is allowed only if the user chose the directory.
+fn resolve(image: &Path, name: &str, directory: &Path, may_be_absolute: bool) -> Result<PathBuf, String> {
+    // QEMU takes what stands before the first colon for a protocol, unless a slash comes first.
+    if let Some((protocol, _)) = name.split_once(':').filter(|(protocol, _)| !protocol.contains('/')) {
+        return Err(format!("names with the protocol {protocol:?} are not opened"));
+    }
+    let path = Path::new(name);
+    if path.has_root() && !may_be_absolute {
+        return Err("an absolute name needs image-dir=".into());
+    }
+    if path.components().any(|part| part == Component::ParentDir) && !may_be_absolute {
+        return Err(r#"a name with ".." needs image-dir="#.into());
+    }
+    let whole = image.parent().unwrap_or(Path::new("/")).join(path);
+    let found = whole.canonicalize().map_err(|error| error.to_string())?;
+    match found.starts_with(directory) {
+        true => Ok(found),
+        false => Err(format!("{} is outside of {}", found.display(), directory.display())),
+    }
+}
+
+fn canonical(path: &Path) -> Result<PathBuf, DeviceError> {
+    let failed = |error| DeviceError::new(path.display().to_string(), "cannot find the file").because(error);
+    path.canonicalize().map_err(failed)
+}
+
+/// Device and inode: the same for every name of a file.
+fn identity(path: &Path) -> Result<(u64, u64), DeviceError> {
+    let failed = |error| DeviceError::new(path.display().to_string(), "cannot find the file").because(error);
+    std::fs::metadata(path).map(|file| (file.dev(), file.ino())).map_err(failed)
+}
+
+fn open_file(path: &Path) -> Result<Arc<dyn Device>, DeviceError> {
+    let options = io_uring::Options { read_only: true, ..io_uring::Options::new(path) };
+    Ok(Arc::new(io_uring::UringDevice::open(&options)?))
+}
+
+fn as_device_error(error: qcow2::Error) -> DeviceError {
+    DeviceError::new(error.image, error.problem.to_string())
+}
+
+fn read_header(device: Arc<dyn Device>) -> Result<Header, DeviceError> {
+    reactor::run(async move { Image::open_header(&*device).await }).map_err(as_device_error)
+}
+
+fn open_image(
+    device: Arc<dyn Device>,
+    others: Others,
+    snapshot: Option<String>,
+    cache_bytes: u64,
+) -> Result<Arc<dyn Device>, DeviceError> {
+    let opened = reactor::run(async move {
+        let mut image = Image::open(device).await?;
+        if let Some(name) = snapshot {
+            image = image.at_snapshot(&name).await?;
+        }
+        Qcow2::new(image, others, cache_bytes)
+    });
+    Ok(Arc::new(opened.map_err(as_device_error)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Role;
+
+    fn options(text: &str) -> Result<Options, SpecError> {
+        Options::parse(&Spec::parse(Role::Device, &[&QCOW2], text)?)
+    }
+
+    #[test]
+    fn options_are_parsed_and_what_contradicts_is_refused() {
+        let defaults = Options::new("/a.qcow2");
+        assert_eq!(options("qcow2:file=/a.qcow2,readonly=on").unwrap(), defaults);
+        let all = "qcow2:file=/a.qcow2,backing=auto,image-dir=/b,data=/c,snapshot=s,cache=1M";
+        let expected = Options {
+            follow: true,
+            image_dir: Some("/b".into()),
+            data: Some("/c".into()),
+            snapshot: Some("s".into()),
+            cache_bytes: 1 << 20,
+            ..defaults
+        };
+        assert_eq!(options(all).unwrap(), expected);
+        let refusal = |text: &str| options(text).unwrap_err().to_string();
+        assert!(refusal("qcow2:file=a,readonly=off").ends_with("qcow2 images are not written yet"));
+        assert!(refusal("qcow2:file=a,image-dir=/b").ends_with("image-dir= belongs to backing=auto"));
+        assert!(refusal("qcow2:file=a,backing=all").contains("none or auto"));
+        assert!(refusal("qcow2").contains("file"));
+    }
+
+    #[test]
+    fn only_names_inside_the_directory_are_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let images = root.join("images");
+        std::fs::create_dir_all(images.join("sub")).unwrap();
+        for file in ["outside", "images/base", "images/sub/base"] {
+            std::fs::write(root.join(file), "x").unwrap();
+        }
+        std::os::unix::fs::symlink("../outside", images.join("out")).unwrap();
+        std::os::unix::fs::symlink("sub/base", images.join("in")).unwrap();
+        let top = images.join("top");
+        let with = |name: &str, may_be_absolute| resolve(&top, name, &images, may_be_absolute);
+        assert_eq!(with("base", false).unwrap(), images.join("base"));
+        assert_eq!(with("./sub/base", false).unwrap(), images.join("sub/base"));
+        assert_eq!(with("in", false).unwrap(), images.join("sub/base"));
+        let absolute = images.join("base").display().to_string();
+        assert_eq!(with(&absolute, true).unwrap(), images.join("base"));
+        assert_eq!(with("sub/../base", true).unwrap(), images.join("base"));
+        assert!(with(&absolute, false).unwrap_err().contains("needs image-dir="));
+        assert!(with("sub/../base", false).unwrap_err().contains("needs image-dir="));
+        assert!(with("out", false).unwrap_err().contains("is outside of"));
+        assert!(with("../outside", true).unwrap_err().contains("is outside of"));
+        assert!(with("/etc/passwd", true).unwrap_err().contains("is outside of"));
+        for name in ["json:{}", "nbd:localhost:10809", "file:base", "fat:rw:/"] {
+            assert!(with(name, true).unwrap_err().contains("protocol"), "{name}");
+        }
+        assert!(with("missing", false).is_err());
+    }
+}
