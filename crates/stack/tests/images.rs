@@ -70,11 +70,19 @@ fn backing_files_are_opened_only_on_request() {
         error.contains(r#"top.qcow2: names the backing file "mid.qcow2", which backing=auto would"#),
         "{error}"
     );
-    // Several readers share the files.
+    // Several readers share the files; a writer is not among them.
     let devices: Vec<_> = ["top.qcow2,backing=auto", "mid.qcow2,backing=auto", "low.qcow2"]
         .map(|rest| open(&at(folder.path(), rest)).unwrap())
         .into();
     assert_eq!(devices.len(), 3);
+    let writer = format!("io_uring:path={}/low.qcow2", folder.path().display());
+    let error = open(&writer).err().unwrap();
+    assert!(error.contains("is read by a program that allows no writer"), "{error}");
+    drop(devices);
+    let writer = open(&writer).unwrap();
+    let error = open(&at(folder.path(), "top.qcow2,backing=auto")).err().unwrap();
+    assert!(error.contains("low.qcow2 is open for writing elsewhere"), "{error}");
+    drop(writer);
 }
 
 #[test]

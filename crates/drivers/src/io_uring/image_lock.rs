@@ -40,7 +40,10 @@ const WRITER_USES: [i64; 2] = [CONSISTENT_READ, WRITE];
 /// Permissions that a writer refuses to others.
 const WRITER_REFUSES: [i64; 3] = [WRITE, WRITE_UNCHANGED, RESIZE];
 
-/// The reason why a file cannot be locked for writing.
+/// Permissions that a reader of constant content refuses to others.
+const READER_REFUSES: [i64; 2] = [WRITE, RESIZE];
+
+/// The reason why a file cannot be locked.
 #[derive(Debug)]
 pub(super) enum Conflict {
     /// Another program writes to it or changes its size.
@@ -69,6 +72,16 @@ impl ImageFile {
     pub(super) fn lock(file: File) -> Result<ImageFile, Conflict> {
         let file = ImageFile { file, is_locked: true };
         lock(&file).map(|()| file)
+    }
+
+    /// Keeps writers out of `file`, which is only read. Does nothing on a file system without
+    /// locks.
+    ///
+    /// # Errors
+    /// When another program writes to it.
+    pub(super) fn lock_content(file: File) -> Result<ImageFile, Conflict> {
+        let file = ImageFile { file, is_locked: true };
+        lock_content(&file).map(|()| file)
     }
 }
 
@@ -107,6 +120,20 @@ fn lock(file: &File) -> Result<(), Conflict> {
         return Err(Conflict::Reader(io::Error::from_raw_os_error(libc::EAGAIN)));
     }
     Ok(())
+}
+
+fn lock_content(file: &File) -> Result<(), Conflict> {
+    let conflict = || io::Error::from_raw_os_error(libc::EAGAIN);
+    let bytes = READER_REFUSES.map(|permission| REFUSED + permission);
+    if ![USED + CONSISTENT_READ].iter().chain(&bytes).all(|byte| try_lock(file, *byte, libc::F_RDLCK))
+        || READER_REFUSES.iter().any(|permission| is_locked(file, USED + permission))
+    {
+        return Err(Conflict::Writer(conflict()));
+    }
+    match is_locked(file, REFUSED + CONSISTENT_READ) {
+        true => Err(Conflict::Reader(conflict())),
+        false => Ok(()),
+    }
 }
 
 /// Locks a byte. Returns `false` when another open file has a conflicting lock.
@@ -203,6 +230,25 @@ mod tests {
         // Refused attempts leave no lock behind.
         drop(server);
         claim(path).unwrap();
+    }
+
+    #[test]
+    fn readers_of_constant_content_share_a_file_and_keep_writers_out() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let path = image.path();
+        let share = || ImageFile::lock_content(File::open(path).unwrap());
+        let readers = [share().unwrap(), share().unwrap()];
+        assert!(as_qemu(path, &[CONSISTENT_READ], &[WRITE, RESIZE]).is_some(), "qemu-img compare");
+        assert!(as_qemu(path, &[CONSISTENT_READ, WRITE, RESIZE], &[WRITE, RESIZE]).is_none(), "a guest");
+        assert!(matches!(claim(path), Err(Conflict::Reader(_))), "a server");
+        drop(readers);
+        let server = claim(path).unwrap();
+        assert!(matches!(share(), Err(Conflict::Writer(_))));
+        drop(server);
+        let guest = as_qemu(path, &[CONSISTENT_READ, WRITE, RESIZE], &[WRITE, RESIZE]).unwrap();
+        assert!(matches!(share(), Err(Conflict::Writer(_))));
+        drop(guest);
+        share().unwrap();
     }
 
     #[test]

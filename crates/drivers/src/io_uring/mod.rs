@@ -62,6 +62,9 @@ pub struct Options {
     pub read_only: bool,
     /// Open for writing even if another program has, and let others do the same.
     pub share: bool,
+    /// With `read_only`: refuse a file that another program has open for writing, and keep writers
+    /// out while it is open. Other readers may share it.
+    pub refuse_writers: bool,
     /// Requests in flight on each channel.
     pub queue_depth: u32,
     /// Poll the drive for completions, if it has queues for that and I/O is direct.
@@ -82,6 +85,7 @@ impl Options {
             direct: false,
             read_only: false,
             share: false,
+            refuse_writers: false,
             queue_depth: 128,
             iopoll: false,
             fixed_buffers: false,

@@ -42,8 +42,16 @@ pub(super) fn open(options: &Options) -> Result<(ImageFile, Option<File>), Devic
     {
         return Err(refuse(format!("{path} has named two disks in turn while it was opened")));
     }
-    if !kind.is_file() || options.read_only || options.share {
+    let is_content_locked = options.read_only && options.refuse_writers;
+    if !kind.is_file() || !is_content_locked && (options.read_only || options.share) {
         return Ok((ImageFile::unlocked(file), claim));
+    }
+    if is_content_locked {
+        let file = ImageFile::lock_content(file).map_err(|conflict| {
+            let (Conflict::Writer(error) | Conflict::Reader(error)) = conflict;
+            refuse(format!("{path} is open for writing elsewhere")).because(error)
+        })?;
+        return Ok((file, claim));
     }
     let file = ImageFile::lock(file).map_err(|conflict| {
         let (what, error) = match conflict {

@@ -210,7 +210,7 @@ fn identity(path: &Path) -> Result<(u64, u64), DeviceError> {
 }
 
 fn open_file(path: &Path) -> Result<Arc<dyn Device>, DeviceError> {
-    let options = io_uring::Options { read_only: true, ..io_uring::Options::new(path) };
+    let options = io_uring::Options { read_only: true, refuse_writers: true, ..io_uring::Options::new(path) };
     Ok(Arc::new(io_uring::UringDevice::open(&options)?))
 }
 
