@@ -11,6 +11,7 @@ use crate::daemon::{
 };
 use crate::discover::DiscoverArgs;
 use crate::error::Error;
+use crate::image::ImageArgs;
 use crate::info::InfoArgs;
 use crate::pool::PoolArgs;
 use crate::serve::ServeArgs;
@@ -71,6 +72,8 @@ pub enum Command {
     Array(ArrayArgs),
     /// Check and repair the table of a pool of volumes
     Pool(PoolArgs),
+    /// Inspect and check disk images in the format qcow2
+    Image(ImageArgs),
     /// Manage volumes of the daemon: create, grow, limit, move, delete
     Volume(VolumeArgs),
     /// Manage exports of the daemon, to which clients attach
@@ -119,6 +122,7 @@ impl Command {
             | Command::Bench(_)
             | Command::Info(_)
             | Command::Discover(_)
+            | Command::Image(_)
             | Command::Completion(_)
             | Command::Man(_)
             | Command::Ublk(_) => return false,

@@ -17,6 +17,7 @@ mod cli;
 mod daemon;
 mod discover;
 mod error;
+mod image;
 mod info;
 mod logging;
 mod output;
@@ -52,7 +53,7 @@ fn main() -> ExitCode {
         }
     };
     match run(cli, &matches) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("freestone: {error}");
             error.exit_code()
@@ -66,8 +67,16 @@ fn parse_args() -> Result<(Cli, ArgMatches), clap::Error> {
     Ok((cli, matches))
 }
 
-fn run(mut cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
+fn run(mut cli: Cli, matches: &ArgMatches) -> Result<ExitCode, Error> {
     cli.place_socket(matches)?;
+    if let Command::Image(args) = &cli.command {
+        logging::start(args.common.log.as_deref(), "warn", args.common.json)?;
+        return image::run(args);
+    }
+    run_command(cli, matches).map(|()| ExitCode::SUCCESS)
+}
+
+fn run_command(cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
     let (_, matches) = matches.subcommand().expect("clap asks for a command");
     let start_logs =
         |common: &CommonArgs, default| logging::start(common.log.as_deref(), default, common.json);
@@ -115,6 +124,7 @@ fn run(mut cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
             Ok(())
         }
         Command::Man(args) => daemon::write_pages(&args, cli::command()),
+        Command::Image(_) => unreachable!("run has its own way for it"),
         Command::Ublk(args) => {
             start_logs(&args.common, if args.command.is_serving() { "info" } else { "warn" })?;
             ublk::run(args, matches)

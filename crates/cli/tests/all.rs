@@ -8,6 +8,7 @@ mod attach;
 mod bench;
 mod common;
 mod grow;
+mod image;
 mod labels;
 mod nvme_tcp;
 mod pool;

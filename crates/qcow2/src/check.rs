@@ -8,9 +8,10 @@
 //! A table that several entries point to is read once and counted several times. So the work is
 //! bounded by the length of the file, whatever the entries say.
 
+use crate::bitmap;
 use crate::entry::{COPIED, Cluster, Entry, Geometry, L1_RESERVED, L2_RESERVED, OFFSET};
 use crate::error::{Error, Problem};
-use crate::header::{Bitmaps, Header, MAX_L1_BYTES, be32, be64};
+use crate::header::{Bitmaps, Header, MAX_L1_BYTES, be64};
 use crate::image::{open_reader, read_header};
 use crate::reader::Reader;
 use crate::refcount::{Counts, Width};
@@ -28,10 +29,6 @@ const MAX_OFFSET: u64 = i64::MAX as u64 - (2 << 20);
 const REFCOUNT_BLOCK: u64 = !0x1ff;
 /// Extra data that every snapshot of a version 3 image has, in bytes.
 const V3_SNAPSHOT_EXTRA: u32 = 16;
-/// Largest table of a bitmap in entries.
-const MAX_BITMAP_TABLE: u32 = 0x0800_0000;
-/// Length of the fixed part of an entry of the bitmap directory.
-const BITMAP_ENTRY: usize = 24;
 
 /// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -314,15 +311,11 @@ impl Check {
     }
 
     async fn read_bitmaps(&mut self, bitmaps: Bitmaps) -> Result<(), Problem> {
-        let Bitmaps { directory_offset: offset, directory_bytes: len, .. } = bitmaps;
-        self.count(offset, len, 1);
-        let directory = self.reader.read(offset, len).await;
-        let directory =
-            directory.map_err(|error| Problem::Io { part: "the bitmap directory", offset, error })?;
-        let tables = bitmap_tables(&directory, self.geometry.cluster_size(), bitmaps.count)?;
+        self.count(bitmaps.directory_offset, bitmaps.directory_bytes, 1);
+        let list = bitmap::read(&self.reader, &self.header, bitmaps).await?;
         let mut room = self.reader.capacity;
-        for (offset, entries) in tables {
-            let bytes = u64::from(entries) * 8;
+        for bitmap in list {
+            let (offset, bytes) = (bitmap.table_offset, u64::from(bitmap.table_entries) * 8);
             self.count(offset, bytes, 1);
             room = room.checked_sub(bytes).ok_or_else(|| overlap(offset))?;
             let table = self.reader.read(offset, bytes).await;
@@ -452,34 +445,4 @@ impl Check {
 
 fn overlap(offset: u64) -> Problem {
     Problem::Invalid(format!("bitmap table at byte {offset}: tables overlap"))
-}
-
-/// First byte and entries of the table of each bitmap in a directory.
-fn bitmap_tables(directory: &[u8], cluster_size: u64, count: u32) -> Result<Vec<(u64, u32)>, Problem> {
-    let invalid = |at: usize| Problem::Invalid(format!("bitmap directory: invalid entry at byte {at}"));
-    let mut tables = Vec::new();
-    let mut at = 0;
-    while at < directory.len() {
-        let entry = directory.get(at..at + BITMAP_ENTRY).ok_or_else(|| invalid(at))?;
-        let (offset, entries) = (be64(entry, 0), be32(entry, 8));
-        let name = usize::from(u16::from_be_bytes([entry[18], entry[19]]));
-        let extra = be32(entry, 20) as usize;
-        let is_valid = (1..=MAX_BITMAP_TABLE).contains(&entries)
-            && offset != 0
-            && offset.is_multiple_of(cluster_size)
-            && be32(entry, 12) & !3 == 0
-            && entry[16] == 1
-            && (9..=31).contains(&entry[17])
-            && (1..=1023).contains(&name)
-            && extra == 0;
-        if !is_valid {
-            return Err(invalid(at));
-        }
-        tables.push((offset, entries));
-        at += (BITMAP_ENTRY + name + extra).next_multiple_of(8);
-    }
-    if at != directory.len() || tables.len() as u64 != u64::from(count) {
-        return Err(Problem::Invalid(format!("bitmap directory: {} entries of {count}", tables.len())));
-    }
-    Ok(tables)
 }

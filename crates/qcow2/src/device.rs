@@ -115,6 +115,9 @@ fn limits(image: &Image, others: &Others) -> Result<Limits, String> {
         ));
     }
     limits.capacity = image.size & !(block_size - 1);
+    if limits.capacity == 0 {
+        return Err(format!("size {}: less than a block of {block_size} bytes", image.size));
+    }
     limits.max_transfer &= !(limits.block_size - 1);
     (limits.max_discard, limits.max_write_zeroes) = (0, 0);
     (limits.read_only, limits.volatile_cache) = (true, false);
@@ -269,7 +272,7 @@ impl Qcow2Channel {
             let run = self.lookup.run(&self.shared.tables, &self.reader, at, len - done).await?;
             let status = match (run.place, &self.backing) {
                 (Place::Data(_) | Place::Compressed(_), _) => Status::DATA,
-                (Place::Zero { is_allocated: true }, _) => Status::ZERO,
+                (Place::Zero(Some(_)), _) => Status::ZERO,
                 (Place::Unallocated, Some(backing)) if at < backing.capacity => {
                     let covered = self.status_of_backing(backing, report, at, run.len).await?;
                     if covered == 0 {

@@ -70,11 +70,8 @@ pub struct Compressed {
 pub enum Place {
     /// In the backing device; zeroes without one.
     Unallocated,
-    /// Nowhere: zeroes. `is_allocated` if a place is kept for it.
-    Zero {
-        /// Whether the image keeps a place for it.
-        is_allocated: bool,
-    },
+    /// Zeroes. The image may keep a place for them at this byte of the data file.
+    Zero(Option<u64>),
     /// At this byte of the data file.
     Data(u64),
     /// In compressed data, which stands for a whole cluster.
@@ -150,10 +147,10 @@ impl Geometry {
             Cluster::Compressed(_) if self.has_data_file || entry.bitmap != 0 => Err(BadEntry),
             Cluster::Compressed(data) => Ok((Place::Compressed(data), rest)),
             Cluster::Zero | Cluster::ZeroAllocated(_) if self.is_v2 => Err(BadEntry),
-            Cluster::Zero => Ok((Place::Zero { is_allocated: false }, rest)),
+            Cluster::Zero => Ok((Place::Zero(None), rest)),
             Cluster::ZeroAllocated(offset) => {
                 self.check_data(offset, guest)?;
-                Ok((Place::Zero { is_allocated: true }, rest))
+                Ok((Place::Zero(Some(offset + within)), rest))
             }
             Cluster::Data(offset) => {
                 self.check_data(offset, guest)?;
@@ -183,7 +180,7 @@ impl Geometry {
         let first = (within >> bits) as u32;
         let (map, place) = match (allocated >> first & 1, zero >> first & 1) {
             (1, _) => (allocated, Place::Data(offset.ok_or(BadEntry)? + within)),
-            (_, 1) => (zero, Place::Zero { is_allocated: offset.is_some() }),
+            (_, 1) => (zero, Place::Zero(offset.map(|offset| offset + within))),
             _ => (!(allocated | zero), Place::Unallocated),
         };
         let count = (map >> first).trailing_ones().min(SUBCLUSTERS as u32 - first);

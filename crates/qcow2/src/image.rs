@@ -1,5 +1,6 @@
 //! An image whose metadata was read: header, L1 table, snapshots.
 
+use crate::bitmap::{self, Bitmap};
 use crate::entry::Geometry;
 use crate::error::{Error, Problem, invalid};
 use crate::header::{Header, MAX_L1_BYTES, be64};
@@ -92,6 +93,16 @@ impl Image {
             Ok(l1) => Ok(Image { l1, size, ..self }),
             Err(problem) => Err(Error::new(&self.name, problem)),
         }
+    }
+
+    /// The dirty bitmaps that are consistent with the image, read on the calling core.
+    ///
+    /// # Errors
+    /// When their directory is invalid or cannot be read.
+    pub async fn bitmaps(&self) -> Result<Vec<Bitmap>, Error> {
+        let Some(bitmaps) = self.header.bitmaps else { return Ok(Vec::new()) };
+        let read = async { bitmap::read(&open_reader(&*self.device)?, &self.header, bitmaps).await };
+        read.await.map_err(|problem| Error::new(&self.name, problem))
     }
 
     /// The properties that decide what entries mean.

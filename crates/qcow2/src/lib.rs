@@ -15,12 +15,14 @@
 //! | [`entry`] | entries of L1 and L2 tables, without I/O |
 //! | [`check`](mod@check) | refcounts, pointers and COPIED bits against each other |
 //! | [`image`] | reading the metadata of an image, internal snapshots |
+//! | [`map`] | where each byte of a disk is, for tools |
 //! | [`device`] | the image as a [`block::Device`] |
 //!
 //! Source: QEMU `docs/interop/qcow2.rst`.
 
 #![forbid(unsafe_code)]
 
+mod bitmap;
 mod cache;
 pub mod check;
 mod compress;
@@ -30,13 +32,17 @@ mod error;
 pub mod header;
 pub mod image;
 mod lookup;
+pub mod map;
 mod reader;
 mod refcount;
 mod snapshot;
 
+pub use bitmap::Bitmap;
 pub use check::{Report, check};
 pub use device::{DEFAULT_CACHE_BYTES, Others, Qcow2};
 pub use error::{Error, Problem};
 pub use header::Header;
 pub use image::Image;
+pub use lookup::Run;
+pub use map::Map;
 pub use snapshot::Snapshot;

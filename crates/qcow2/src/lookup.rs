@@ -22,9 +22,11 @@ pub(crate) struct Tables {
 
 /// A run of bytes of the disk with one kind of place, without a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
-    pub(crate) place: Place,
-    pub(crate) len: u64,
+pub struct Run {
+    /// The place of its first byte.
+    pub place: Place,
+    /// Length in bytes.
+    pub len: u64,
 }
 
 impl Tables {
@@ -84,7 +86,8 @@ impl Tables {
             // An entry that is damaged is an error of the requests that reach it.
             let Ok((next, more)) = place_at(offset + len) else { break };
             let continues = match (place, next) {
-                (Place::Data(first), Place::Data(second)) => first + len == second,
+                (Place::Data(first), Place::Data(second))
+                | (Place::Zero(Some(first)), Place::Zero(Some(second))) => first + len == second,
                 _ => place == next,
             };
             if !continues {

@@ -83,9 +83,9 @@ impl Options {
     }
 
     /// The directory that backing files must be in.
+    #[cfg(feature = "sandbox")]
     pub(super) fn directory(&self) -> PathBuf {
-        let parent = self.file.parent().filter(|parent| !parent.as_os_str().is_empty());
-        self.image_dir.clone().or_else(|| parent.map(Path::to_owned)).unwrap_or_else(|| ".".into())
+        directory_of(&self.file, self.image_dir.as_deref())
     }
 
     /// Opens the image and the files it needs. Runs a core on the calling thread.
@@ -96,7 +96,8 @@ impl Options {
     pub fn open(&self) -> Result<Arc<dyn Device>, DeviceError> {
         let top = open_file(&self.file)?;
         let header = read_header(top.clone())?;
-        let below = if self.follow { self.chain(&self.file, &header)? } else { Vec::new() };
+        let below =
+            if self.follow { chain(&self.file, &header, self.image_dir.as_deref())? } else { Vec::new() };
         if let (false, Some(name)) = (self.follow, &header.backing_file) {
             let message = format!("names the backing file {name:?}, which backing=auto would open");
             return Err(DeviceError::new(top.name(), message));
@@ -113,50 +114,60 @@ impl Options {
         let data_file = self.data.as_deref().map(open_file).transpose()?;
         open_image(top, Others { backing, data_file }, self.snapshot.clone(), self.cache_bytes)
     }
+}
 
-    /// The backing files below the image at `path`, the nearest first.
-    fn chain(&self, path: &Path, header: &Header) -> Result<Vec<Link>, DeviceError> {
-        let directory = self.directory();
-        let directory = directory.canonicalize().map_err(|error| {
-            DeviceError::new(directory.display().to_string(), "cannot find the directory").because(error)
-        })?;
-        let mut at = canonical(path)?;
-        let mut seen = HashSet::from([identity(&at)?]);
-        let mut links: Vec<Link> = Vec::new();
-        let mut header = header.clone();
-        while let Some(name) = &header.backing_file {
-            let refuse = |why: &str| {
-                DeviceError::new(at.display().to_string(), format!("backing file {name:?}: {why}"))
-            };
-            if links.len() == MAX_DEPTH {
-                return Err(refuse(&format!("more than {MAX_DEPTH} backing files below each other")));
-            }
-            let is_raw = match header.backing_format.as_deref() {
-                Some("raw") => true,
-                Some("qcow2") => false,
-                Some(other) => return Err(refuse(&format!("the format {other:?} is unsupported"))),
-                None => return Err(refuse("the image does not state its format")),
-            };
-            let next =
-                resolve(&at, name, &directory, self.image_dir.is_some()).map_err(|why| refuse(&why))?;
-            if !seen.insert(identity(&next)?) {
-                return Err(refuse("the file is its own backing file"));
-            }
-            links.push(Link { path: next.clone(), is_raw });
-            if is_raw {
-                break;
-            }
-            header = read_header(open_file(&next)?)?;
-            at = next;
+/// The backing files below the image at `path`, the nearest first. They must be in `image_dir`,
+/// or in the directory of the image.
+///
+/// # Errors
+/// When the image names a file that may not be opened, or that is no image of its format.
+pub fn chain(path: &Path, header: &Header, image_dir: Option<&Path>) -> Result<Vec<Link>, DeviceError> {
+    let directory = directory_of(path, image_dir);
+    let directory = directory.canonicalize().map_err(|error| {
+        DeviceError::new(directory.display().to_string(), "cannot find the directory").because(error)
+    })?;
+    let mut at = canonical(path)?;
+    let mut seen = HashSet::from([identity(&at)?]);
+    let mut links: Vec<Link> = Vec::new();
+    let mut header = header.clone();
+    while let Some(name) = &header.backing_file {
+        let refuse =
+            |why: &str| DeviceError::new(at.display().to_string(), format!("backing file {name:?}: {why}"));
+        if links.len() == MAX_DEPTH {
+            return Err(refuse(&format!("more than {MAX_DEPTH} backing files below each other")));
         }
-        Ok(links)
+        let is_raw = match header.backing_format.as_deref() {
+            Some("raw") => true,
+            Some("qcow2") => false,
+            Some(other) => return Err(refuse(&format!("the format {other:?} is unsupported"))),
+            None => return Err(refuse("the image does not state its format")),
+        };
+        let next = resolve(&at, name, &directory, image_dir.is_some()).map_err(|why| refuse(&why))?;
+        if !seen.insert(identity(&next)?) {
+            return Err(refuse("the file is its own backing file"));
+        }
+        links.push(Link { path: next.clone(), is_raw });
+        if is_raw {
+            break;
+        }
+        header = read_header(open_file(&next)?)?;
+        at = next;
     }
+    Ok(links)
+}
+
+/// The directory that backing files must be in.
+fn directory_of(file: &Path, image_dir: Option<&Path>) -> PathBuf {
+    let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty());
+    image_dir.or(parent).unwrap_or(Path::new(".")).to_owned()
 }
 
 /// A backing file.
-struct Link {
-    path: PathBuf,
-    is_raw: bool,
+pub struct Link {
+    /// Its path, without symbolic links.
+    pub path: PathBuf,
+    /// Whether its format is raw; else it is qcow2.
+    pub is_raw: bool,
 }
 
 /// Whether backing files are opened.

@@ -1,0 +1,91 @@
+//! `freestone image check`.
+
+use super::{FileArgs, failed, print_json};
+use crate::error::Error;
+use qcow2::{Problem, Report};
+use serde_json::{Map, Value, json};
+use std::process::ExitCode;
+
+/// Exit code: the check found errors.
+const CORRUPT: u8 = 2;
+/// Exit code: the check found nothing but leaked clusters.
+const LEAKS: u8 = 3;
+/// Exit code: the format has no check.
+const UNSUPPORTED: u8 = 63;
+
+pub(super) fn run(file: &FileArgs, is_json: bool) -> Result<ExitCode, Error> {
+    let device = file.device()?;
+    let report = match reactor::run(async move { qcow2::check(&*device).await }) {
+        Ok(report) => report,
+        Err(error) if matches!(error.problem, Problem::NotQcow2(_)) => {
+            eprintln!("freestone: {error}");
+            return Ok(ExitCode::from(UNSUPPORTED));
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    match is_json {
+        true => print_json(&as_json(&file.name(), &report)),
+        false => print!("{}", as_text(&report)),
+    }
+    report.messages.iter().for_each(|message| eprintln!("{message}"));
+    Ok(ExitCode::from(match report {
+        Report { check_errors: 1.., .. } => crate::error::EXIT_FAILURE,
+        Report { corruptions: 1.., .. } => CORRUPT,
+        Report { leaks: 1.., .. } => LEAKS,
+        _ => 0,
+    }))
+}
+
+fn as_json(name: &str, report: &Report) -> Value {
+    let always = json!({
+        "filename": name,
+        "format": "qcow2",
+        "check-errors": report.check_errors,
+        "image-end-offset": report.image_end_offset,
+        "total-clusters": report.total_clusters,
+    });
+    let sometimes = [
+        ("corruptions", report.corruptions),
+        ("leaks", report.leaks),
+        ("allocated-clusters", report.allocated_clusters),
+        ("fragmented-clusters", report.fragmented_clusters),
+        ("compressed-clusters", report.compressed_clusters),
+    ];
+    let mut object: Map<String, Value> = always.as_object().cloned().unwrap_or_default();
+    let present = sometimes.into_iter().filter(|(_, value)| *value > 0);
+    object.extend(present.map(|(key, value)| (key.to_owned(), value.into())));
+    Value::Object(object)
+}
+
+fn as_text(report: &Report) -> String {
+    let Report { corruptions, leaks, check_errors, .. } = report;
+    let mut text = String::new();
+    if [*corruptions, *leaks, *check_errors] == [0; 3] {
+        text += "No errors were found on the image.\n";
+    }
+    if *corruptions > 0 {
+        text += &format!("\n{corruptions} errors were found on the image.\n");
+        text += "Data may be corrupted, or further writes to the image may corrupt it.\n";
+    }
+    if *leaks > 0 {
+        text += &format!("\n{leaks} leaked clusters were found on the image.\n");
+        text += "This means waste of disk space, but no harm to data.\n";
+    }
+    if *check_errors > 0 {
+        text += &format!("\n{check_errors} internal errors have occurred during the check.\n");
+    }
+    let (total, allocated) = (report.total_clusters, report.allocated_clusters);
+    if total > 0 && allocated > 0 {
+        let percent = |part: u64, whole: u64| part as f64 * 100.0 / whole as f64;
+        text += &format!(
+            "{allocated}/{total} = {:.2}% allocated, {:.2}% fragmented, {:.2}% compressed clusters\n",
+            percent(allocated, total),
+            percent(report.fragmented_clusters, allocated),
+            percent(report.compressed_clusters, allocated),
+        );
+    }
+    if report.image_end_offset > 0 {
+        text += &format!("Image end offset: {}\n", report.image_end_offset);
+    }
+    text
+}

@@ -1,0 +1,116 @@
+//! `freestone image`: disk images in QEMU's format qcow2. Output and exit codes are those of
+//! `qemu-img`.
+
+mod check;
+mod info;
+mod map;
+
+use crate::error::Error;
+use crate::parse::CommonArgs;
+use block::Device;
+use drivers::io_uring::{Options, UringDevice};
+use qcow2::Image;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+/// The arguments of `freestone image`.
+#[derive(clap::Args, Debug)]
+pub struct ImageArgs {
+    #[command(subcommand)]
+    command: ImageCommand,
+    #[command(flatten)]
+    pub(crate) common: CommonArgs,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum ImageCommand {
+    /// Print the properties of an image
+    Info(FileArgs),
+    /// Check all metadata of an image; exit with 2 for errors, 3 for leaks, 63 for another format
+    Check(FileArgs),
+    /// Print where each byte of an image is
+    Map(MapArgs),
+}
+
+/// An image, and the form of the output.
+#[derive(clap::Args, Debug)]
+struct FileArgs {
+    /// The image
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Form of the output
+    #[arg(long, value_enum, default_value_t = Form::Human)]
+    output: Form,
+    /// Read the image even if another program writes to it; the result may be wrong then
+    #[arg(short = 'U', long)]
+    force_share: bool,
+}
+
+#[derive(clap::Args, Debug)]
+struct MapArgs {
+    #[command(flatten)]
+    file: FileArgs,
+    /// Open backing files that the image names
+    #[arg(long, value_name = "none|auto", default_value = "none")]
+    backing: Backing,
+    /// Directory that backing files must be in [default: that of the image]
+    #[arg(long, value_name = "DIR")]
+    image_dir: Option<PathBuf>,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    /// Text
+    Human,
+    /// JSON
+    Json,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Backing {
+    /// Open no backing file
+    None,
+    /// Open those inside one directory
+    Auto,
+}
+
+/// Runs a command on an image. The exit code of a check says what it has found.
+///
+/// # Errors
+/// When the image cannot be opened or read.
+pub fn run(args: &ImageArgs) -> Result<ExitCode, Error> {
+    let is_json = |file: &FileArgs| args.common.json || file.output == Form::Json;
+    match &args.command {
+        ImageCommand::Info(file) => info::run(file, is_json(file)).map(|()| ExitCode::SUCCESS),
+        ImageCommand::Check(file) => check::run(file, is_json(file)),
+        ImageCommand::Map(map) => map::run(map, is_json(&map.file)).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+impl FileArgs {
+    /// The name of the file as it was given.
+    fn name(&self) -> String {
+        self.file.display().to_string()
+    }
+
+    fn device(&self) -> Result<Arc<dyn Device>, Error> {
+        let options =
+            Options { read_only: true, refuse_writers: !self.force_share, ..Options::new(&self.file) };
+        Ok(Arc::new(UringDevice::open(&options)?))
+    }
+
+    fn open(&self) -> Result<Image, Error> {
+        let device = self.device()?;
+        reactor::run(async move { Image::open(device).await }).map_err(failed)
+    }
+}
+
+fn failed(error: qcow2::Error) -> Error {
+    Error::Runtime(error.to_string())
+}
+
+/// The value as JSON on several lines, as `qemu-img` prints it.
+fn print_json(value: &serde_json::Value) {
+    println!("{value:#}");
+}

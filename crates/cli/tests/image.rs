@@ -1,0 +1,186 @@
+//! `freestone image` prints what `qemu-img` prints, with its exit codes. Needs `qemu-utils`.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn run(program: &str, folder: &Path, arguments: &str) -> Output {
+    let arguments: Vec<&str> = arguments.split(' ').collect();
+    let output = Command::new(program).args(arguments).current_dir(folder).env("TZ", "UTC").output();
+    output.unwrap_or_else(|error| panic!("{program} (package qemu-utils): {error}"))
+}
+
+fn qemu(folder: &Path, arguments: &str) -> Output {
+    run("qemu-img", folder, arguments)
+}
+
+fn ours(folder: &Path, arguments: &str) -> Output {
+    run(env!("CARGO_BIN_EXE_freestone"), folder, &format!("image {arguments}"))
+}
+
+fn write(folder: &Path, image: &str, commands: &[&str]) {
+    for command in commands {
+        let mut io = Command::new("qemu-io");
+        let output = io.args(["-f", "qcow2", "-c", command, image]).current_dir(folder).output().unwrap();
+        assert!(output.status.success(), "{command}: {output:?}");
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn json(bytes: &[u8]) -> Value {
+    serde_json::from_slice(bytes).unwrap_or_else(|error| panic!("{error}: {}", text(bytes)))
+}
+
+/// Images of every kind that the commands tell apart.
+fn images(folder: &Path) -> Vec<&'static str> {
+    std::fs::create_dir(folder.join("sub")).unwrap();
+    for arguments in [
+        "create -q -f qcow2 sub/base.qcow2 1M",
+        "create -q -f qcow2 -F qcow2 -b sub/base.qcow2 -o cluster_size=4096 top.qcow2 1500K",
+        "create -q -f qcow2 -o compat=0.10 v2.qcow2 1M",
+        "create -q -f qcow2 -o lazy_refcounts=on,refcount_bits=64,compression_type=zstd lazy.qcow2 3M",
+        "create -q -f qcow2 -o extended_l2=on extended.qcow2 3M",
+        "create -q -f qcow2 -o data_file=data.raw,data_file_raw=on data.qcow2 3M",
+    ] {
+        let output = qemu(folder, arguments);
+        assert!(output.status.success(), "{arguments}: {output:?}");
+    }
+    write(folder, "sub/base.qcow2", &["write 256k 64k"]);
+    write(folder, "top.qcow2", &["write 0 64k", "write -z 128k 8k", "write 200k 4k", "write -z 200k 4k"]);
+    write(folder, "v2.qcow2", &["write 64k 128k"]);
+    write(folder, "extended.qcow2", &["write 4k 8k", "write 512k 96k", "write -z 520k 4k"]);
+    write(folder, "data.qcow2", &["write 64k 64k"]);
+    for arguments in
+        ["snapshot -c first v2.qcow2", "snapshot -c second v2.qcow2", "bitmap --add lazy.qcow2 changes"]
+    {
+        assert!(qemu(folder, arguments).status.success(), "{arguments}");
+    }
+    vec!["sub/base.qcow2", "top.qcow2", "v2.qcow2", "lazy.qcow2", "extended.qcow2", "data.qcow2"]
+}
+
+#[test]
+fn information_is_that_of_qemu() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    for image in images(folder) {
+        let theirs = json(&qemu(folder, &format!("info --output json {image}")).stdout);
+        let mine = json(&ours(folder, &format!("info --output json {image}")).stdout);
+        // Newer versions of QEMU add the list of child nodes.
+        let mut theirs = theirs.as_object().unwrap().clone();
+        theirs.remove("children");
+        assert_eq!(mine, Value::Object(theirs), "{image}");
+        // They also changed the columns of the list of snapshots.
+        let theirs = text(&qemu(folder, &format!("info {image}")).stdout);
+        let theirs = theirs.split("Child node").next().unwrap();
+        let mine = text(&ours(folder, &format!("info {image}")).stdout);
+        match image {
+            "v2.qcow2" => {
+                assert!(mine.contains("\n1         first ") && mine.contains("\n2         second "))
+            }
+            _ => assert_eq!(mine, theirs, "{image}"),
+        }
+    }
+}
+
+#[test]
+fn checks_have_the_output_and_the_exit_codes_of_qemu() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    for image in images(folder) {
+        assert_check(folder, image, 0);
+    }
+    let intact = std::fs::read(folder.join("v2.qcow2")).unwrap();
+    let refcounts = 2 << 16;
+    for (at, value, code) in [(refcounts + 3, 5, 3), (refcounts + 3, 0, 2), (23, 40, 1), (0, 0, 63)] {
+        let mut bytes = intact.clone();
+        bytes[at] = value;
+        std::fs::write(folder.join("damaged.qcow2"), bytes).unwrap();
+        assert_check(folder, "damaged.qcow2", code);
+    }
+    let missing = ours(folder, "check missing.qcow2");
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(text(&missing.stderr).contains("missing.qcow2"), "{missing:?}");
+}
+
+fn assert_check(folder: &Path, image: &str, code: i32) {
+    for form in ["human", "json"] {
+        let theirs = qemu(folder, &format!("check --output {form} {image}"));
+        let mine = ours(folder, &format!("check --output {form} {image}"));
+        assert_eq!((mine.status.code(), theirs.status.code()), (Some(code), Some(code)), "{image}: {mine:?}");
+        match form {
+            _ if [1, 63].contains(&code) => assert!(text(&mine.stderr).contains(image), "{mine:?}"),
+            "human" => assert_eq!(text(&mine.stdout), text(&theirs.stdout), "{image}"),
+            _ => assert_eq!(json(&mine.stdout), json(&theirs.stdout), "{image}"),
+        }
+    }
+}
+
+#[test]
+fn maps_are_those_of_qemu() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    for image in images(folder) {
+        let theirs = json(&qemu(folder, &format!("map --output json {image}")).stdout);
+        let mine = json(&ours(folder, &format!("map --output json --backing auto {image}")).stdout);
+        let (theirs, mut mine) = (theirs.as_array().unwrap().clone(), mine.as_array().unwrap().clone());
+        // QEMU prints this key since 8.2.
+        if !theirs[0].as_object().unwrap().contains_key("compressed") {
+            mine.iter_mut().for_each(|extent| drop(extent.as_object_mut().unwrap().remove("compressed")));
+        }
+        assert_eq!(mine, joined(theirs), "{image}");
+        let theirs = text(&qemu(folder, &format!("map {image}")).stdout);
+        let mine = text(&ours(folder, &format!("map --backing auto {image}")).stdout);
+        let root = format!("{}/", folder.canonicalize().unwrap().display());
+        assert_eq!(mine.replace(&root, ""), theirs, "{image}");
+    }
+    std::fs::write(folder.join("zeroes.raw"), vec![1; 1 << 20]).unwrap();
+    assert!(qemu(folder, "convert -c -f raw -O qcow2 zeroes.raw packed.qcow2").status.success());
+    let [theirs, mine] = [qemu(folder, "map packed.qcow2"), ours(folder, "map packed.qcow2")];
+    assert_eq!((mine.status.code(), theirs.status.code()), (Some(1), Some(1)));
+    assert!(text(&mine.stderr).contains("compressed clusters"), "{mine:?}");
+}
+
+/// The map without the places that QEMU has for subclusters without data.
+fn joined(extents: Vec<Value>) -> Vec<Value> {
+    let mut list: Vec<Value> = Vec::new();
+    for mut extent in extents {
+        if extent["present"] == false {
+            extent.as_object_mut().unwrap().remove("offset");
+        }
+        match list.last_mut() {
+            Some(last)
+                if last["present"] == false
+                    && extent["present"] == false
+                    && last["depth"] == extent["depth"] =>
+            {
+                last["length"] =
+                    (last["length"].as_u64().unwrap() + extent["length"].as_u64().unwrap()).into();
+            }
+            _ => list.push(extent),
+        }
+    }
+    list
+}
+
+#[test]
+fn an_image_that_is_written_is_read_only_with_force_share() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    images(folder);
+    let mut io = Command::new("qemu-io");
+    let io = io.args(["-f", "qcow2", "v2.qcow2"]).current_dir(folder);
+    let pipe = std::process::Stdio::piped;
+    let mut writer = io.stdin(pipe()).stdout(pipe()).spawn().unwrap();
+    // Its prompt appears once the image is open.
+    let read = std::io::Read::read(writer.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+    let refused = ours(folder, "info v2.qcow2");
+    let shared = ours(folder, "info -U v2.qcow2");
+    drop(writer.stdin.take());
+    writer.wait().unwrap();
+    assert_eq!(read, 1);
+    assert!(text(&refused.stderr).contains("v2.qcow2 is open for writing elsewhere"), "{refused:?}");
+    assert_eq!((refused.status.code(), shared.status.code()), (Some(1), Some(0)));
+}
