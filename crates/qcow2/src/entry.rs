@@ -188,3 +188,66 @@ impl Geometry {
         Ok((place, end - within))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn geometry(cluster_bits: u32) -> Geometry {
+        Geometry { cluster_bits, has_extended_l2: false, has_data_file: false, is_v2: false }
+    }
+
+    fn standard(word: u64) -> Entry {
+        Entry { word, bitmap: 0 }
+    }
+
+    #[test]
+    fn the_fields_of_compressed_entries_depend_on_the_cluster_size() {
+        // With clusters of 64 KiB, 54 bits of offset and 8 of sectors.
+        let entry = standard(COMPRESSED | 5 << 54 | 0x1_2345);
+        let data = Compressed { offset: 0x1_2345, len: 6 * 512 - 0x145 };
+        assert_eq!(geometry(16).cluster(entry), Cluster::Compressed(data));
+        // With 512 bytes, 61 bits of offset and one of sectors; with 2 MiB, 49 and 13.
+        let entry = standard(COMPRESSED | 1 << 61 | 0x600);
+        assert_eq!(geometry(9).cluster(entry), Cluster::Compressed(Compressed { offset: 0x600, len: 1024 }));
+        let entry = standard(COMPRESSED | 0x1fff << 49 | 512);
+        let data = Compressed { offset: 512, len: 0x2000 * 512 };
+        assert_eq!(geometry(21).cluster(entry), Cluster::Compressed(data));
+    }
+
+    #[test]
+    fn standard_entries_are_data_zeroes_or_unallocated() {
+        let place = |geometry: Geometry, word| geometry.place(standard(word), 0x2_0000, 0x200);
+        let (plain, rest) = (geometry(16), 0xfe00);
+        assert_eq!(place(plain, COPIED | 0x5_0000), Ok((Place::Data(0x5_0200), rest)));
+        assert_eq!(place(plain, 0), Ok((Place::Unallocated, rest)));
+        assert_eq!(place(plain, ZERO), Ok((Place::Zero(None), rest)));
+        assert_eq!(place(plain, 0x5_0000 | ZERO), Ok((Place::Zero(Some(0x5_0200)), rest)));
+        assert_eq!(place(plain, 0x5_0200), Err(BadEntry), "not aligned");
+        let v2 = Geometry { is_v2: true, ..plain };
+        assert_eq!(place(v2, ZERO), Err(BadEntry), "version 2 has no zero clusters");
+        // Offset 0 is a place of a data file only, and there the place is that of the disk.
+        let external = Geometry { has_data_file: true, ..plain };
+        assert_eq!(place(external, COPIED | 0x2_0000), Ok((Place::Data(0x2_0200), rest)));
+        assert_eq!(place(external, COPIED | 0x3_0000), Err(BadEntry));
+        assert_eq!(external.place(standard(COPIED), 0, 0), Ok((Place::Data(0), 0x1_0000)));
+        assert_eq!(place(plain, COPIED), Ok((Place::Unallocated, rest)));
+        assert_eq!(place(external, COMPRESSED), Err(BadEntry));
+    }
+
+    #[test]
+    fn subclusters_are_data_zeroes_or_unallocated() {
+        let extended = Geometry { has_extended_l2: true, ..geometry(16) };
+        let place = |word, bitmap, within| extended.place(Entry { word, bitmap }, 0, within);
+        // Subclusters of 2 KiB: 0 and 1 are data, 2 is zero, the others are unallocated.
+        let bitmap = 0b011 | 0b100 << 32;
+        assert_eq!(place(0x5_0000, bitmap, 512), Ok((Place::Data(0x5_0200), 4096 - 512)));
+        assert_eq!(place(0x5_0000, bitmap, 4096), Ok((Place::Zero(Some(0x5_1000)), 2048)));
+        assert_eq!(place(0x5_0000, bitmap, 6144), Ok((Place::Unallocated, 29 * 2048)));
+        assert_eq!(place(0, 1 << 63, 31 * 2048), Ok((Place::Zero(None), 2048)));
+        assert_eq!(place(0x5_0000, u64::from(u32::MAX), 0), Ok((Place::Data(0x5_0000), 0x1_0000)));
+        for (word, bitmap) in [(0x5_0000, 1 | 1 << 32), (0, 1), (COMPRESSED, 1)] {
+            assert_eq!(place(word, bitmap, 0), Err(BadEntry), "{word:#x} {bitmap:#x}");
+        }
+    }
+}

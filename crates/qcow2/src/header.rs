@@ -466,3 +466,121 @@ pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
 fn be32_or_0(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |bytes| be32(bytes, 0))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first cluster of an image of 1 MiB with these numbers at these bytes.
+    fn header(changes: &[(usize, &[u8])]) -> Vec<u8> {
+        let mut bytes = vec![0; 4096];
+        let numbers: [(usize, &[u8]); 10] = [
+            (0, &MAGIC),
+            (4, &3_u32.to_be_bytes()),
+            (20, &12_u32.to_be_bytes()),
+            (24, &(1_u64 << 20).to_be_bytes()),
+            (36, &1_u32.to_be_bytes()),
+            (40, &0x3000_u64.to_be_bytes()),
+            (48, &0x1000_u64.to_be_bytes()),
+            (56, &1_u32.to_be_bytes()),
+            (96, &4_u32.to_be_bytes()),
+            (100, &112_u32.to_be_bytes()),
+        ];
+        for (at, number) in numbers.iter().chain(changes) {
+            bytes[*at..*at + number.len()].copy_from_slice(number);
+        }
+        bytes
+    }
+
+    fn refusal(changes: &[(usize, &[u8])]) -> String {
+        Header::parse(&header(changes)).unwrap_err().to_string()
+    }
+
+    /// A header extension.
+    fn extension(kind: u32, bytes: &[u8]) -> Vec<u8> {
+        let mut all = [&kind.to_be_bytes()[..], &(bytes.len() as u32).to_be_bytes(), bytes].concat();
+        all.resize(all.len().next_multiple_of(8), 0);
+        all
+    }
+
+    #[test]
+    fn every_field_has_its_limit() {
+        assert!(Header::parse(&header(&[])).is_ok());
+        for (at, number, reason) in [
+            (0, 0_u32, "no qcow2 image"),
+            (4, 1, "unsupported: version 1 (the format qcow)"),
+            (4, 4, "unsupported: version 4"),
+            (20, 8, "cluster size 2^8: want 2^9 to 2^21 bytes"),
+            (20, 22, "cluster size 2^22"),
+            (32, 1, "unsupported: encryption with AES-CBC"),
+            (32, 2, "unsupported: encryption with LUKS"),
+            (32, 3, "encryption method 3: unknown"),
+            (36, 0, "L1 table of 0 entries: a disk of 1048576 bytes needs 1"),
+            (36, 4_194_305, "L1 table at byte 12288 has 33554440 bytes: at most 33554432"),
+            (44, 0x3200, "L1 table at byte 12800: not at the start of a cluster"),
+            (40, 0xffff_0000, "L1 table at byte 18446462598732853248: beyond the largest file"),
+            (56, 2049, "refcount table at byte 4096 has 8392704 bytes: at most 8388608"),
+            (96, 7, "refcount order 7: at most 6"),
+            (100, 103, "header of 103 bytes: version 3 has at least 104"),
+            (100, 4097, "header of 4097 bytes: longer than a cluster of 4096"),
+        ] {
+            let number = number.to_be_bytes();
+            let text = refusal(&[(at, &number)]);
+            assert!(text.contains(reason), "{at}: {text}");
+        }
+        for len in [0, 4, 71, 72, 100, 111] {
+            assert!(Header::parse(&header(&[])[..len]).is_err(), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn unknown_incompatible_features_are_refused_by_the_names_that_the_image_has() {
+        let mut names = vec![0; 96];
+        names[1] = 5;
+        names[2..9].copy_from_slice(b"journal");
+        names[48] = 1;
+        names[49] = 6;
+        names[50..55].copy_from_slice(b"other");
+        let table = extension(0x6803_f857, &names);
+        let bits = (0b110_0001_u64).to_be_bytes();
+        let text = refusal(&[(72, &bits), (112, &table)]);
+        assert_eq!(text, "unsupported: incompatible features: journal, bit 6");
+        assert_eq!(refusal(&[(72, &bits)]), "unsupported: incompatible features: bit 5, bit 6");
+    }
+
+    #[test]
+    fn extensions_and_the_backing_file_are_read() {
+        let all = [
+            extension(0xe279_2aca, b"raw"),
+            extension(0x1234_5678, &[1, 2, 3]),
+            extension(0x4441_5441, b"data"),
+            extension(0, b""),
+        ]
+        .concat();
+        let end = 112 + all.len();
+        let offset = (end as u64).to_be_bytes();
+        let bits = incompatible::DATA_FILE.to_be_bytes();
+        let name = [(8, &offset[..]), (16, &4_u32.to_be_bytes()), (end, b"base"), (112, &all), (72, &bits)];
+        let parsed = Header::parse(&header(&name)).unwrap();
+        assert_eq!(parsed.backing_file.as_deref(), Some("base"));
+        assert_eq!(parsed.backing_format.as_deref(), Some("raw"));
+        assert_eq!(parsed.data_file.as_deref(), Some("data"));
+        assert_eq!(parsed.unknown, [RawExtension { kind: 0x1234_5678, bytes: vec![1, 2, 3] }]);
+        let long = 1024_u32.to_be_bytes();
+        assert!(refusal(&[(8, &offset), (16, &long)]).contains("of 1024 bytes at byte"), "a long name");
+        let cut = [&0x1234_5678_u32.to_be_bytes()[..], &u32::MAX.to_be_bytes()].concat();
+        assert!(refusal(&[(112, &cut)]).contains("header extension 0x12345678: 4294967295 bytes"));
+        let disk_key = extension(0x0537_be77, &[0; 16]);
+        assert!(refusal(&[(112, &disk_key)]).contains("without encryption"));
+    }
+
+    #[test]
+    fn the_compression_type_needs_its_feature_bit() {
+        let bit = incompatible::COMPRESSION.to_be_bytes();
+        let zstd = Header::parse(&header(&[(72, &bit), (104, &[1])])).unwrap();
+        assert_eq!((zstd.compression, zstd.compression.name()), (Compression::Zstd, "zstd"));
+        assert!(refusal(&[(104, &[1])]).contains("compression type 1 contradicts its feature bit"));
+        assert!(refusal(&[(72, &bit)]).contains("compression type 0 contradicts its feature bit"));
+        assert!(refusal(&[(72, &bit), (104, &[2])]).contains("unsupported: compression type 2"));
+    }
+}
