@@ -70,6 +70,12 @@ fn backing_files_are_opened_only_on_request() {
         error.contains(r#"top.qcow2: names the backing file "mid.qcow2", which backing=auto would"#),
         "{error}"
     );
+    // Names are relative to the name that the image was opened by.
+    std::fs::create_dir(folder.path().join("store")).unwrap();
+    std::fs::rename(folder.path().join("top.qcow2"), folder.path().join("store/top")).unwrap();
+    std::os::unix::fs::symlink("store/top", folder.path().join("top.qcow2")).unwrap();
+    let device = open(&at(folder.path(), "top.qcow2,backing=auto")).unwrap();
+    assert_eq!(first_bytes(device, 5), [1, 2, 3, 1, 0]);
     // Several readers share the files; a writer is not among them.
     let devices: Vec<_> = ["top.qcow2,backing=auto", "mid.qcow2,backing=auto", "low.qcow2"]
         .map(|rest| open(&at(folder.path(), rest)).unwrap())

@@ -27,7 +27,7 @@ pub(super) static QCOW2: Kind = Kind {
         key("image-dir", "DIR", "directory that backing files must be in [that of the image]"),
         key("data", "PATH", "the external data file, if the image has one"),
         key("snapshot", "NAME", "identifier or name of the internal snapshot to read instead of the disk"),
-        key("cache", "SIZE", "most bytes of tables in memory, all cores together [32M]"),
+        key("cache", "SIZE", "most bytes of tables in memory, for each image of a chain [32M]"),
         key("readonly", "on|off", "must be on: images are not written yet [on]"),
         ID,
     ],
@@ -126,7 +126,7 @@ pub fn chain(path: &Path, header: &Header, image_dir: Option<&Path>) -> Result<V
     let directory = directory.canonicalize().map_err(|error| {
         DeviceError::new(directory.display().to_string(), "cannot find the directory").because(error)
     })?;
-    let mut at = canonical(path)?;
+    let mut at = in_real_directory(path)?;
     let mut seen = HashSet::from([identity(&at)?]);
     let mut links: Vec<Link> = Vec::new();
     let mut header = header.clone();
@@ -209,9 +209,12 @@ fn resolve(image: &Path, name: &str, directory: &Path, may_be_absolute: bool) ->
     }
 }
 
-fn canonical(path: &Path) -> Result<PathBuf, DeviceError> {
+/// The path with a directory without symbolic links. The file may be a link: names are relative to
+/// the link, as in QEMU.
+fn in_real_directory(path: &Path) -> Result<PathBuf, DeviceError> {
     let failed = |error| DeviceError::new(path.display().to_string(), "cannot find the file").because(error);
-    path.canonicalize().map_err(failed)
+    let directory = directory_of(path, None).canonicalize().map_err(failed)?;
+    Ok(directory.join(path.file_name().unwrap_or_default()))
 }
 
 /// Device and inode: the same for every name of a file.
