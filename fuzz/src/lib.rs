@@ -11,6 +11,7 @@
 //!                            ├────► pool:      edited copies of a pool's table, and pools on a disk in memory
 //!                            ├────► rest:      requests built from the OpenAPI document, and a daemon in the process
 //!                            ├────► files:     files of tokens, keys and the configuration, and all that read them
+//!                            ├────► images:    edited disk images, and all that reads them
 //!                            ├────► journal:   edited journals of VDUSE exports, and a successor
 //!                            └────► nbd-tls:   an NBD client with TLS and a running export, over its socket
 //! ```
@@ -27,6 +28,7 @@ pub mod driver;
 pub mod files;
 pub mod guard;
 pub mod guest;
+pub mod images;
 pub mod input;
 pub mod journal;
 pub mod members;
