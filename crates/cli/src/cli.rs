@@ -72,7 +72,7 @@ pub enum Command {
     Array(ArrayArgs),
     /// Check and repair the table of a pool of volumes
     Pool(PoolArgs),
-    /// Inspect and check disk images in the format qcow2
+    /// Create, convert, inspect and check disk images
     Image(ImageArgs),
     /// Manage volumes of the daemon: create, grow, limit, move, delete
     Volume(VolumeArgs),

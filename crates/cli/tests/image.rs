@@ -184,3 +184,134 @@ fn an_image_that_is_written_is_read_only_with_force_share() {
     assert!(text(&refused.stderr).contains("v2.qcow2 is open for writing elsewhere"), "{refused:?}");
     assert_eq!((refused.status.code(), shared.status.code()), (Some(1), Some(0)));
 }
+
+#[test]
+fn created_images_are_those_of_qemu() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [theirs, mine] = [folders[0].path(), folders[1].path()];
+    for folder in [theirs, mine] {
+        assert!(qemu(folder, "create -q -f qcow2 base 3M").status.success());
+    }
+    for arguments in [
+        "-f qcow2 image 1G",
+        "-f qcow2 image 1025K",
+        "-f qcow2 -o compat=0.10,cluster_size=512 image 100M",
+        "-f qcow2 -o cluster_size=2M,refcount_bits=64,lazy_refcounts=on image 3T",
+        "-f qcow2 -o cluster_size=4096,refcount_bits=1,compression_type=zstd image 5M",
+        "-f qcow2 -o extended_l2=on,cluster_size=131072 image 5M",
+        "-f qcow2 -o preallocation=metadata,cluster_size=4096,refcount_bits=8 image 40M",
+        "-f qcow2 -o preallocation=metadata,extended_l2=on image 40M",
+        "-f qcow2 -b base -F qcow2 image",
+        "-f qcow2 -b base -F qcow2 -o compat=0.10 image 10M",
+        "-f raw image 3M",
+    ] {
+        assert!(qemu(theirs, &format!("create -q {arguments}")).status.success(), "{arguments}");
+        let created = ours(mine, &format!("create {arguments}"));
+        assert!(created.status.success(), "{arguments}: {created:?}");
+        if arguments.starts_with("-f qcow2") {
+            let check = qemu(mine, "check -q image");
+            assert_eq!(check.status.code(), Some(0), "{arguments}: {check:?}");
+        }
+        let info = |folder: &Path| {
+            let format = arguments.split(' ').nth(1).unwrap();
+            let mut info = json(&qemu(folder, &format!("info --output json -f {format} image")).stdout);
+            info.as_object_mut()
+                .unwrap()
+                .retain(|key, _| !["actual-size", "children"].contains(&key.as_str()));
+            info
+        };
+        assert_eq!(info(mine), info(theirs), "{arguments}");
+        // An existing file is kept unless the user says otherwise.
+        let refused = ours(mine, &format!("create {arguments}"));
+        assert_eq!(refused.status.code(), Some(1), "{arguments}");
+        assert!(text(&refused.stderr).contains("--force replaces it"), "{refused:?}");
+        assert!(ours(mine, &format!("create --force {arguments}")).status.success(), "{arguments}");
+        for folder in [theirs, mine] {
+            std::fs::remove_file(folder.join("image")).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_image_that_cannot_be_created_is_refused_and_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    for (arguments, code, what) in [
+        ("-f qcow2 -o cluster_size=3000 image 1M", 2, "a power of two"),
+        ("-f qcow2 -o cluster_size=256 image 1M", 1, "cluster size 256"),
+        ("-f qcow2 -o cluster_size=512 image 1P", 2, "K, M, G or T"),
+        ("-f qcow2 -o cluster_size=512 image 1T", 1, "too large"),
+        ("-f qcow2 -o colour=red image 1M", 2, "no option \"colour\""),
+        ("-f qcow2 -o compat=0.10,refcount_bits=8 image 1M", 1, "need version 3"),
+        ("-f raw -o cluster_size=4096 image 1M", 2, "a raw image has no options"),
+        ("-f qcow2 -b missing -F raw image", 1, "missing"),
+        ("-f qcow2 image", 2, "SIZE"),
+    ] {
+        let refused = ours(folder, &format!("create {arguments}"));
+        assert_eq!(refused.status.code(), Some(code), "{arguments}: {refused:?}");
+        assert!(text(&refused.stderr).contains(what), "{arguments}: {refused:?}");
+        assert!(!folder.join("image").exists(), "{arguments}");
+    }
+}
+
+#[test]
+fn converted_images_have_the_same_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    images(folder);
+    // Data that compresses well, data that does not, and holes in between.
+    let mut seed = 1u64;
+    let mut bytes = vec![0u8; 7 << 20];
+    for (number, byte) in bytes.iter_mut().enumerate() {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        *byte = match number >> 17 {
+            0..10 => (number >> 9) as u8,
+            10..20 => (seed >> 56) as u8,
+            20..30 => 0,
+            _ => (number >> 4) as u8 & 7,
+        };
+    }
+    std::fs::write(folder.join("plain.raw"), &bytes).unwrap();
+    for (source, format) in [
+        ("plain.raw", "raw"),
+        ("sub/base.qcow2", "qcow2"),
+        ("top.qcow2 --backing auto", "qcow2"),
+        ("v2.qcow2", "qcow2"),
+        ("extended.qcow2", "qcow2"),
+        ("data.qcow2 --data data.raw", "qcow2"),
+    ] {
+        let name = source.split(' ').next().unwrap();
+        for target in [
+            "-O raw",
+            "-O qcow2",
+            "-O qcow2 -c",
+            "-O qcow2 -c -o compression_type=zstd,cluster_size=2M",
+            "-O qcow2 -c -o cluster_size=512,compat=0.10",
+            "-O qcow2 -c -o cluster_size=4096,refcount_bits=1",
+            "-O qcow2 -c -o extended_l2=on,refcount_bits=64",
+        ] {
+            let made = ours(folder, &format!("convert -f {format} {target} {source} new"));
+            assert!(made.status.success(), "{source} to {target}: {made:?}");
+            let is_raw = target == "-O raw";
+            let new = if is_raw { "raw" } else { "qcow2" };
+            let same = qemu(folder, &format!("compare -q -f {format} -F {new} {name} new"));
+            assert_eq!(same.status.code(), Some(0), "{source} to {target}: {same:?}");
+            if !is_raw {
+                let check = qemu(folder, "check -q new");
+                assert_eq!(check.status.code(), Some(0), "{source} to {target}: {check:?}");
+                let back = ours(folder, "convert -f qcow2 new back");
+                assert!(back.status.success(), "{source} to {target}: {back:?}");
+                let same = qemu(folder, &format!("compare -q -f {format} -F raw {name} back"));
+                assert_eq!(same.status.code(), Some(0), "{source} to {target} and back: {same:?}");
+                std::fs::remove_file(folder.join("back")).unwrap();
+            }
+            std::fs::remove_file(folder.join("new")).unwrap();
+        }
+    }
+    let refused = ours(folder, "convert -f qcow2 -O raw top.qcow2 new");
+    assert!(text(&refused.stderr).contains("backing=auto"), "{refused:?}");
+    let snapshot = ours(folder, "convert -f qcow2 -l first v2.qcow2 new");
+    assert!(snapshot.status.success(), "{snapshot:?}");
+    assert!(!ours(folder, "convert -f raw -l first v2.qcow2 other").status.success());
+    assert!(!folder.join("other").exists());
+}

@@ -5,7 +5,8 @@
 
 use crate::header::Compression;
 use block::IoError;
-use flate2::{Decompress, FlushDecompress, Status};
+use flate2::{Compress, Decompress, FlushCompress, FlushDecompress, Status};
+use std::io;
 use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation, OutBuffer};
 
 /// Bytes to decompress before the core serves others: about 0.1 ms.
@@ -13,6 +14,11 @@ const STEP: usize = 64 << 10;
 /// Largest window of zstd as a power of two, which bounds the decoder's memory. RFC 8878
 /// (3.1.1.1.2) recommends that decoders support 8 MiB; QEMU writes at most a cluster.
 const ZSTD_WINDOW_BITS: u32 = 23;
+
+/// The window that QEMU's readers of deflate have (`block/qcow2-threads.c`).
+const DEFLATE_WINDOW_BITS: u8 = 12;
+/// The level of zstd that is its default, as in QEMU.
+const ZSTD_LEVEL: i32 = 3;
 
 /// Decompresses `data` until a cluster of `len` bytes is full. Bytes of `data` behind it
 /// are ignored: the length is known in sectors only.
@@ -26,6 +32,26 @@ pub async fn decompress(kind: Compression, data: &[u8], len: usize) -> Result<Bo
         Compression::Zstd => decompress_zstd(data, &mut cluster).await?,
     }
     Ok(cluster)
+}
+
+/// Compresses a cluster. The result may be longer than it.
+///
+/// # Errors
+/// When the compressor lacks memory.
+pub(crate) fn compress(kind: Compression, cluster: &[u8]) -> io::Result<Vec<u8>> {
+    match kind {
+        Compression::Zlib => {
+            let level = flate2::Compression::default();
+            let mut encoder = Compress::new_with_window_bits(level, false, DEFLATE_WINDOW_BITS);
+            // As long as a stored cluster may become: 5 bytes for each block of it, and an end.
+            let mut packed = Vec::with_capacity(cluster.len() + cluster.len() / 1024 + 64);
+            match encoder.compress_vec(cluster, &mut packed, FlushCompress::Finish) {
+                Ok(Status::StreamEnd) => Ok(packed),
+                _ => Ok(cluster.to_vec()),
+            }
+        }
+        Compression::Zstd => zstd::bulk::compress(cluster, ZSTD_LEVEL),
+    }
 }
 
 async fn inflate(data: &[u8], cluster: &mut [u8]) -> Result<(), IoError> {

@@ -18,9 +18,9 @@ const EXTENDED_L2_CLUSTER_BITS: u32 = 14;
 /// Largest L1 table in bytes.
 pub const MAX_L1_BYTES: u64 = 32 << 20;
 /// Largest refcount table in bytes.
-const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
+pub(crate) const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
 /// Longest name of a backing file or data file in bytes.
-const MAX_NAME: usize = 1023;
+pub(crate) const MAX_NAME: usize = 1023;
 /// Longest name of a format in bytes.
 const MAX_FORMAT_NAME: usize = 15;
 /// Most internal snapshots.
@@ -35,6 +35,8 @@ const MAX_BITMAP_DIRECTORY: u64 = MAX_BITMAPS as u64 * 1024;
 const V2_REFCOUNT_ORDER: u32 = 4;
 /// Largest refcount order: 64 bits.
 const MAX_REFCOUNT_ORDER: u32 = 6;
+/// Type of the header extension with the format of the backing file.
+pub(crate) const BACKING_FORMAT: u32 = 0xe279_2aca;
 /// Length of an entry of the feature name table.
 const FEATURE_ENTRY: usize = 48;
 
@@ -330,7 +332,7 @@ impl Header {
 
     fn read_extension(&mut self, kind: u32, bytes: &[u8]) -> Result<(), Problem> {
         match kind {
-            0xe279_2aca => {
+            BACKING_FORMAT => {
                 if bytes.len() > MAX_FORMAT_NAME {
                     let len = bytes.len();
                     return Err(invalid(format!("backing format of {len} bytes: at most {MAX_FORMAT_NAME}")));

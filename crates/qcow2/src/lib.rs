@@ -17,6 +17,7 @@
 //! | [`image`] | reading the metadata of an image, internal snapshots |
 //! | [`map`] | where each byte of a disk is, for tools |
 //! | [`device`] | the image as a [`block::Device`] |
+//! | [`write`](mod@write) | a new image, from its first to its last byte |
 //!
 //! Source: QEMU `docs/interop/qcow2.rst`.
 
@@ -36,6 +37,7 @@ pub mod map;
 mod reader;
 mod refcount;
 mod snapshot;
+pub mod write;
 
 pub use bitmap::Bitmap;
 pub use check::{Report, check};

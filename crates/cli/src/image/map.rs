@@ -2,15 +2,12 @@
 
 use super::{Backing, MapArgs, failed};
 use crate::error::Error;
-use block::{Channel, Device, DeviceError, Status, StatusReport};
-use drivers::io_uring::{Options, UringDevice};
+use block::{Channel, Status, StatusReport};
 use qcow2::entry::Place;
 use qcow2::{Image, Map, Run};
 use stack::kinds::qcow2::Link;
 use std::fmt::Write;
-use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// A range of the disk with one kind of place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,17 +56,12 @@ pub(super) fn run(args: &MapArgs, is_json: bool) -> Result<(), Error> {
 }
 
 async fn open(link: Link) -> Result<Layer, Error> {
-    let device = open_file(&link.path)?;
+    let device = super::open_device(&link.path, false)?;
     if link.is_raw {
         return Ok(Layer::Raw(device.open_channel()?, device.limits().capacity));
     }
     let image = Image::open(device).await.map_err(failed)?;
     Ok(Layer::Image(Box::new(Map::open(&image).map_err(failed)?)))
-}
-
-fn open_file(path: &Path) -> Result<Arc<dyn Device>, DeviceError> {
-    let options = Options { read_only: true, refuse_writers: true, ..Options::new(path) };
-    Ok(Arc::new(UringDevice::open(&options)?))
 }
 
 impl Layer {

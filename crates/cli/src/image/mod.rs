@@ -2,6 +2,8 @@
 //! `qemu-img`.
 
 mod check;
+mod convert;
+mod create;
 mod info;
 mod map;
 
@@ -10,7 +12,7 @@ use crate::parse::CommonArgs;
 use block::Device;
 use drivers::io_uring::{Options, UringDevice};
 use qcow2::Image;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -31,6 +33,10 @@ enum ImageCommand {
     Check(FileArgs),
     /// Print where each byte of an image is
     Map(MapArgs),
+    /// Create an empty image
+    Create(create::CreateArgs),
+    /// Copy an image to a new one of another format
+    Convert(convert::ConvertArgs),
 }
 
 /// An image, and the form of the output.
@@ -67,6 +73,24 @@ enum Form {
     Json,
 }
 
+/// The format of an image.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    /// The bytes of the disk
+    Raw,
+    /// QEMU's qcow2
+    Qcow2,
+}
+
+impl Format {
+    fn name(self) -> &'static str {
+        match self {
+            Format::Raw => "raw",
+            Format::Qcow2 => "qcow2",
+        }
+    }
+}
+
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Backing {
     /// Open no backing file
@@ -85,6 +109,8 @@ pub fn run(args: &ImageArgs) -> Result<ExitCode, Error> {
         ImageCommand::Info(file) => info::run(file, is_json(file)).map(|()| ExitCode::SUCCESS),
         ImageCommand::Check(file) => check::run(file, is_json(file)),
         ImageCommand::Map(map) => map::run(map, is_json(&map.file)).map(|()| ExitCode::SUCCESS),
+        ImageCommand::Create(create) => create::run(create).map(|()| ExitCode::SUCCESS),
+        ImageCommand::Convert(convert) => convert::run(convert).map(|()| ExitCode::SUCCESS),
     }
 }
 
@@ -95,15 +121,19 @@ impl FileArgs {
     }
 
     fn device(&self) -> Result<Arc<dyn Device>, Error> {
-        let options =
-            Options { read_only: true, refuse_writers: !self.force_share, ..Options::new(&self.file) };
-        Ok(Arc::new(UringDevice::open(&options)?))
+        open_device(&self.file, self.force_share)
     }
 
     fn open(&self) -> Result<Image, Error> {
         let device = self.device()?;
         reactor::run(async move { Image::open(device).await }).map_err(failed)
     }
+}
+
+/// Opens a file for reading; `force_share`: even if another program writes to it.
+fn open_device(path: &Path, force_share: bool) -> Result<Arc<dyn Device>, Error> {
+    let options = Options { read_only: true, refuse_writers: !force_share, ..Options::new(path) };
+    Ok(Arc::new(UringDevice::open(&options)?))
 }
 
 fn failed(error: qcow2::Error) -> Error {
