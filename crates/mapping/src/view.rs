@@ -257,7 +257,7 @@ impl<F: Format> View<F> {
     /// Keeps changes from beginning, on all cores, until the result is dropped. Changes that have
     /// begun continue: [`View::grace`] waits for them.
     pub async fn hold(self: &Rc<Self>) -> Held<F> {
-        let held = Held { shared: self.shared.clone() };
+        let held = Held { view: self.clone() };
         for place in 0..self.shared.cores.len() {
             if mutant::is(Mutant::HoldOfOneCore) && place != self.place {
                 continue;
@@ -493,13 +493,14 @@ impl<F: Format> Drop for Lock<F> {
 
 /// A hold of a table. Changes begin again soon after its drop.
 pub struct Held<F: Format> {
-    shared: Arc<Shared<F>>,
+    view: Rc<View<F>>,
 }
 
 impl<F: Format> Drop for Held<F> {
     fn drop(&mut self) {
-        for place in 0..self.shared.cores.len() {
-            send_later(self.shared.clone(), place, |view| view.release());
+        let shared = &self.view.shared;
+        for place in 0..shared.cores.len() {
+            send_later(shared.clone(), place, |view: Rc<View<F>>| view.release());
         }
     }
 }
