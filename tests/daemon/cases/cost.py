@@ -1,9 +1,9 @@
 """What the daemon costs the data path: metrics scraped each second and not, and the daemon beside `freestone serve`.
 
 Two processors, one to serve and one to ask; short rounds of each kind take turns. What else a shared machine does only makes a
-round slower, and by half at times, so the checks compare the best round of each kind, there are more rounds while they fail, and
-they are far from what is measured: metrics that hold a core up for more than a fifth of the time, or layers dearer than all that
-is below them, fail however often they are measured."""
+round slower, and by half at times. So a check compares the best round of each kind, or the rounds next to each other if one kind
+alone had a lucky round. There are more rounds while a check fails, and the checks are far from what is measured: metrics that hold
+a core up for more than a fifth of the time, or layers dearer than all that is below them, fail however often they are measured."""
 
 import json
 import os
@@ -36,8 +36,8 @@ def scraping_metrics_and_being_a_daemon_cost_little(subject):
         iops["daemon"].append(_bench(daemon.path("vm1.sock")))
         with _scraped(daemon):
             iops["scraped"].append(_bench(daemon.path("vm1.sock")))
-        best = {kind: max(values) for kind, values in iops.items()}
-        is_cheap = best["scraped"] > LEAST_SCRAPED * best["daemon"] and best["daemon"] > LEAST_DAEMON * best["serve"]
+        is_cheap = (_reaches(LEAST_SCRAPED, iops["scraped"], iops["daemon"])
+                    and _reaches(LEAST_DAEMON, iops["daemon"], iops["serve"]))
         if is_cheap and number >= LEAST_ROUNDS:
             break
     assert is_cheap, iops
@@ -47,6 +47,10 @@ def scraping_metrics_and_being_a_daemon_cost_little(subject):
         f"4K random reads at depth 32 from memory: {', '.join(f'{kind} {value:,.0f}' for kind, value in medians.items())} a second",
         f"scraped each second beside not: {_ratio(scraping)}",
         f"the daemon (counted, timed, limits looked at) beside freestone serve: {_ratio(layers)}"])
+
+
+def _reaches(least, some, others):
+    return max(some) > least * max(others) or statistics.median(_ratios(some, others)) > least
 
 
 def _ratios(values, others):
