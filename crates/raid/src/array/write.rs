@@ -605,7 +605,7 @@ impl StripeOwner {
         }
         let is_failing = |slot| members.state(slot) == SlotState::Failing;
         let must_wait = data > 1 && !write.is_logged() && members.group_slots(stripe).any(is_failing);
-        if must_wait { Err(Stop::Again) } else { Ok(()) }
+        if must_wait && !mutant::is(Mutant::AckBeforeMemberOut) { Err(Stop::Again) } else { Ok(()) }
     }
 
     /// Waits until every live member knows of those that this stripe's writes skip.
