@@ -2,6 +2,7 @@
 //!
 //! | item | purpose |
 //! |---|---|
+//! | [`choice_of_mutant`] | the choice of a broken variant: simulation |
 //! | [`Histogram`] | how often values of each size occur: latencies |
 //! | [`Rng`], [`mix`] | random numbers that a seed reproduces: simulation, tests, benchmarks |
 //! | [`Size`] | numbers of bytes as people write and read them: `4K`, `1.5 GiB` |
@@ -12,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod histogram;
+mod mutants;
 mod rng;
 mod size;
 mod uuid;

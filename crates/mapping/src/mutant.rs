@@ -49,29 +49,4 @@ impl Mutant {
     ];
 }
 
-#[cfg(feature = "mutants")]
-static CHOSEN: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
-
-/// Chooses the broken rule of the whole process; `None` breaks none.
-#[cfg(feature = "mutants")]
-pub fn choose(mutant: Option<Mutant>) {
-    CHOSEN.store(mutant.map_or(0, |mutant| mutant as u8), std::sync::atomic::Ordering::Relaxed);
-}
-
-/// Does nothing: without the feature `mutants` no rule can be broken.
-#[cfg(not(feature = "mutants"))]
-pub fn choose(_: Option<Mutant>) {}
-
-/// Whether the rule is broken.
-#[cfg(feature = "mutants")]
-#[inline]
-pub(crate) fn is(mutant: Mutant) -> bool {
-    CHOSEN.load(std::sync::atomic::Ordering::Relaxed) == mutant as u8
-}
-
-/// Whether the rule is broken: never without the feature `mutants`.
-#[cfg(not(feature = "mutants"))]
-#[inline(always)]
-pub(crate) const fn is(_: Mutant) -> bool {
-    false
-}
+base::choice_of_mutant!(Mutant);

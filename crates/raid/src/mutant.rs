@@ -161,32 +161,7 @@ impl Mutant {
     }
 }
 
-#[cfg(feature = "mutants")]
-static CHOSEN: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(0);
-
-/// Chooses the rule to break in the whole process; `None` breaks none.
-#[cfg(feature = "mutants")]
-pub fn choose(mutant: Option<Mutant>) {
-    CHOSEN.store(mutant.map_or(0, |mutant| mutant as u8), std::sync::atomic::Ordering::Relaxed);
-}
-
-/// Without the feature `mutants` this has no effect.
-#[cfg(not(feature = "mutants"))]
-pub fn choose(_: Option<Mutant>) {}
-
-/// Whether the rule is broken.
-#[cfg(feature = "mutants")]
-#[inline]
-pub fn is(mutant: Mutant) -> bool {
-    CHOSEN.load(std::sync::atomic::Ordering::Relaxed) == mutant as u8
-}
-
-/// Whether the rule is broken: never, without the feature `mutants`.
-#[cfg(not(feature = "mutants"))]
-#[inline(always)]
-pub const fn is(_: Mutant) -> bool {
-    false
-}
+base::choice_of_mutant!(Mutant);
 
 #[cfg(test)]
 mod tests {

@@ -436,11 +436,13 @@ fn search(args: &Args, maker: SubjectMaker) -> bool {
 /// Crashes after which a mutant counts as one that survives.
 const MOST_CRASHES: u64 = 100_000;
 
+/// A search for a broken variant of the engine.
+fn search_of_mutant(args: &Args) -> Search {
+    Search::new(0, u64::MAX, args.crashes.unwrap_or(MOST_CRASHES), None)
+}
+
 fn kill_mutants(args: &Args, maker: SubjectMaker) -> bool {
-    let mut survivors = Vec::new();
-    for mutant in raid::mutant::Mutant::ALL.into_iter().filter(|mutant| args.is_chosen(mutant)) {
-        raid::mutant::choose(Some(mutant));
-        let search = Search::new(0, u64::MAX, args.crashes.unwrap_or(MOST_CRASHES), None);
+    let run = |mutant: raid::mutant::Mutant, seed| {
         let grow = args.grow || mutant.is_about_growth();
         let groups = args.groups || mutant.is_about_groups();
         let streams = args.streams || mutant.is_about_streams();
@@ -453,37 +455,25 @@ fn kill_mutants(args: &Args, maker: SubjectMaker) -> bool {
         let directed = args.directed || story.is_some();
         let filter = Filter { grow, groups, streams, shapes, directed, story, ..args.filter() };
         let filter = Filter { wide, faults, operations, create, ..filter };
-        search.run(args.jobs, &|seed| sim::run_seed(seed, &filter, &maker()), false);
-        let crashes = search.stats.into_inner().expect("no panic under this lock").crashes;
-        match search.failures.into_inner().expect("no panic under this lock").first() {
-            Some((seed, outcome)) => {
-                let failure = outcome.failure.as_deref().unwrap_or_default();
-                println!("{mutant:?}: killed after {crashes} crashes, seed {seed}: {failure}");
-            }
-            None => {
-                println!("{mutant:?}: SURVIVES {crashes} crashes");
-                survivors.push(mutant);
-            }
-        }
-    }
-    raid::mutant::choose(None);
-    survivors.is_empty()
+        sim::run_seed(seed, &filter, &maker())
+    };
+    kill_each(args, &raid::mutant::Mutant::ALL, raid::mutant::choose, || search_of_mutant(args), run)
 }
 
 /// Runs each broken variant that is chosen, until `run` catches it or `search` is over. Returns
 /// whether all are caught.
-fn kill_each<M: Copy + Debug>(
+fn kill_each<M: Copy + Debug + Sync>(
     args: &Args,
     all: &[M],
     choose: fn(Option<M>),
     search: impl Fn() -> Search,
-    run: &Runner<'_>,
+    run: impl Fn(M, u64) -> Outcome + Sync,
 ) -> bool {
     let mut are_killed = true;
-    for mutant in all.iter().filter(|mutant| args.is_chosen(mutant)) {
-        choose(Some(*mutant));
+    for mutant in all.iter().copied().filter(|mutant| args.is_chosen(mutant)) {
+        choose(Some(mutant));
         let search = search();
-        search.run(args.jobs, run, false);
+        search.run(args.jobs, &|seed| run(mutant, seed), false);
         let Stats { runs, crashes, .. } = search.stats.into_inner().expect("no panic under this lock");
         match search.failures.into_inner().expect("no panic under this lock").first() {
             Some((seed, Outcome { failure, .. })) => {

@@ -1,6 +1,6 @@
 //! Runs of pools (`--pools`): replayed, reported, and with broken variants.
 
-use crate::{Args, MOST_CRASHES, Search, kill_each, set_text};
+use crate::{Args, kill_each, search_of_mutant, set_text};
 use sim::{Outcome, pools};
 
 /// Runs a seed again.
@@ -28,6 +28,6 @@ pub fn report(args: &Args, seed: u64, outcome: &Outcome) -> bool {
 
 /// Runs each broken variant until it is caught. Returns whether all are.
 pub fn kill_mutants(args: &Args) -> bool {
-    let search = || Search::new(0, u64::MAX, args.crashes.unwrap_or(MOST_CRASHES), None);
-    kill_each(args, &pools::Mutant::ALL, pools::choose, search, &pools::run_seed)
+    let run = |_, seed| pools::run_seed(seed);
+    kill_each(args, &pools::Mutant::ALL, pools::choose, || search_of_mutant(args), run)
 }

@@ -23,5 +23,5 @@ pub fn report(args: &Args, seed: u64, outcome: &Outcome) -> bool {
 /// Runs each broken variant until it is caught. Returns whether all are.
 pub fn kill_mutants(args: &Args) -> bool {
     let search = || Search::new(0, MOST_RUNS, u64::MAX, None);
-    kill_each(args, &tables::Mutant::ALL, tables::choose, search, &tables::run_seed)
+    kill_each(args, &tables::Mutant::ALL, tables::choose, search, |_, seed| tables::run_seed(seed))
 }
