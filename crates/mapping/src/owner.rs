@@ -70,8 +70,9 @@ impl Owned {
         .await;
     }
 
-    /// Waits for the lock of a slot. First come, first served.
-    async fn lock(&self, slot: usize) {
+    /// Waits for the lock of a slot, of a leaf that was found ready. First come, first served. A
+    /// locked leaf is not evicted.
+    pub async fn lock(&self, slot: usize) {
         let lock = self.locks.borrow_mut().entry(slot).or_insert_with(|| Rc::new(Permits::new(1))).clone();
         if !mutant::is(Mutant::NoSlotLock) {
             lock.acquire(1).await;
@@ -197,11 +198,6 @@ impl Leaves {
                 owned.turn(State::Failed(error));
             }
         }
-    }
-
-    /// Locks a slot of a leaf that was found ready. A locked leaf is not evicted.
-    pub async fn lock(owned: &Owned, slot: usize) {
-        owned.lock(slot).await;
     }
 
     /// The leaves that a flush has to wait for.

@@ -164,17 +164,14 @@ impl<F: Format> View<F> {
     /// Begins a request that may change the table or the data that it points to. Waits while the
     /// table is held.
     pub async fn begin_change(&self) -> Running {
-        while self.holds.get() > 0 {
-            let mut is_first = true;
-            poll_fn(|cx| {
-                if !std::mem::take(&mut is_first) {
-                    return Poll::Ready(());
-                }
-                self.held.borrow_mut().push(cx.waker().clone());
-                Poll::Pending
-            })
-            .await;
-        }
+        poll_fn(|cx| {
+            if self.holds.get() == 0 {
+                return Poll::Ready(());
+            }
+            self.held.borrow_mut().push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
         self.gate.pass()
     }
 
@@ -230,7 +227,7 @@ impl<F: Format> View<F> {
         let shared = self.shared.clone();
         let locked = self.ask(self.shared.owner_of(number), move |view| async move {
             let owned = view.find(number).await?;
-            Leaves::lock(&owned, slot).await;
+            owned.lock(slot).await;
             let lock = Lock::<F> { shared, index };
             Ok((lock, owned.leaf.get(slot)))
         });

@@ -150,6 +150,11 @@ impl<O: Output> Writer<O> {
         Ok(Writer { options, output, refcounts: vec![1], packed_end: 0, l1, l2: None, next: 0 })
     }
 
+    /// Bytes of a cluster.
+    pub fn cluster_size(&self) -> u64 {
+        self.options.cluster_size()
+    }
+
     /// Writes a cluster with its data. The last one may be shorter.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use super::create::{FileOutput, NewArgs, NewFile};
 use super::{Backing, Format};
 use crate::error::Error;
 use block::{Channel, Device, Flags, Op, Status, StatusReport};
-use qcow2::write::{Options, Output, Writer};
+use qcow2::write::{Output, Writer};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -64,8 +64,8 @@ pub(super) fn run(args: &ConvertArgs) -> Result<(), Error> {
     let is_compressed = args.compress;
     match is_qcow2 {
         true => {
-            let writer = Writer::new(options.clone(), file.output()?).map_err(|error| file.failed(&error))?;
-            let target = copy(&source, Clusters { writer, options, is_compressed }, &file)?;
+            let writer = Writer::new(options, file.output()?).map_err(|error| file.failed(&error))?;
+            let target = copy(&source, Clusters { writer, is_compressed }, &file)?;
             file.finish(|file| file.set_len(target.writer.finish()?.1))
         }
         false => {
@@ -125,13 +125,12 @@ impl Target for Raw {
 /// A qcow2 image, whose zero clusters stay unallocated.
 struct Clusters<O> {
     writer: Writer<O>,
-    options: Options,
     is_compressed: bool,
 }
 
 impl<O: Output> Target for Clusters<O> {
     fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let size = self.options.cluster_size();
+        let size = self.writer.cluster_size();
         for (number, cluster) in (0u64..).zip(bytes.chunks(size as usize)) {
             let at = offset + number * size;
             match () {

@@ -71,11 +71,12 @@ pub(super) fn run(args: &CreateArgs) -> Result<(), Error> {
         Format::Raw => file.finish(|file| file.set_len(size)),
         Format::Qcow2 => {
             let output = file.output()?;
-            let mut writer = Writer::new(options.clone(), output).map_err(|error| file.failed(&error))?;
+            let mut writer = Writer::new(options, output).map_err(|error| file.failed(&error))?;
             file.finish(move |file| {
-                let clusters = if is_preallocated { size.div_ceil(options.cluster_size()) } else { 0 };
+                let cluster_size = writer.cluster_size();
+                let clusters = if is_preallocated { size.div_ceil(cluster_size) } else { 0 };
                 for cluster in 0..clusters {
-                    writer.reserve(cluster * options.cluster_size())?;
+                    writer.reserve(cluster * cluster_size)?;
                 }
                 file.set_len(writer.finish()?.1)
             })

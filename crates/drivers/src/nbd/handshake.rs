@@ -235,12 +235,10 @@ fn is_granted(stream: &mut Stream<'_, '_>, opt: Opt) -> Result<bool, OpenError> 
 
 /// Selects `base:allocation`. Returns its identifier, or `None` if the server does not have it.
 fn set_context(stream: &mut Stream<'_, '_>, export: &str) -> Result<Option<u32>, OpenError> {
-    let mut data = (export.len() as u32).to_be_bytes().to_vec();
-    data.extend(export.as_bytes());
+    let mut data = string(export.as_bytes());
     // One context is requested.
     data.extend(1u32.to_be_bytes());
-    data.extend((ALLOCATION.len() as u32).to_be_bytes());
-    data.extend(ALLOCATION);
+    data.extend(string(ALLOCATION));
     ask(stream, Opt::SetMetaContext, &data)?;
     let mut context = None;
     for _ in 0..MAX_REPLIES {
@@ -265,8 +263,7 @@ fn set_context(stream: &mut Stream<'_, '_>, export: &str) -> Result<Option<u32>,
 
 /// `NBD_OPT_GO`. Returns `None` if the server does not support it.
 fn go(stream: &mut Stream<'_, '_>, export: &str, replies: Replies) -> Result<Option<Facts>, OpenError> {
-    let mut data = (export.len() as u32).to_be_bytes().to_vec();
-    data.extend(export.as_bytes());
+    let mut data = string(export.as_bytes());
     // One kind of information is requested.
     data.extend(1u16.to_be_bytes());
     data.extend(INFO_BLOCK_SIZE.to_be_bytes());
@@ -329,6 +326,11 @@ fn ask(stream: &mut Stream<'_, '_>, opt: Opt, data: &[u8]) -> Result<(), OpenErr
     message.extend((data.len() as u32).to_be_bytes());
     message.extend(data);
     Ok(stream.write(&message)?)
+}
+
+/// A string in the data of an option: its length, and its bytes.
+fn string(text: &[u8]) -> Vec<u8> {
+    [&(text.len() as u32).to_be_bytes(), text].concat()
 }
 
 fn number(stream: &mut Stream<'_, '_>) -> Result<u64, OpenError> {
