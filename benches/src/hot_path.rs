@@ -14,7 +14,7 @@ use benches::array::{Members, Plan};
 use benches::member::Member;
 use block::{
     Channel, Data, Device, DeviceError, Flags, IoResult, KernelBacking, Limits, MemoryRegion, Op, Queue,
-    Request, Segment, SharedLimits, StatusReport, StatusStart,
+    Request, Segment, SharedLimits,
 };
 use layers::linear::Partition;
 use layers::stats::Stats;
@@ -72,16 +72,6 @@ impl Queue for Loopback {
         self.pushed.push_back(slot);
         Ok(())
     }
-    unsafe fn push_status<'a>(
-        &mut self,
-        _: u32,
-        report: &'a StatusReport,
-        _: u64,
-        len: u64,
-    ) -> StatusStart<'a> {
-        StatusStart::data(report, len)
-    }
-
     fn kick(&mut self) {}
     fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
         let count = self.pushed.len();

@@ -1,6 +1,6 @@
 //! The limits of a device: capacity, block sizes, alignment, largest requests, and its properties.
 
-use crate::{Flags, IoError, IoResult, Op, Request};
+use crate::{Flags, IoError, IoFuture, IoResult, Op, Request, StatusReport};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -165,6 +165,15 @@ impl SharedLimits {
     #[inline]
     pub fn check_range(&self, offset: u64, len: u64) -> IoResult {
         self.fixed.check_range_within(self.capacity(), offset, len)
+    }
+
+    /// The answer to [`crate::Channel::block_status`] of a device that does not know where it has
+    /// data: the whole range is data.
+    pub fn answer_data<'a>(&self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        match self.check_range(offset, len) {
+            Ok(()) => report.answer_data(len),
+            Err(error) => IoFuture::ready(Err(error)),
+        }
     }
 }
 

@@ -110,7 +110,6 @@ impl<Q: Queue> Drop for BareQueue<Q> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::{StatusReport, StatusStart};
     use std::os::fd::RawFd;
 
     /// Completes requests in the second poll after their submission.
@@ -127,16 +126,6 @@ mod tests {
             self.pushed.push(slot);
             Ok(())
         }
-        unsafe fn push_status<'a>(
-            &mut self,
-            _: u32,
-            report: &'a StatusReport,
-            _: u64,
-            len: u64,
-        ) -> StatusStart<'a> {
-            StatusStart::data(report, len)
-        }
-
         fn kick(&mut self) {}
         fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
             self.looks += 1;

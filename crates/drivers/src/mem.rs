@@ -129,10 +129,7 @@ impl Channel for MemChannel {
     }
 
     fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
-        match self.0.limits.check_range(offset, len) {
-            Ok(()) => report.answer_data(len),
-            Err(error) => IoFuture::ready(Err(error)),
-        }
+        self.0.limits.answer_data(report, offset, len)
     }
 }
 

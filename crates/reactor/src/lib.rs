@@ -20,7 +20,6 @@
 //!
 //! ```
 //! use block::{Flags, IoResult, Limits, Op, Queue, Request, SharedLimits};
-//! use block::{StatusReport, StatusStart};
 //! use reactor::QueueChannel;
 //!
 //! struct Ram(Vec<u8>, Vec<u32>);
@@ -35,11 +34,6 @@
 //!     }
 //!     fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
 //!         self.1.drain(..).map(|slot| done(slot, Ok(()))).count()
-//!     }
-//!     unsafe fn push_status<'a>(
-//!         &mut self, _: u32, report: &'a StatusReport, _: u64, len: u64,
-//!     ) -> StatusStart<'a> {
-//!         StatusStart::data(report, len)
 //!     }
 //!     // A depth of 8, and nothing to do for `kick`, `event_fd`, `arm` and `disarm`.
 //! #   fn depth(&self) -> u32 { 8 }

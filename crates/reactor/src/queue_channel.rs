@@ -356,16 +356,6 @@ mod tests {
             self.most = self.most.max(self.pushed.len());
             Ok(())
         }
-        unsafe fn push_status<'a>(
-            &mut self,
-            _: u32,
-            report: &'a StatusReport,
-            _: u64,
-            len: u64,
-        ) -> StatusStart<'a> {
-            StatusStart::data(report, len)
-        }
-
         fn kick(&mut self) {}
         fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
             let Some((slot, result)) = self.pushed.pop_front() else { return 0 };

@@ -737,10 +737,7 @@ impl Channel for SimChannel {
     }
 
     fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
-        match self.disk.limits.check_range(offset, len) {
-            Ok(()) => report.answer_data(len),
-            Err(error) => IoFuture::ready(Err(error)),
-        }
+        self.disk.limits.answer_data(report, offset, len)
     }
 }
 

@@ -26,7 +26,7 @@ use crate::stream::Cancel;
 use crate::stream::inbox::Inbox;
 use crate::stream::outbox::Outbox;
 use crate::stream::wakeup::Wakeup;
-use block::{Data, IoError, IoResult, Queue, Request, StatusReport, StatusStart};
+use block::{Data, IoError, IoResult, Queue, Request};
 use nvme::tcp::{
     C2hData, COMMON_BYTES, CapsuleCmd, CapsuleResp, DIGEST_BYTES, DataDigest, Frame, H2cData, HEADER_BYTES,
     MAX_FRONT, PduType, R2t, Side,
@@ -557,16 +557,6 @@ impl Queue for NvmeTcpQueue {
         self.lease.mailbox.in_flight.store(self.in_flight, Ordering::Relaxed);
         self.todo.push_back(slot);
         Ok(())
-    }
-
-    unsafe fn push_status<'a>(
-        &mut self,
-        _: u32,
-        report: &'a StatusReport,
-        _: u64,
-        len: u64,
-    ) -> StatusStart<'a> {
-        StatusStart::data(report, len)
     }
 
     #[inline]

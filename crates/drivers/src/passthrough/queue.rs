@@ -5,7 +5,7 @@ use crate::direct::{DirectQueue, ZoneRequest};
 use crate::fixed::FixedBuffers;
 use crate::ring::{Answer, FIXED_FILE, Ring};
 use crate::shared_memory::page_size;
-use block::{IoError, IoResult, Queue, Request, StatusReport, StatusStart};
+use block::{IoError, IoResult, Queue, Request};
 use io_uring::squeue;
 use io_uring::squeue::EntryMarker;
 use io_uring::types::Fd;
@@ -157,16 +157,6 @@ impl<C: Commands> Queue for CommandQueue<C> {
         // SAFETY: by the contract of this function.
         let begun = unsafe { self.commands.begin(&mut self.operations[slot as usize], req, offset) };
         self.start(slot, begun)
-    }
-
-    unsafe fn push_status<'a>(
-        &mut self,
-        _: u32,
-        report: &'a StatusReport,
-        _: u64,
-        len: u64,
-    ) -> StatusStart<'a> {
-        StatusStart::data(report, len)
     }
 
     #[inline]

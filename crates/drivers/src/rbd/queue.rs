@@ -12,9 +12,7 @@ use super::error::{error_of, result_of};
 use super::image::{ImageHandle, Operation};
 use super::library::{Completion, Library};
 use crate::direct::{DirectQueue, ZoneRequest, sleep_on_event};
-use block::{
-    Flags, HostRole, IoError, IoResult, Op, Queue, Request, Segment, SharedRole, StatusReport, StatusStart,
-};
+use block::{Flags, HostRole, IoError, IoResult, Op, Queue, Request, Segment, SharedRole};
 use reactor::CompletionRing;
 use std::ffi::c_void;
 use std::io;
@@ -205,16 +203,6 @@ impl Queue for RbdQueue {
             // SAFETY: by the contract of this function.
             _ => unsafe { self.submit(slot, req, offset) },
         }
-    }
-
-    unsafe fn push_status<'a>(
-        &mut self,
-        _: u32,
-        report: &'a StatusReport,
-        _: u64,
-        len: u64,
-    ) -> StatusStart<'a> {
-        StatusStart::data(report, len)
     }
 
     fn kick(&mut self) {}

@@ -12,7 +12,7 @@ use super::parts::{Parts, QueueTraits};
 use super::regions::RegionCache;
 use super::session::Session;
 use crate::direct::{DirectQueue, Spin, ZoneRequest, sleep_on_event};
-use block::{Data, DeviceError, Flags, IoError, IoResult, Op, Queue, Request, StatusReport, StatusStart};
+use block::{Data, DeviceError, Flags, IoError, IoResult, Op, Queue, Request};
 use std::collections::VecDeque;
 use std::io;
 use std::mem::ManuallyDrop;
@@ -458,16 +458,6 @@ impl Queue for VirtioBlkQueue {
             self.waiting.push_back(pending);
         }
         Ok(())
-    }
-
-    unsafe fn push_status<'a>(
-        &mut self,
-        _: u32,
-        report: &'a StatusReport,
-        _: u64,
-        len: u64,
-    ) -> StatusStart<'a> {
-        StatusStart::data(report, len)
     }
 
     #[inline]

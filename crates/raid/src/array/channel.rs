@@ -309,10 +309,7 @@ impl Channel for ArrayChannel {
     }
 
     fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
-        match self.shared.limits.check_range(offset, len) {
-            Ok(()) => report.answer_data(len),
-            Err(error) => IoFuture::ready(Err(error)),
-        }
+        self.shared.limits.answer_data(report, offset, len)
     }
 }
 

@@ -6,7 +6,7 @@ use super::ring::{Consumer, Producer, ring};
 use super::{Command, Completion};
 use crate::cores::Cores;
 use crate::source::PollWindow;
-use block::{Data, Device, DeviceError, IoError, IoResult, Queue, Request, StatusReport, StatusStart};
+use block::{Data, Device, DeviceError, IoError, IoResult, Queue, Request};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -183,16 +183,6 @@ impl Queue for BridgeQueue {
         // core has published the others' completions after it took those commands out.
         unsafe { self.requests.push(command) };
         Ok(())
-    }
-
-    unsafe fn push_status<'a>(
-        &mut self,
-        _: u32,
-        report: &'a StatusReport,
-        _: u64,
-        len: u64,
-    ) -> StatusStart<'a> {
-        StatusStart::data(report, len)
     }
 
     #[inline]

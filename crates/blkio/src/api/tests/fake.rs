@@ -6,7 +6,7 @@ use crate::api::Device;
 use crate::driver::{Capacity, Driver};
 use crate::property::{Properties, Spec};
 use crate::{Instance, Region, Result, Value};
-use block::{IoResult, Op, Queue, Request, Segment, StatusReport, StatusStart};
+use block::{IoResult, Op, Queue, Request, Segment};
 use drivers::direct::{DirectQueue, Zone, ZoneRequest, sleep_on_event};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -154,16 +154,6 @@ impl Queue for FakeQueue {
         let work = if req.op == Op::Read { Work::Read(req.data.iter().collect()) } else { Work::Other };
         self.in_flight.push((slot, work));
         Ok(())
-    }
-
-    unsafe fn push_status<'a>(
-        &mut self,
-        _: u32,
-        report: &'a StatusReport,
-        _: u64,
-        len: u64,
-    ) -> StatusStart<'a> {
-        StatusStart::data(report, len)
     }
 
     fn kick(&mut self) {}
