@@ -1,9 +1,10 @@
 //! A table of a mapping in memory, and the cost of its entries.
 
 use block::{DeviceError, IoResult};
-use mapping::{Config, ENTRIES, Format, Leaf, Table};
+use mapping::{Config, ENTRIES, Format, Leaf, Table, View};
 use reactor::{CoreConfig, Cores};
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,13 +23,13 @@ impl Format for Numbers {
         Ok(())
     }
 
-    async fn load(&self, _: &(), leaf: u64, entries: &Leaf) -> IoResult {
+    async fn load(_: &Rc<View<Numbers>>, leaf: u64, entries: &Leaf) -> IoResult {
         let first = leaf * ENTRIES as u64;
         (0..ENTRIES).for_each(|slot| entries.set(slot, first + slot as u64));
         Ok(())
     }
 
-    async fn save(&self, _: &(), _: u64, _: &Leaf, _: Range<usize>) -> IoResult {
+    async fn save(_: &Rc<View<Numbers>>, _: u64, _: &Leaf, _: Range<usize>) -> IoResult {
         Ok(())
     }
 }
@@ -46,7 +47,7 @@ pub fn measure_entries() -> (f64, u64) {
     let table = Arc::new(table);
     let warm = table.clone();
     let fetch_all = move |_| async move {
-        let view = warm.view();
+        let view = warm.view().expect("it opens");
         for leaf in 0..COUNT / ENTRIES as u64 {
             let index = leaf * ENTRIES as u64;
             assert_eq!(view.fetch(index).await, Ok(index));
@@ -54,7 +55,7 @@ pub fn measure_entries() -> (f64, u64) {
     };
     cores.get(0).block_on(fetch_all).expect("the core runs");
     let measured = cores.get(0).call(move |_| {
-        let view = table.view();
+        let view = table.view().expect("it opens");
         let round = || {
             let started = Instant::now();
             for number in 0..ROUND {

@@ -10,9 +10,9 @@
 //! ```
 //!
 //! A table has entries of 64 bits, whose meaning is that of its format ([`Format`]). 512 of them
-//! are a [`Leaf`]. Each leaf has one owner, a core, which alone changes its entries. Every core has
-//! a [`View`] with a directory of the leaves that it has used. So it reads an entry without a lock
-//! and without a message. Rules:
+//! are a [`Leaf`]. Each leaf has one owner, a core, which alone changes its entries. The owners are
+//! fixed when the table is opened. Any core can have a [`View`] with a directory of the leaves that
+//! it has used. So it reads an entry without a lock and without a message. Rules:
 //!
 //! * A request runs between [`View::begin`] or [`View::begin_change`] and the drop of the
 //!   [`Running`] that these return.
@@ -33,13 +33,11 @@
 #![forbid(unsafe_code)]
 
 mod directory;
-mod format;
 mod leaf;
 pub mod mutant;
 mod owner;
 mod view;
 
-pub use format::Format;
 pub use leaf::{ENTRIES, Leaf};
 pub use reactor::fence::Running;
-pub use view::{Config, Held, MAX_ENTRIES, Slot, Table, View};
+pub use view::{Config, Format, Held, MAX_ENTRIES, Slot, Table, View};

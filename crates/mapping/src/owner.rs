@@ -6,7 +6,7 @@ use crate::mutant::{self, Mutant};
 use block::IoError;
 use reactor::Permits;
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future::poll_fn;
 use std::ops::Range;
 use std::rc::Rc;
@@ -141,7 +141,7 @@ impl Owned {
 
 /// The leaves of one owner.
 pub(crate) struct Leaves {
-    all: RefCell<HashMap<u64, Rc<Owned>>>,
+    all: RefCell<BTreeMap<u64, Rc<Owned>>>,
     /// The order in which leaves are considered for eviction.
     clock: RefCell<VecDeque<u64>>,
     /// Number of leaves to keep in memory.

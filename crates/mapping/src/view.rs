@@ -1,7 +1,6 @@
-//! A table, and each core's view of it.
+//! A table, its format, and each core's view of it.
 
 use crate::directory::Directory;
-use crate::format::Format;
 use crate::leaf::{ENTRIES, Leaf};
 use crate::mutant::{self, Mutant};
 use crate::owner::{Found, Leaves, Owned};
@@ -13,9 +12,10 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
+use std::ops::Range;
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 thread_local! {
@@ -36,69 +36,132 @@ pub struct Config {
     pub cache_bytes: u64,
 }
 
-/// A table on several cores. Its drop closes it on all of them.
+/// The part of a table that its format has: its bytes on the disk.
+pub trait Format: Send + Sync + Sized + 'static {
+    /// The state of one core, such as its channels.
+    type Local: 'static;
+
+    /// Opens the state of the calling core.
+    ///
+    /// # Errors
+    /// If a device cannot be opened there.
+    fn open(&self) -> Result<Self::Local, DeviceError>;
+
+    /// Reads the entries of a leaf into `entries`, whose entries are 0. `view` is its owner's.
+    fn load(view: &Rc<View<Self>>, leaf: u64, entries: &Leaf) -> impl Future<Output = IoResult>;
+
+    /// Makes the entries of `slots` durable. Entries may change meanwhile; each is written as it
+    /// was at some moment of the call. `view` is the owner's.
+    fn save(
+        view: &Rc<View<Self>>,
+        leaf: u64,
+        entries: &Leaf,
+        slots: Range<usize>,
+    ) -> impl Future<Output = IoResult>;
+}
+
+/// A table whose leaves belong to some cores, and which any core can read. Its drop ends the views
+/// of the owners.
 pub struct Table<F: Format> {
     shared: Arc<Shared<F>>,
-    /// Each ends the view of a core when it is dropped.
+    /// Each ends the view of an owner when it is dropped.
     _open: Vec<oneshot::Sender<()>>,
 }
 
 struct Shared<F> {
     format: F,
     number: u64,
-    cores: Vec<CoreRef>,
+    /// The cores that own leaves. Their views live as long as the table.
+    owners: Vec<Member>,
+    members: Mutex<Members>,
     config: Config,
+}
+
+/// The view of a core. A later view of the same core has another serial number.
+#[derive(Clone)]
+struct Member {
+    core: CoreRef,
+    serial: u64,
+}
+
+/// The views that there are, of owners and of other cores.
+#[derive(Default)]
+struct Members {
+    all: Vec<Member>,
+    /// Number of holds, which a new view starts with.
+    holds: u32,
 }
 
 impl<F> Shared<F> {
     /// The place of a leaf's owner. Neighbouring leaves have different owners.
     fn owner_of(&self, leaf: u64) -> usize {
-        (leaf % self.cores.len() as u64) as usize
+        (leaf % self.owners.len() as u64) as usize
+    }
+
+    fn members(&self) -> MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// A new serial number of a view.
+fn next_serial() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 impl<F: Format> Table<F> {
-    /// Opens a table on `cores`, which share its leaves. Must not be called on a core.
+    /// Opens a table whose leaves belong to the cores `owners`. Must not be called on a core.
     ///
     /// # Errors
-    /// If the table has more than [`MAX_ENTRIES`] entries, the format cannot be opened on a core,
-    /// or a core has ended.
+    /// If the table has more than [`MAX_ENTRIES`] entries, the format cannot be opened on an owner,
+    /// or an owner has ended.
     ///
     /// # Panics
-    /// Without cores.
-    pub fn open(format: F, cores: &[CoreRef], config: Config) -> Result<Table<F>, DeviceError> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        assert!(!cores.is_empty(), "a table needs a core");
+    /// Without owners.
+    pub fn open(format: F, owners: &[CoreRef], config: Config) -> Result<Table<F>, DeviceError> {
+        assert!(!owners.is_empty(), "a table needs an owner");
         if config.entries > MAX_ENTRIES {
             let message = format!("{} entries: at most {MAX_ENTRIES}", config.entries);
             return Err(DeviceError::new("mapping", message));
         }
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let shared = Arc::new(Shared { format, number, cores: cores.to_vec(), config });
+        let number = fence::new_number();
+        let owners = owners.iter().map(|core| Member { core: core.clone(), serial: next_serial() }).collect();
+        let shared = Arc::new(Shared { format, number, owners, members: Mutex::default(), config });
         let mut open = Vec::new();
-        for (place, core) in cores.iter().enumerate() {
+        for (place, owner) in shared.owners.iter().enumerate() {
             let (sender, ended) = oneshot::channel();
-            let shared = shared.clone();
-            let opened = core.call(move |core| {
-                let view = View::new(shared, place, core)?;
+            let (shared, serial) = (shared.clone(), owner.serial);
+            let opened = owner.core.call(move |core| {
+                let view = View::new(shared, Some(place), serial, core)?;
                 core.spawn(async move {
                     let _ = ended.await;
                     drop(view);
                 });
                 Ok(())
             });
-            opened.map_err(|_| DeviceError::new("mapping", format!("core {} has ended", core.index())))??;
+            let index = owner.core.index();
+            opened.map_err(|_| DeviceError::new("mapping", format!("core {index} has ended")))??;
             open.push(sender);
         }
         Ok(Table { shared, _open: open })
     }
 
-    /// The view of the calling core.
+    /// The format.
+    pub fn format(&self) -> &F {
+        &self.shared.format
+    }
+
+    /// The view of the calling core, which opens it with the first call. It is open as long as it
+    /// is in use.
     ///
-    /// # Panics
-    /// If it is none of the table's cores.
-    pub fn view(&self) -> Rc<View<F>> {
-        View::of(self.shared.number, &reactor::current()).expect("the table is open on this core")
+    /// # Errors
+    /// If the format cannot be opened on the core.
+    pub fn view(&self) -> Result<Rc<View<F>>, DeviceError> {
+        let core = reactor::current();
+        match View::of(self.shared.number, &core) {
+            Some(view) => Ok(view),
+            None => View::new(self.shared.clone(), None, next_serial(), &core),
+        }
     }
 }
 
@@ -106,8 +169,9 @@ impl<F: Format> Table<F> {
 pub struct View<F: Format> {
     shared: Arc<Shared<F>>,
     core: Core,
-    /// The place of this core among the table's.
-    place: usize,
+    serial: u64,
+    /// The place of this core among the owners, if it is one.
+    place: Option<usize>,
     local: F::Local,
     gate: Gate,
     directory: RefCell<Directory>,
@@ -121,17 +185,30 @@ pub struct View<F: Format> {
 }
 
 impl<F: Format> View<F> {
-    fn new(shared: Arc<Shared<F>>, place: usize, core: &Core) -> Result<Rc<View<F>>, DeviceError> {
-        let leaves = shared.config.cache_bytes / shared.cores.len() as u64 / size_of::<Leaf>() as u64;
+    fn new(
+        shared: Arc<Shared<F>>,
+        place: Option<usize>,
+        serial: u64,
+        core: &Core,
+    ) -> Result<Rc<View<F>>, DeviceError> {
+        let leaves = shared.config.cache_bytes / shared.owners.len() as u64 / size_of::<Leaf>() as u64;
+        let local = shared.format.open()?;
+        // A hold that begins later reaches the view by a message.
+        let holds = {
+            let mut members = shared.members();
+            members.all.push(Member { core: core.remote(), serial });
+            members.holds
+        };
         let view = Rc::new(View {
-            local: shared.format.open()?,
+            local,
+            serial,
             place,
             core: core.clone(),
             gate: Gate::default(),
             directory: RefCell::new(Directory::new(shared.config.entries)),
             fetched: RefCell::default(),
             leaves: Leaves::new(usize::try_from(leaves).unwrap_or(usize::MAX).max(1)),
-            holds: Cell::new(0),
+            holds: Cell::new(holds),
             held: RefCell::default(),
             shared,
         });
@@ -144,10 +221,15 @@ impl<F: Format> View<F> {
         Ok(view)
     }
 
-    /// The view of a core, unless the table is closed there.
+    /// The view of a core, if there is one.
     fn of(number: u64, core: &Core) -> Option<Rc<View<F>>> {
         let view = VIEWS.with_borrow(|views| views.get(&(number, core.index())).and_then(Weak::upgrade))?;
         view.downcast().ok()
+    }
+
+    /// The format.
+    pub fn format(&self) -> &F {
+        &self.shared.format
     }
 
     /// The format's state on this core.
@@ -175,6 +257,12 @@ impl<F: Format> View<F> {
         self.gate.pass()
     }
 
+    /// As [`View::begin_change`]; `None` while the table is held.
+    #[inline]
+    pub fn try_begin_change(&self) -> Option<Running> {
+        (self.holds.get() == 0).then(|| self.gate.pass())
+    }
+
     /// The entry `index`, if its leaf is in this core's directory.
     #[inline]
     pub fn entry(&self, index: u64) -> Option<u64> {
@@ -200,7 +288,7 @@ impl<F: Format> View<F> {
             let is_stale = Rc::new(Cell::new(false));
             self.fetched.borrow_mut().push((number, is_stale.clone()));
             let found = self
-                .ask(self.shared.owner_of(number), move |view| async move {
+                .at_owner(self.shared.owner_of(number), move |view| async move {
                     view.find(number).await.map(|owned| owned.leaf.clone())
                 })
                 .await;
@@ -225,7 +313,7 @@ impl<F: Format> View<F> {
         self.check(index)?;
         let (number, slot) = split(index);
         let shared = self.shared.clone();
-        let locked = self.ask(self.shared.owner_of(number), move |view| async move {
+        let locked = self.at_owner(self.shared.owner_of(number), move |view| async move {
             let owned = view.find(number).await?;
             owned.lock(slot).await;
             let lock = Lock::<F> { shared, index };
@@ -238,14 +326,14 @@ impl<F: Format> View<F> {
     /// Waits until all requests that had begun before, on any core, have ended.
     pub async fn grace(self: &Rc<Self>) {
         let (hold, released) = fence::hold();
-        for place in 0..self.shared.cores.len() {
-            let is_skipped = mutant::is(Mutant::GraceOfOneCore) && place != self.place;
+        for member in self.members() {
+            let is_skipped = mutant::is(Mutant::GraceOfOneCore) && member.serial != self.serial;
             if is_skipped || mutant::is(Mutant::NoGrace) {
                 continue;
             }
             let hold = hold.clone();
             // A core that has ended has no requests.
-            let _ = self.tell(place, move |view| view.gate.close(hold)).await;
+            let _ = send(self.shared.number, &member, move |view: Rc<View<F>>| view.gate.close(hold)).await;
         }
         drop(hold);
         released.await;
@@ -255,11 +343,16 @@ impl<F: Format> View<F> {
     /// begun continue: [`View::grace`] waits for them.
     pub async fn hold(self: &Rc<Self>) -> Held<F> {
         let held = Held { view: self.clone() };
-        for place in 0..self.shared.cores.len() {
-            if mutant::is(Mutant::HoldOfOneCore) && place != self.place {
+        let members = {
+            let mut members = self.shared.members();
+            members.holds += 1;
+            members.all.clone()
+        };
+        for member in members {
+            if mutant::is(Mutant::HoldOfOneCore) && member.serial != self.serial {
                 continue;
             }
-            let _ = self.ask(place, |view| async move { view.holds.set(view.holds.get() + 1) }).await;
+            let _ = self.ask(&member, |view| async move { view.holds.set(view.holds.get() + 1) }).await;
         }
         held
     }
@@ -270,8 +363,8 @@ impl<F: Format> View<F> {
     /// The first error of a save. Its entries count as not saved.
     pub async fn flush(self: &Rc<Self>) -> IoResult {
         let mut result = Ok(());
-        for place in 0..self.shared.cores.len() {
-            let saved = self.ask(place, |view| async move { view.save_all().await }).await;
+        for place in 0..self.shared.owners.len() {
+            let saved = self.at_owner(place, |view| async move { view.save_all().await }).await;
             result = result.and(saved.and_then(|saved| saved));
         }
         result
@@ -287,7 +380,7 @@ impl<F: Format> View<F> {
             Found::Ready(owned) => return Ok(owned),
             Found::ToLoad(owned) => owned,
         };
-        let loaded = self.shared.format.load(&self.local, number, &owned.leaf).await;
+        let loaded = F::load(self, number, &owned.leaf).await;
         self.leaves.end_load(&owned, loaded);
         loaded?;
         if self.leaves.is_over() && !self.leaves.is_evicting.replace(true) {
@@ -297,7 +390,7 @@ impl<F: Format> View<F> {
         Ok(owned)
     }
 
-    async fn save_all(&self) -> IoResult {
+    async fn save_all(self: &Rc<Self>) -> IoResult {
         let mut result = Ok(());
         for owned in self.leaves.dirty() {
             result = result.and(self.save(&owned).await);
@@ -306,13 +399,13 @@ impl<F: Format> View<F> {
     }
 
     /// Saves a leaf. Waits for a save that has begun before.
-    async fn save(&self, owned: &Owned) -> IoResult {
+    async fn save(self: &Rc<Self>, owned: &Owned) -> IoResult {
         if !mutant::is(Mutant::FlushOvertakes) {
             owned.saving.acquire(1).await;
         }
         let mut result = Ok(());
         if let Some(slots) = owned.take_changes() {
-            result = self.shared.format.save(&self.local, owned.number, &owned.leaf, slots.clone()).await;
+            result = F::save(self, owned.number, &owned.leaf, slots.clone()).await;
             owned.end_save();
             if result.is_err() && !mutant::is(Mutant::FailedSave) {
                 owned.note_change(slots);
@@ -336,11 +429,11 @@ impl<F: Format> View<F> {
                 continue;
             }
             let number = owned.number;
-            for place in 0..self.shared.cores.len() {
-                if mutant::is(Mutant::NoForgetting) && place != self.place {
+            for member in self.members() {
+                if mutant::is(Mutant::NoForgetting) && member.serial != self.serial {
                     continue;
                 }
-                let _ = self.ask(place, move |view| async move { view.forget(number) }).await;
+                let _ = self.ask(&member, move |view| async move { view.forget(number) }).await;
             }
             self.leaves.end_eviction(&owned);
         }
@@ -364,8 +457,23 @@ impl<F: Format> View<F> {
         }
     }
 
-    /// Runs `work` with the view of the core at `place`, and waits for its end.
-    async fn ask<R, W>(
+    fn members(&self) -> Vec<Member> {
+        self.shared.members().all.clone()
+    }
+
+    /// Whether this core is the only one that has a view.
+    pub fn is_alone(&self) -> bool {
+        self.shared.members().all.len() == 1
+    }
+
+    /// Runs `work` with the view of the owner at `place`, on its core, and waits for its end.
+    ///
+    /// # Errors
+    /// [`IoError::DeviceGone`] if the owner's core has ended, or the table is closed.
+    ///
+    /// # Panics
+    /// If there are fewer owners.
+    pub async fn at_owner<R, W>(
         self: &Rc<Self>,
         place: usize,
         work: impl FnOnce(Rc<View<F>>) -> W + Send + 'static,
@@ -374,7 +482,20 @@ impl<F: Format> View<F> {
         R: Send + 'static,
         W: Future<Output = R> + 'static,
     {
-        if place == self.place {
+        self.ask(&self.shared.owners[place], work).await
+    }
+
+    /// Runs `work` with the view of a core, and waits for its end.
+    async fn ask<R, W>(
+        self: &Rc<Self>,
+        member: &Member,
+        work: impl FnOnce(Rc<View<F>>) -> W + Send + 'static,
+    ) -> Result<R, IoError>
+    where
+        R: Send + 'static,
+        W: Future<Output = R> + 'static,
+    {
+        if member.serial == self.serial {
             return Ok(work(self.clone()).await);
         }
         let (sender, answer) = oneshot::channel();
@@ -382,34 +503,32 @@ impl<F: Format> View<F> {
             let core = view.core.clone();
             core.spawn(async move { drop(sender.send(work(view).await)) });
         };
-        self.tell(place, start).await?;
+        send(self.shared.number, member, start).await?;
         answer.await.map_err(|_| IoError::DeviceGone)
-    }
-
-    /// Sends `work` to the view of the core at `place`.
-    async fn tell(
-        &self,
-        place: usize,
-        work: impl FnOnce(Rc<View<F>>) + Send + 'static,
-    ) -> Result<(), IoError> {
-        send(&self.shared, place, work).await
     }
 }
 
-/// Sends `work` to a view of the table. Waits while the core's inbox is full.
+impl<F: Format> Drop for View<F> {
+    fn drop(&mut self) {
+        self.shared.members().all.retain(|member| member.serial != self.serial);
+    }
+}
+
+/// Sends `work` to a view of the table `number`, which drops it if the view has ended. Waits while
+/// the core's inbox is full.
 async fn send<F: Format>(
-    shared: &Shared<F>,
-    place: usize,
+    number: u64,
+    member: &Member,
     work: impl FnOnce(Rc<View<F>>) + Send + 'static,
 ) -> Result<(), IoError> {
-    let number = shared.number;
+    let serial = member.serial;
     let mut message: Box<dyn FnOnce(&Core) + Send> = Box::new(move |core| {
-        if let Some(view) = View::of(number, core) {
+        if let Some(view) = View::of(number, core).filter(|view: &Rc<View<F>>| view.serial == serial) {
             work(view);
         }
     });
     loop {
-        match shared.cores[place].try_run(message) {
+        match member.core.try_run(message) {
             Ok(()) => return Ok(()),
             Err(NotSent::Stopped) => return Err(IoError::DeviceGone),
             // Two cores that wait for room in each other's inbox would deadlock.
@@ -419,14 +538,10 @@ async fn send<F: Format>(
     }
 }
 
-/// Sends `work` to a view of the table at some time, from any core.
-fn send_later<F: Format>(
-    shared: Arc<Shared<F>>,
-    place: usize,
-    work: impl FnOnce(Rc<View<F>>) + Send + 'static,
-) {
+/// Sends `work` to a view of the table `number` at some time, from any core.
+fn send_later<F: Format>(number: u64, member: Member, work: impl FnOnce(Rc<View<F>>) + Send + 'static) {
     reactor::current().spawn(async move {
-        let _ = send(&shared, place, work).await;
+        let _ = send(number, &member, work).await;
     });
 }
 
@@ -455,7 +570,7 @@ impl<F: Format> Slot<F> {
     /// [`IoError::DeviceGone`] if the owner's core has ended.
     pub async fn set(&mut self, entry: u64) -> IoResult {
         let (number, slot) = split(self.lock.index);
-        let set = self.view.ask(self.view.shared.owner_of(number), move |view| async move {
+        let set = self.view.at_owner(self.view.shared.owner_of(number), move |view| async move {
             // A leaf with a locked slot is in memory.
             view.leaves.get(number).map(|owned| owned.set(slot, entry)).ok_or(IoError::DeviceGone)
         });
@@ -481,9 +596,9 @@ impl<F: Format> Drop for Lock<F> {
             }
         };
         let core = reactor::current();
-        match View::of(self.shared.number, &core).filter(|view: &Rc<View<F>>| view.place == place) {
+        match View::of(self.shared.number, &core).filter(|view: &Rc<View<F>>| view.place == Some(place)) {
             Some(view) => unlock(view),
-            None => send_later(self.shared.clone(), place, unlock),
+            None => send_later(self.shared.number, self.shared.owners[place].clone(), unlock),
         }
     }
 }
@@ -496,8 +611,13 @@ pub struct Held<F: Format> {
 impl<F: Format> Drop for Held<F> {
     fn drop(&mut self) {
         let shared = &self.view.shared;
-        for place in 0..shared.cores.len() {
-            send_later(shared.clone(), place, |view: Rc<View<F>>| view.release());
+        let members = {
+            let mut members = shared.members();
+            members.holds -= 1;
+            members.all.clone()
+        };
+        for member in members {
+            send_later(shared.number, member, |view: Rc<View<F>>| view.release());
         }
     }
 }

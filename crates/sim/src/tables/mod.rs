@@ -44,8 +44,10 @@ fn run(world: &Rc<World>, seed: u64) {
     let leaves = 1 + rng.below(6);
     let simulation = Simulation::start(rng.draw(), count);
     let cores: Vec<_> = simulation.cores().iter().map(Core::remote).collect();
-    let config = Config { entries: world.entries(), cache_bytes: leaves * count as u64 * 4200 };
-    let open = || Rc::new(Table::open(Toy::new(&world.disk), &cores, config).expect("a toy opens"));
+    // Not every core owns leaves.
+    let owners = &cores[..1 + rng.below(count as u64) as usize];
+    let config = Config { entries: world.entries(), cache_bytes: leaves * owners.len() as u64 * 4200 };
+    let open = || Rc::new(Table::open(Toy::new(&world.disk), owners, config).expect("a toy opens"));
     let table = open();
     for _ in 0..4 + rng.below(12) {
         let core = &simulation.cores()[rng.below(count as u64) as usize];

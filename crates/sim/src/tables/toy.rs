@@ -1,8 +1,9 @@
 //! The toy format: a table in memory that takes time, and fails to save now and then.
 
 use block::{DeviceError, IoError, IoResult};
-use mapping::{ENTRIES, Format, Leaf};
+use mapping::{ENTRIES, Format, Leaf, View};
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The entries on the disk.
@@ -38,11 +39,11 @@ impl Format for Toy {
         Ok(())
     }
 
-    async fn load(&self, _: &(), leaf: u64, entries: &Leaf) -> IoResult {
+    async fn load(view: &Rc<View<Toy>>, leaf: u64, entries: &Leaf) -> IoResult {
         pause(20_000).await;
         let first = leaf as usize * ENTRIES;
         for slot in 0..ENTRIES {
-            if let Some(entry) = lock(&self.disk).get(first + slot) {
+            if let Some(entry) = lock(&view.format().disk).get(first + slot) {
                 entries.set(slot, *entry);
             }
         }
@@ -50,7 +51,7 @@ impl Format for Toy {
         Ok(())
     }
 
-    async fn save(&self, _: &(), leaf: u64, entries: &Leaf, slots: Range<usize>) -> IoResult {
+    async fn save(view: &Rc<View<Toy>>, leaf: u64, entries: &Leaf, slots: Range<usize>) -> IoResult {
         pause(20_000).await;
         // It may fail after a part of it was written.
         let fails_at = match reactor::current().random_u64() % 16 {
@@ -66,7 +67,7 @@ impl Format for Toy {
             if slot == half {
                 pause(10_000).await;
             }
-            if let Some(entry) = lock(&self.disk).get_mut(first + slot) {
+            if let Some(entry) = lock(&view.format().disk).get_mut(first + slot) {
                 *entry = entries.get(slot);
             }
         }

@@ -35,7 +35,7 @@ struct Snapshot {
 
 /// A task that makes `steps` random steps.
 pub async fn work(world: Rc<World>, table: Rc<Table<Toy>>, rng: Rng, steps: u64) {
-    let view = table.view();
+    let view = table.view().expect("a toy opens");
     let mut user = User { world, table, view, rng };
     for _ in 0..steps {
         if user.world.has_failed() {
@@ -48,13 +48,13 @@ pub async fn work(world: Rc<World>, table: Rc<Table<Toy>>, rng: Rng, steps: u64)
 
 /// A task that saves the whole table.
 pub async fn save(world: Rc<World>, table: Rc<Table<Toy>>) {
-    let view = table.view();
+    let view = table.view().expect("a toy opens");
     flush(&world, &view).await;
 }
 
 /// A task that reads the whole table.
 pub async fn verify(world: Rc<World>, table: Rc<Table<Toy>>) {
-    let view = table.view();
+    let view = table.view().expect("a toy opens");
     let rng = Rng::new(1);
     let user = User { world, table, view, rng };
     for block in 0..BLOCKS {
