@@ -57,6 +57,16 @@ pub trait Device: Send + Sync {
     /// If the size of the backing store cannot be read.
     fn refresh(&self) -> Result<Limits, DeviceError>;
 
+    /// Grows or shrinks the backing store to `bytes`, a multiple of the block size, for a format
+    /// whose file is as long as its content. New bytes read as zeroes. Open channels use the new
+    /// capacity from their next request on. May wait for the operating system.
+    ///
+    /// # Errors
+    /// If the store has a fixed size, as most have, or has no room.
+    fn resize(&self, _bytes: u64) -> Result<Limits, DeviceError> {
+        Err(DeviceError::new(self.name(), "the size is fixed"))
+    }
+
     /// Registers memory that requests will point into, before the first such request. Layers
     /// forward the call; a device that needs no registration does nothing.
     ///

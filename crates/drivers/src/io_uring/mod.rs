@@ -194,6 +194,21 @@ impl Device for UringDevice {
         Ok(self.limits.get())
     }
 
+    fn resize(&self, bytes: u64) -> Result<Limits, DeviceError> {
+        let fixed = self.limits.fixed();
+        if self.shared.backing.is_block_device || fixed.read_only {
+            return Err(DeviceError::new(&self.name, "the size is fixed"));
+        }
+        if !bytes.is_multiple_of(fixed.block_size.into()) {
+            let message = format!("size {bytes}: no multiple of the block size {}", fixed.block_size);
+            return Err(DeviceError::new(&self.name, message));
+        }
+        self.shared.file.set_len(bytes).map_err(|e| {
+            DeviceError::new(&self.name, format!("cannot set the size to {bytes}")).because(e)
+        })?;
+        self.refresh()
+    }
+
     fn map_region(&self, region: &MemoryRegion) -> Result<(), DeviceError> {
         if let Some(regions) = &self.shared.regions {
             regions.add(region);

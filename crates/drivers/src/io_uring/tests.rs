@@ -313,6 +313,24 @@ fn a_file_that_ends_inside_a_block_has_the_whole_block() {
 }
 
 #[test]
+fn a_file_grows_and_shrinks_on_request() {
+    let file = image(8192);
+    let device = open(&Options::new(file.path()));
+    let len = || std::fs::metadata(file.path()).unwrap().len();
+    for bytes in [16_384, 4096] {
+        assert_eq!(device.resize(bytes).unwrap().capacity, bytes);
+        assert_eq!((device.limits().capacity, len()), (bytes, bytes));
+    }
+    let refusal = device.resize(1000).unwrap_err().to_string();
+    assert!(refusal.ends_with("size 1000: no multiple of the block size 512"), "{refusal}");
+    drop(device);
+    let device = open(&Options { read_only: true, ..Options::new(file.path()) });
+    let refusal = device.resize(8192).unwrap_err().to_string();
+    assert!(refusal.ends_with("the size is fixed"), "{refusal}");
+    assert_eq!(len(), 4096);
+}
+
+#[test]
 fn the_last_block_of_a_file_reads_with_zeroes_and_the_file_never_grows() {
     for directory in [std::env::temp_dir(), "/dev/shm".into()].iter().filter(|path| path.is_dir()) {
         for direct in [false, true] {
