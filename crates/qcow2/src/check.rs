@@ -108,7 +108,7 @@ struct Check {
 
 impl Check {
     fn new(reader: Reader, header: Header) -> Result<Check, Problem> {
-        let clusters = reader.capacity.div_ceil(header.cluster_size());
+        let clusters = reader.capacity().div_ceil(header.cluster_size());
         if clusters > MAX_CLUSTERS {
             return Err(Problem::Refused(format!("{clusters} clusters: at most {MAX_CLUSTERS} are checked")));
         }
@@ -154,7 +154,7 @@ impl Check {
         if len == 0 || uses == 0 {
             return;
         }
-        let (file, cluster_size) = (self.reader.capacity, self.geometry.cluster_size());
+        let (file, cluster_size) = (self.reader.capacity(), self.geometry.cluster_size());
         // The last cluster of a file may be incomplete.
         let end = offset.saturating_add(len);
         if end >= file.saturating_add(cluster_size) {
@@ -190,7 +190,7 @@ impl Check {
     async fn read_refcount_table(&mut self) -> Result<(), Problem> {
         let offset = self.header.refcount_table_offset;
         let bytes = u64::from(self.header.refcount_table_clusters) << self.header.cluster_bits;
-        let inside = self.reader.capacity.saturating_sub(offset).min(bytes);
+        let inside = self.reader.capacity().saturating_sub(offset).min(bytes);
         let table = self.reader.read_padded(offset, inside).await;
         let table = table.map_err(|error| Problem::Io { part: "the refcount table", offset, error })?;
         self.refcount_table = table.chunks_exact(8).map(|entry| be64(entry, 0)).collect();
@@ -201,7 +201,7 @@ impl Check {
     async fn read_l1(&mut self, offset: u64, entries: u32, is_active: bool) -> Result<Vec<u64>, Problem> {
         let bytes = u64::from(entries) * 8;
         self.count(offset, bytes, 1);
-        let inside = self.reader.capacity.saturating_sub(offset).min(bytes);
+        let inside = self.reader.capacity().saturating_sub(offset).min(bytes);
         let table = self.reader.read_padded(offset, inside).await;
         let table = table.map_err(|error| Problem::Io { part: "an L1 table", offset, error })?;
         let table: Vec<u64> = table.chunks_exact(8).map(|entry| be64(entry, 0)).collect();
@@ -217,7 +217,7 @@ impl Check {
     }
 
     async fn read_snapshot_l1s(&mut self, snapshots: &[Snapshot]) -> Result<(), Problem> {
-        let mut room = self.reader.capacity;
+        let mut room = self.reader.capacity();
         for snapshot in snapshots {
             let (id, offset) = (&snapshot.id, snapshot.l1_offset);
             let bytes = u64::from(snapshot.l1_entries) * 8;
@@ -226,7 +226,7 @@ impl Check {
             } else if bytes > MAX_L1_BYTES {
                 self.report.corrupt(|| format!("snapshot {id}: L1 table of {bytes} bytes"));
             } else {
-                let inside = self.reader.capacity.saturating_sub(offset).min(bytes);
+                let inside = self.reader.capacity().saturating_sub(offset).min(bytes);
                 // Tables that do not overlap are together smaller than the file.
                 room = room.checked_sub(inside).ok_or_else(|| {
                     Problem::Invalid(format!("snapshot {id}: L1 tables of snapshots overlap"))
@@ -257,7 +257,7 @@ impl Check {
 
     /// The entries of an L2 table that are not empty.
     async fn read_l2(&self, offset: u64) -> Result<Vec<Entry>, Problem> {
-        let inside = self.reader.capacity.saturating_sub(offset).min(self.geometry.cluster_size());
+        let inside = self.reader.capacity().saturating_sub(offset).min(self.geometry.cluster_size());
         let table = self.reader.read_padded(offset, inside).await;
         let table = table.map_err(|error| Problem::Io { part: "an L2 table", offset, error })?;
         let bytes = self.geometry.entry_bytes();
@@ -313,7 +313,7 @@ impl Check {
     async fn read_bitmaps(&mut self, bitmaps: Bitmaps) -> Result<(), Problem> {
         self.count(bitmaps.directory_offset, bitmaps.directory_bytes, 1);
         let list = bitmap::read(&self.reader, &self.header, bitmaps).await?;
-        let mut room = self.reader.capacity;
+        let mut room = self.reader.capacity();
         for bitmap in list {
             let (offset, bytes) = (bitmap.table_offset, u64::from(bitmap.table_entries) * 8);
             self.count(offset, bytes, 1);
@@ -374,7 +374,7 @@ impl Check {
                 highest = referenced.map_or(highest, |(cluster, _)| cluster);
                 continue;
             }
-            if block == 0 || block >= self.reader.capacity {
+            if block == 0 || block >= self.reader.capacity() {
                 let wrong: Vec<_> = self.counts.referenced(first..last).collect();
                 for (cluster, references) in wrong {
                     self.compare_one(cluster, 0, references);

@@ -78,6 +78,18 @@ pub enum Place {
     Compressed(Compressed),
 }
 
+impl Place {
+    /// Whether `next` continues this place, `len` bytes behind its first byte, without a gap.
+    pub fn continues(self, len: u64, next: Place) -> bool {
+        match (self, next) {
+            (Place::Data(first), Place::Data(second))
+            | (Place::Zero(Some(first)), Place::Zero(Some(second))) => first + len == second,
+            (Place::Compressed(_), _) => false,
+            _ => self == next,
+        }
+    }
+}
+
 /// An entry that contradicts the format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadEntry;

@@ -20,6 +20,10 @@ pub struct Image {
     pub header: Header,
     /// The internal snapshots.
     pub snapshots: Vec<Snapshot>,
+    /// Length of their table in bytes.
+    pub(crate) snapshot_bytes: u64,
+    /// Whether the L1 table is a snapshot's.
+    pub(crate) is_snapshot: bool,
     /// The L1 table that is read: the active one, or that of a snapshot.
     pub(crate) l1: Box<[u64]>,
     /// Size of the disk in bytes.
@@ -42,12 +46,12 @@ impl Image {
             let Table { snapshots, bytes } = snapshot::read(&reader, &header).await?;
             check_inside(&reader, "snapshot table", header.snapshots_offset, bytes)?;
             let l1 = read_l1(&reader, header.l1_offset, header.l1_entries).await?;
-            Ok((header, snapshots, l1))
+            Ok((header, snapshots, bytes, l1))
         };
         match read.await {
-            Ok((header, snapshots, l1)) => {
+            Ok((header, snapshots, snapshot_bytes, l1)) => {
                 let size = header.size;
-                Ok(Image { device, name, header, snapshots, l1, size })
+                Ok(Image { device, name, header, snapshots, snapshot_bytes, is_snapshot: false, l1, size })
             }
             Err(problem) => Err(Error::new(&name, problem)),
         }
@@ -90,7 +94,7 @@ impl Image {
             read_l1(&open_reader(&*self.device)?, l1_offset, l1_entries).await
         };
         match read.await {
-            Ok(l1) => Ok(Image { l1, size, ..self }),
+            Ok(l1) => Ok(Image { l1, size, is_snapshot: true, ..self }),
             Err(problem) => Err(Error::new(&self.name, problem)),
         }
     }
@@ -122,14 +126,14 @@ pub(crate) fn open_reader(device: &dyn Device) -> Result<Reader, Problem> {
 
 pub(crate) async fn read_header(reader: &Reader) -> Result<Header, Problem> {
     let failed = |error| Problem::Io { part: "the header", offset: 0, error };
-    let start = reader.read(0, START.min(reader.capacity)).await.map_err(failed)?;
+    let start = reader.read(0, START.min(reader.capacity())).await.map_err(failed)?;
     let len = Header::first_cluster_len(&start)? as u64;
-    let cluster = reader.read(0, len.min(reader.capacity)).await.map_err(failed)?;
+    let cluster = reader.read(0, len.min(reader.capacity())).await.map_err(failed)?;
     Header::parse(&cluster)
 }
 
 fn check_inside(reader: &Reader, what: &str, offset: u64, bytes: u64) -> Result<(), Problem> {
-    let end = reader.capacity;
+    let end = reader.capacity();
     match offset.checked_add(bytes) {
         _ if bytes == 0 => Ok(()),
         Some(last) if last <= end => Ok(()),

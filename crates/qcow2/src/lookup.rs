@@ -82,18 +82,12 @@ impl Tables {
         };
         let (place, mut len) = place_at(offset)?;
         let stop = (offset - offset % self.slice_span() + self.slice_span()).min(end);
-        while offset + len < stop && !matches!(place, Place::Compressed(_)) {
+        while offset + len < stop {
             // An entry that is damaged is an error of the requests that reach it.
-            let Ok((next, more)) = place_at(offset + len) else { break };
-            let continues = match (place, next) {
-                (Place::Data(first), Place::Data(second))
-                | (Place::Zero(Some(first)), Place::Zero(Some(second))) => first + len == second,
-                _ => place == next,
-            };
-            if !continues {
-                break;
+            match place_at(offset + len) {
+                Ok((next, more)) if place.continues(len, next) => len += more,
+                _ => break,
             }
-            len += more;
         }
         Ok(Run { place, len: len.min(end - offset) })
     }

@@ -2,6 +2,7 @@
 
 use block::{Channel, Device, DeviceError, Flags, IoError, Op};
 use reactor::{BufferPool, MAX_BUFFER};
+use std::cell::Cell;
 use std::rc::Rc;
 
 /// Longest transfer, which every device accepts.
@@ -14,7 +15,7 @@ pub(crate) struct Reader {
     buffers: BufferPool,
     block_size: u64,
     /// Bytes of the device.
-    pub(crate) capacity: u64,
+    capacity: Rc<Cell<u64>>,
 }
 
 impl Reader {
@@ -30,7 +31,18 @@ impl Reader {
     pub(crate) fn new(device: &dyn Device, channel: Rc<dyn Channel>) -> Reader {
         let limits = device.limits();
         let buffers = BufferPool::new(MAX_BUFFER);
-        Reader { channel, buffers, block_size: u64::from(limits.block_size), capacity: limits.capacity }
+        let capacity = Rc::new(Cell::new(limits.capacity));
+        Reader { channel, buffers, block_size: u64::from(limits.block_size), capacity }
+    }
+
+    /// Bytes of the device.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity.get()
+    }
+
+    /// Sets the bytes of the device, of all clones.
+    pub(crate) fn set_capacity(&self, capacity: u64) {
+        self.capacity.set(capacity);
     }
 
     /// The bytes at `offset`.
@@ -39,7 +51,7 @@ impl Reader {
     /// [`IoError::OutOfRange`] when they are not inside the device, or the device's error. Nothing
     /// is allocated for bytes outside the device.
     pub(crate) async fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>, IoError> {
-        let end = offset.checked_add(len).filter(|end| *end <= self.capacity).ok_or(IoError::OutOfRange)?;
+        let end = offset.checked_add(len).filter(|end| *end <= self.capacity()).ok_or(IoError::OutOfRange)?;
         let mut bytes = Vec::with_capacity(len as usize);
         let mut at = offset;
         while at < end {
@@ -61,8 +73,8 @@ impl Reader {
     /// # Errors
     /// The device's error.
     pub(crate) async fn read_padded(&self, offset: u64, len: u64) -> Result<Vec<u8>, IoError> {
-        let inside = self.capacity.saturating_sub(offset).min(len);
-        let mut bytes = self.read(offset.min(self.capacity), inside).await?;
+        let inside = self.capacity().saturating_sub(offset).min(len);
+        let mut bytes = self.read(offset.min(self.capacity()), inside).await?;
         bytes.resize(len as usize, 0);
         Ok(bytes)
     }

@@ -36,6 +36,32 @@ impl Width {
         let bytes = 1 << (self.order - 3);
         block[index * bytes..][..bytes].iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
     }
+
+    /// Sets the refcount at `index` of a block, to at most [`Width::most`].
+    pub(crate) fn set(self, block: &mut [u8], index: usize, count: u64) {
+        if self.order < 3 {
+            let in_byte = 8 >> self.order;
+            let shift = (index % in_byte) << self.order;
+            let byte = &mut block[index / in_byte];
+            *byte = *byte & !((self.most() as u8) << shift) | (count as u8) << shift;
+            return;
+        }
+        let bytes = 1 << (self.order - 3);
+        block[index * bytes..][..bytes].copy_from_slice(&count.to_be_bytes()[8 - bytes..]);
+    }
+
+    /// The bytes of a block that have the refcount at `index`.
+    pub(crate) fn bytes_of(self, index: usize) -> std::ops::Range<usize> {
+        let start = (index << self.order) / 8;
+        start..start + (1 << self.order.saturating_sub(3))
+    }
+}
+
+/// A block of `bytes` with these refcounts, the others being 0.
+pub(crate) fn block_of(counts: &[u32], width: Width, bytes: usize) -> Vec<u8> {
+    let mut block = vec![0; bytes];
+    counts.iter().enumerate().for_each(|(index, count)| width.set(&mut block, index, u64::from(*count)));
+    block
 }
 
 /// References by cluster. A part of the file without any takes no memory.
@@ -84,6 +110,26 @@ mod tests {
         assert_eq!(Width { order: 6 }.get(&block, 0), 0xe412_3456_789a_bcde);
         assert_eq!([0, 3, 6].map(|order| Width { order }.most()), [1, 255, u64::MAX]);
         assert_eq!([0, 4, 6].map(|order| Width { order }.entries(512)), [4096, 256, 64]);
+    }
+
+    #[test]
+    fn refcounts_that_are_set_are_read_again_and_change_no_other() {
+        assert_eq!(block_of(&[1, 0, 1, 1], Width { order: 0 }, 2), [0b1101, 0]);
+        assert_eq!(block_of(&[1, 2, 3], Width { order: 1 }, 2), [0b11_10_01, 0]);
+        assert_eq!(block_of(&[1, 15, 7], Width { order: 2 }, 2), [0xf1, 7]);
+        assert_eq!(block_of(&[1, 258], Width { order: 4 }, 4), [0, 1, 1, 2]);
+        assert_eq!(block_of(&[9], Width { order: 6 }, 8), [0, 0, 0, 0, 0, 0, 0, 9]);
+        for order in 0..=6 {
+            let width = Width { order };
+            let mut block = [0xff; 64];
+            width.set(&mut block, 5, 0);
+            width.set(&mut block, 6, 1);
+            let found: Vec<u64> = (4..8).map(|index| width.get(&block, index)).collect();
+            assert_eq!(found, [width.most(), 0, 1, width.most()], "order {order}");
+            let changed: Vec<usize> = (0..64).filter(|at| block[*at] != 0xff).collect();
+            let own = width.bytes_of(5).start..width.bytes_of(6).end;
+            assert!(changed.iter().all(|at| own.contains(at)), "order {order}: {changed:?}, not {own:?}");
+        }
     }
 
     #[test]

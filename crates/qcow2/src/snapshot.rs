@@ -56,7 +56,7 @@ pub(crate) async fn read(reader: &Reader, header: &Header) -> Result<Table, Prob
     let mut bytes = Bytes { reader, at: header.snapshots_offset, window: Vec::new(), start: 0 };
     for number in 0..header.snapshot_count {
         // Entries behind the file would be empty; QEMU reads them so. They need no memory here.
-        if bytes.at >= reader.capacity {
+        if bytes.at >= reader.capacity() {
             let rest = u64::from(header.snapshot_count - number);
             table.bytes = bytes.at + rest * ENTRY - header.snapshots_offset;
             return Ok(table);

@@ -15,6 +15,7 @@ use crate::header::{
     BACKING_FORMAT, Compression, LAZY_REFCOUNTS, MAGIC, MAX_L1_BYTES, MAX_NAME, MAX_REFCOUNT_TABLE_BYTES,
     V2_LENGTH, incompatible,
 };
+use crate::refcount::{self, Width};
 use std::io;
 
 /// Length of the header of version 3 that is written: with the compression type, and padding.
@@ -251,7 +252,8 @@ impl<O: Output> Writer<O> {
             (0..blocks).flat_map(|block| (blocks_at + block * size).to_be_bytes()).collect();
         self.output.write_at(table_at, &entries)?;
         for (block, counts) in (0u64..).zip(self.refcounts.chunks(per_block as usize)) {
-            let bytes = refcount_block(counts, self.options.refcount_order, size as usize);
+            let width = Width { order: self.options.refcount_order };
+            let bytes = refcount::block_of(counts, width, size as usize);
             self.output.write_at(blocks_at + block * size, &bytes)?;
         }
         let header = self.header(l1_at, table_at, table as u32);
@@ -361,34 +363,9 @@ impl<O: Output> Writer<O> {
     }
 }
 
-/// Encodes refcounts of `1 << order` bits.
-fn refcount_block(counts: &[u32], order: u32, size: usize) -> Vec<u8> {
-    let mut block = vec![0; size];
-    for (place, count) in counts.iter().enumerate() {
-        if order >= 3 {
-            let width = 1 << (order - 3);
-            let bytes = u64::from(*count).to_be_bytes();
-            block[place * width..(place + 1) * width].copy_from_slice(&bytes[8 - width..]);
-        } else {
-            let bit = place << order;
-            block[bit / 8] |= (*count as u8) << (bit % 8);
-        }
-    }
-    block
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn refcounts_below_a_byte_begin_with_the_least_significant_bit() {
-        assert_eq!(refcount_block(&[1, 0, 1, 1], 0, 2), [0b1101, 0]);
-        assert_eq!(refcount_block(&[1, 2, 3], 1, 2), [0b11_10_01, 0]);
-        assert_eq!(refcount_block(&[1, 15, 7], 2, 2), [0xf1, 7]);
-        assert_eq!(refcount_block(&[1, 258], 4, 4), [0, 1, 1, 2]);
-        assert_eq!(refcount_block(&[9], 6, 8), [0, 0, 0, 0, 0, 0, 0, 9]);
-    }
 
     #[test]
     fn properties_that_contradict_each_other_are_refused() {

@@ -22,6 +22,7 @@ use reactor::Core;
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Properties of a disk.
@@ -84,6 +85,8 @@ struct Shared {
     name: String,
     machine: Arc<Machine>,
     limits: Arc<SharedLimits>,
+    /// Whether it is a file, which may be resized.
+    is_file: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -146,14 +149,20 @@ impl SimDisk {
             has_failed_write: false,
         };
         let (name, machine, limits) = (name.into(), machine.clone(), SharedLimits::new(limits));
-        SimDisk(Arc::new(Shared { name, machine, limits, state: Mutex::new(state) }))
+        let is_file = AtomicBool::new(false);
+        SimDisk(Arc::new(Shared { name, machine, limits, is_file, state: Mutex::new(state) }))
     }
 
     /// Extends the disk by `bytes`, which read as zeroes.
     pub fn grow(&self, bytes: u64) {
         let capacity = self.0.limits.capacity() + bytes;
-        self.lock().medium.grow(capacity);
+        self.lock().medium.resize(capacity);
         self.0.limits.set_capacity(capacity);
+    }
+
+    /// Allows the disk to be resized, as a file can be. The new length is durable at once.
+    pub fn let_resize(&self) {
+        self.0.is_file.store(true, Ordering::Relaxed);
     }
 
     /// Kills the disk: every request fails with "gone" until [`SimDisk::revive`].
@@ -673,6 +682,20 @@ impl Device for SimDisk {
     }
 
     fn refresh(&self) -> Result<Limits, DeviceError> {
+        Ok(self.limits())
+    }
+
+    fn resize(&self, bytes: u64) -> Result<Limits, DeviceError> {
+        let mut state = self.lock();
+        if !self.0.is_file.load(Ordering::Relaxed) || !self.0.is_here(&state, self.0.machine.boot()) {
+            return Err(DeviceError::new(&self.0.name, "the size is fixed"));
+        }
+        if bytes < self.0.limits.capacity() {
+            let all = state.cache.len();
+            state.destage(all);
+        }
+        state.medium.resize(bytes);
+        self.0.limits.set_capacity(bytes);
         Ok(self.limits())
     }
 

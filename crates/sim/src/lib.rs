@@ -25,6 +25,7 @@ mod extras;
 mod faults;
 mod gate;
 mod growth;
+pub mod images;
 mod kept;
 mod machine;
 mod medium;
@@ -42,6 +43,7 @@ mod subject;
 pub mod tables;
 #[cfg(test)]
 mod toys;
+mod user;
 mod wide;
 mod world;
 

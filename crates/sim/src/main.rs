@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod pool_runs;
-mod table_runs;
+mod seed_runs;
 
 use clap::Parser;
 use sim::{Filter, Outcome, Plan, Stats, Subject};
@@ -76,6 +76,9 @@ struct Args {
     /// Tables of a mapping instead of arrays: no power loss, but evictions, moves and snapshots
     #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "faults", "live_faults", "pairs", "pools", "directed", "wide", "operations", "create", "level", "consistency", "cores"])]
     tables: bool,
+    /// Images in QEMU's format qcow2 instead of arrays
+    #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "faults", "live_faults", "pairs", "pools", "tables", "directed", "wide", "operations", "create", "level", "consistency", "cores"])]
+    images: bool,
     /// Runs are short sequences of rare events
     #[arg(long, conflicts_with_all = ["grow", "groups", "shapes", "pairs", "pools"])]
     directed: bool,
@@ -224,6 +227,7 @@ impl Args {
             (self.pairs, " --pairs"),
             (self.pools, " --pools"),
             (self.tables, " --tables"),
+            (self.images, " --images"),
             (self.directed, " --directed"),
             (self.wide, " --wide"),
             (self.operations, " --operations"),
@@ -249,9 +253,13 @@ fn main() -> ExitCode {
     let is_good = match args.replay {
         Some(seed) => replay(&args, seed, maker),
         None if args.mutants && args.pools => pool_runs::kill_mutants(&args),
-        None if args.mutants && args.tables => table_runs::kill_mutants(&args),
+        None if args.mutants && args.tables => seed_runs::kill_mutants_of_tables(&args),
+        None if args.mutants && args.images => seed_runs::kill_mutants_of_images(&args),
         None if args.mutants => {
-            kill_mutants(&args, maker) & pool_runs::kill_mutants(&args) & table_runs::kill_mutants(&args)
+            kill_mutants(&args, maker)
+                & pool_runs::kill_mutants(&args)
+                & seed_runs::kill_mutants_of_tables(&args)
+                & seed_runs::kill_mutants_of_images(&args)
         }
         None => regressions(&args, maker) && search(&args, maker),
     };
@@ -263,12 +271,14 @@ fn choose(name: Option<&str>) -> Result<(), String> {
     let mutant = raid::mutant::Mutant::ALL.into_iter().find(|mutant| format!("{mutant:?}") == name);
     let of_pools = sim::pools::Mutant::ALL.into_iter().find(|mutant| format!("{mutant:?}") == name);
     let of_tables = sim::tables::Mutant::ALL.into_iter().find(|mutant| format!("{mutant:?}") == name);
-    if mutant.is_none() && of_pools.is_none() && of_tables.is_none() {
+    let of_images = sim::images::Mutant::ALL.into_iter().find(|mutant| format!("{mutant:?}") == name);
+    if mutant.is_none() && of_pools.is_none() && of_tables.is_none() && of_images.is_none() {
         return Err(format!("{name}: no such mutant"));
     }
     raid::mutant::choose(mutant);
     sim::pools::choose(of_pools);
     sim::tables::choose(of_tables);
+    sim::images::choose(of_images);
     Ok(())
 }
 
@@ -276,8 +286,8 @@ fn replay(args: &Args, seed: u64, maker: SubjectMaker) -> bool {
     if args.pools {
         return pool_runs::replay(args, seed);
     }
-    if args.tables {
-        return table_runs::replay(args, seed);
+    if args.tables || args.images {
+        return seed_runs::replay(args, seed);
     }
     let mut plan = Plan::draw(seed, &args.filter());
     let boots = args.boots.unwrap_or(plan.boots.len());
@@ -410,9 +420,9 @@ fn search(args: &Args, maker: SubjectMaker) -> bool {
     }
     let search = Search::new(first, end, crashes, args.seconds);
     let filter = args.filter();
-    let run = |seed| match (args.pools, args.tables) {
+    let run = |seed| match (args.pools, args.tables || args.images) {
         (true, _) => sim::pools::run_seed(seed),
-        (_, true) => sim::tables::run_seed(seed),
+        (_, true) => seed_runs::run_seed(args, seed, false),
         _ => sim::run_seed(seed, &filter, &maker()),
     };
     search.run(args.jobs, &run, args.keep_going);
@@ -424,9 +434,9 @@ fn search(args: &Args, maker: SubjectMaker) -> bool {
     );
     let failures = search.failures.into_inner().expect("no panic under this lock");
     for (seed, outcome) in &failures {
-        match (args.pools, args.tables) {
+        match (args.pools, args.tables || args.images) {
             (true, _) => pool_runs::report(args, *seed, outcome),
-            (_, true) => table_runs::report(args, *seed, outcome),
+            (_, true) => seed_runs::report(args, *seed, outcome),
             _ => report(args, *seed, outcome, maker),
         };
     }

@@ -14,8 +14,13 @@ impl Medium {
         Medium { pages: vec![None; capacity.div_ceil(PAGE as u64) as usize] }
     }
 
-    pub(crate) fn grow(&mut self, capacity: u64) {
-        self.pages.resize(capacity.div_ceil(PAGE as u64) as usize, None);
+    /// Changes the length. New bytes are zero.
+    pub(crate) fn resize(&mut self, capacity: u64) {
+        let page = PAGE as u64;
+        if let Some(Some(last)) = self.pages.get_mut((capacity / page) as usize) {
+            last[(capacity % page) as usize..].fill(0);
+        }
+        self.pages.resize(capacity.div_ceil(page) as usize, None);
     }
 
     /// Calls `part` for each page of a range: page number, offset in the page, offset in the range,

@@ -1,5 +1,6 @@
-//! Images that QEMU's programs make, read by this crate and by `qemu-img`. Needs `qemu-utils`.
+//! Images that QEMU makes, read and written by this crate and by QEMU. Needs `qemu-utils`.
 
 mod damage;
 mod read;
 mod tools;
+mod write;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 /// Longest read of a test in bytes.
-const PART: u64 = 1 << 20;
+pub const PART: u64 = 1 << 20;
 
 /// A folder of images.
 pub struct Folder(TempDir);

@@ -4,11 +4,11 @@
 use super::damage;
 use super::mover::{self, Mover};
 use super::plan::Boot;
-use super::user::User;
 use super::world::{Known, State, World};
 use crate::disk::SimDisk;
 use crate::gate::Gate;
 use crate::machine::CrashAt;
+use crate::user::User;
 use block::{Device, Request};
 use layers::migrate::Migratable;
 use reactor::{Core, Simulation};
@@ -217,7 +217,7 @@ impl<'a> Running<'a> {
         let (world, id) = (self.world.clone(), known.id);
         let users: Gate = world.content(id).users;
         users.spawn(core, async move {
-            if let Some(user) = User::open(&world, id, &*device) {
+            if let Some(user) = User::open(world.clone(), world.disk(id), &*device) {
                 work(user).await;
                 drop(device); // as an export has it open, as long as its clients use it
             }

@@ -19,7 +19,6 @@ mod damage;
 mod folder;
 mod mover;
 mod plan;
-mod user;
 mod world;
 
 pub use plan::Plan;

@@ -7,8 +7,10 @@ use crate::disk::{DiskConfig, SimDisk};
 use crate::gate::Gate;
 use crate::machine::Machine;
 use crate::oracle::Oracle;
+use crate::user::{Disk, Host};
 use crate::world::Stats;
 use base::{Rng, mix};
+use block::IoError;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -189,6 +191,20 @@ impl World {
         self.contents.borrow()[&id].clone()
     }
 
+    /// The volume as a user needs it.
+    pub fn disk(&self, id: u32) -> Disk {
+        let Content { oracle, size, .. } = self.content(id);
+        Disk {
+            name: format!("volume {id}"),
+            oracle,
+            size,
+            block_size: self.shape.block_size,
+            has_volatile_cache: self.shape.has_volatile_cache,
+            // A write that failed is not in the cache: what the disk took of it is on the medium.
+            keeps_failed_writes: true,
+        }
+    }
+
     /// Users that make requests.
     pub fn running(&self) -> usize {
         self.contents.borrow().values().map(|content| content.users.running()).sum()
@@ -216,6 +232,28 @@ impl World {
             self.content(known.id).size.set(known.size);
         }
         *self.states.borrow_mut() = vec![state];
+    }
+}
+
+impl Host for World {
+    fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    fn goes_on(&self) -> bool {
+        World::goes_on(self)
+    }
+
+    fn fail(&self, what: String) {
+        World::fail(self, what);
+    }
+
+    fn count_operation(&self) {
+        self.count(|stats| stats.operations += 1);
+    }
+
+    fn excuses(&self, error: IoError) -> bool {
+        error == IoError::Medium && self.excuses_error()
     }
 }
 

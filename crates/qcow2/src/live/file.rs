@@ -1,0 +1,140 @@
+//! The file of an image as its metadata is read and written, on the image's home core.
+
+use crate::reader::Reader;
+use block::{Channel, Device, DeviceError, Flags, IoError, IoResult, Op, Request};
+use reactor::{BufferPool, MAX_BUFFER};
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Longest transfer, which every device accepts.
+const PART: usize = 128 << 10;
+/// Steps by which a file grows ahead of its need: a quarter of its size, between these.
+const LEAST_STEP: u64 = 1 << 20;
+const MOST_STEP: u64 = 1 << 30;
+
+/// See the module.
+pub(super) struct File {
+    device: Arc<dyn Device>,
+    channel: Rc<dyn Channel>,
+    pub(super) reader: Reader,
+    buffers: BufferPool,
+    cluster_size: u64,
+    /// Bytes of the file, which all cores know.
+    capacity: Arc<AtomicU64>,
+    /// Clusters with metadata, which no data may overwrite.
+    known: RefCell<HashSet<u64>>,
+}
+
+impl File {
+    /// Opens the file on the calling core.
+    ///
+    /// # Errors
+    /// When the channel cannot be opened.
+    pub(super) fn open(
+        device: &Arc<dyn Device>,
+        cluster_size: u64,
+        capacity: &Arc<AtomicU64>,
+    ) -> Result<File, DeviceError> {
+        let channel = device.open_channel()?;
+        Ok(File {
+            reader: Reader::new(&**device, channel.clone()),
+            device: device.clone(),
+            channel,
+            buffers: BufferPool::new(MAX_BUFFER),
+            cluster_size,
+            capacity: capacity.clone(),
+            known: RefCell::default(),
+        })
+    }
+
+    /// Bytes of a cluster.
+    pub(super) fn cluster_size(&self) -> u64 {
+        self.cluster_size
+    }
+
+    /// Bytes of the file.
+    pub(super) fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Notes clusters with metadata.
+    pub(super) fn note_metadata(&self, offset: u64, bytes: u64) {
+        let clusters = offset / self.cluster_size..(offset + bytes).div_ceil(self.cluster_size);
+        self.known.borrow_mut().extend(clusters);
+    }
+
+    /// Forgets clusters that had metadata.
+    pub(super) fn forget_metadata(&self, offset: u64, bytes: u64) {
+        let clusters = offset / self.cluster_size..(offset + bytes).div_ceil(self.cluster_size);
+        let mut known = self.known.borrow_mut();
+        known.retain(|cluster| !clusters.contains(cluster));
+    }
+
+    /// Whether a cluster has metadata.
+    pub(super) fn is_metadata(&self, cluster: u64) -> bool {
+        self.known.borrow().contains(&cluster)
+    }
+
+    /// Lets the file have at least `end` bytes.
+    ///
+    /// # Errors
+    /// [`IoError::NoSpace`] when it cannot grow.
+    pub(super) fn make_room(&self, end: u64) -> IoResult {
+        let capacity = self.capacity();
+        if end <= capacity {
+            return Ok(());
+        }
+        let step = (capacity / 4).clamp(LEAST_STEP, MOST_STEP);
+        let ahead = end.max(capacity.saturating_add(step)).next_multiple_of(self.cluster_size);
+        // A file system that has no room for a step may have room for what is needed.
+        self.resize(ahead).or_else(|_| self.resize(end)).map_err(|error| {
+            tracing::warn!(%error, "an image cannot grow");
+            IoError::NoSpace
+        })
+    }
+
+    /// Sets the length of the file.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) fn resize(&self, bytes: u64) -> Result<(), DeviceError> {
+        let capacity = self.device.resize(bytes)?.capacity;
+        self.capacity.store(capacity, Ordering::Relaxed);
+        self.reader.set_capacity(capacity);
+        Ok(())
+    }
+
+    /// Writes whole blocks.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) async fn write(&self, offset: u64, bytes: &[u8], flags: Flags) -> IoResult {
+        for (number, part) in (0u64..).zip(bytes.chunks(PART)) {
+            let mut buffer = self.buffers.take(part.len()).await;
+            buffer.as_mut_slice().copy_from_slice(part);
+            let at = offset + number * PART as u64;
+            buffer.transfer(&*self.channel, Op::Write, flags, at).await.1?;
+        }
+        Ok(())
+    }
+
+    /// Makes completed writes durable.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) async fn flush(&self) -> IoResult {
+        self.channel.submit(&Request::flush(), 0).await
+    }
+
+    /// Tells the device that clusters are not used, if it can take that.
+    pub(super) async fn discard(&self, cluster: u64, count: u64) {
+        let (offset, len) = (cluster * self.cluster_size, count * self.cluster_size);
+        if len <= self.device.limits().max_discard && offset + len <= self.capacity() {
+            // Only a loss of room.
+            let _ = self.channel.submit(&Request::discard(len), offset).await;
+        }
+    }
+}

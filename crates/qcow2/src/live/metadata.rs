@@ -1,0 +1,79 @@
+//! The properties of an image that all its cores know.
+
+use crate::entry::{COPIED, Geometry, L1_RESERVED, OFFSET};
+use crate::header::Header;
+use block::{Device, IoError};
+use mapping::ENTRIES;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Bytes of an L2 entry. Extended ones are not written.
+pub(super) const ENTRY: u64 = 8;
+
+/// See the module. As a table of [`mapping`] it has an entry for each cluster of the disk: the word
+/// of the L2 entry.
+pub(super) struct Metadata {
+    pub image: Arc<dyn Device>,
+    pub header: Header,
+    pub geometry: Geometry,
+    pub has_backing: bool,
+    /// Block size of the image's device.
+    pub block_size: u64,
+    /// The active L1 table. The home core changes it.
+    pub l1: Box<[AtomicU64]>,
+    /// Places of metadata that do not move: offset and length.
+    pub fixed: Vec<(u64, u64)>,
+    /// Bytes of the image's file.
+    pub capacity: Arc<AtomicU64>,
+    /// Entries that were set so far. Counted before each is set, and after its data was written.
+    pub set: AtomicU64,
+    /// Of so many entries data and refcounts are durable.
+    pub settled: AtomicU64,
+    /// So many entries are durable themselves.
+    pub flushed: AtomicU64,
+    /// Metadata contradicts itself: the disk is only read.
+    pub is_corrupt: AtomicBool,
+}
+
+impl Metadata {
+    /// Whether tables have changes that are not durable.
+    pub fn is_dirty(&self) -> bool {
+        self.flushed.load(Ordering::Relaxed) != self.set.load(Ordering::Relaxed)
+    }
+
+    /// The L2 table at `index` of the L1 table, and whether only the disk refers to it.
+    ///
+    /// # Errors
+    /// [`IoError::Corrupt`] for an invalid entry.
+    pub fn table(&self, index: usize) -> Result<Option<(u64, bool)>, IoError> {
+        let Some(entry) = self.l1.get(index) else { return Ok(None) };
+        let entry = entry.load(Ordering::Acquire);
+        let offset = entry & OFFSET;
+        let is_own = entry & COPIED != 0;
+        match offset {
+            0 => Ok(None),
+            _ if entry & L1_RESERVED != 0 => Err(IoError::Corrupt),
+            _ if !offset.is_multiple_of(self.geometry.cluster_size()) => Err(IoError::Corrupt),
+            _ => Ok(Some((offset, is_own))),
+        }
+    }
+
+    /// The parts of a leaf's slots in each L2 table: index in the L1 table, byte in the L2 table,
+    /// and slots.
+    pub fn parts(&self, leaf: u64, slots: Range<usize>) -> impl Iterator<Item = (usize, u64, Range<usize>)> {
+        let per_table = self.geometry.l2_entries();
+        let first = leaf * ENTRIES as u64;
+        let mut at = slots.start;
+        std::iter::from_fn(move || {
+            if at >= slots.end {
+                return None;
+            }
+            let entry = first + at as u64;
+            let rest = (per_table - entry % per_table).min((slots.end - at) as u64) as usize;
+            let part = at..at + rest;
+            at += rest;
+            Some(((entry / per_table) as usize, entry % per_table * ENTRY, part))
+        })
+    }
+}

@@ -1,0 +1,265 @@
+//! An image that is read and written, on any number of cores.
+//!
+//! ```text
+//!   a core: LiveChannel ─► entries (mapping::View) ─┬─ own data     ─► the same window to the file
+//!                                                   ├─ other reads  ─► content
+//!                                                   └─ other writes ─► home: changes, flushes
+//!   home, a thread of the image: refcounts, L1 and L2 tables
+//! ```
+//!
+//! Requests to clusters that the disk alone refers to need neither lock nor message. All others
+//! change metadata, and one core does that: the [`home`] of the image.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | [`channel`] | the requests of a core |
+//! | [`home`] | changes of metadata, in an order that survives a crash |
+//! | [`metadata`] | the properties that all cores know |
+//! | [`refcounts`] | which clusters are free |
+//! | [`file`](mod@file) | reads and writes of metadata |
+
+mod channel;
+mod file;
+mod home;
+mod metadata;
+mod refcounts;
+
+use crate::below::{Others, check_others, each_mapped, limits};
+use crate::content::Content;
+use crate::entry::Geometry;
+use crate::error::{Error, Problem};
+use crate::image::Image;
+use crate::snapshot::Snapshot;
+use block::{Channel, Device, DeviceError, IoResult, KernelBacking, Limits, MemoryRegion};
+use channel::{Live, LiveChannel};
+use home::Home;
+use mapping::{Config, Table};
+use metadata::Metadata;
+use reactor::{CoreConfig, CoreRef, Cores};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+/// Longest discard, and longest write of zeroes.
+const MOST_CLEARED: u64 = 1 << 40;
+
+/// A qcow2 image as a device that is read and written. Its drop writes all metadata, and waits for
+/// that.
+pub struct LiveImage {
+    name: String,
+    limits: Limits,
+    image: Arc<dyn Device>,
+    others: Others,
+    /// `None` after the image was closed.
+    table: Option<Table<Metadata>>,
+    home: CoreRef,
+    /// The image's own thread, if it has one. Ends after everything else.
+    _thread: Option<Cores>,
+    /// Bytes that the file had when it was opened.
+    file_bytes: u64,
+}
+
+impl LiveImage {
+    /// The disk of `image`, with a thread of its own for metadata. Keeps `cache_bytes` of tables in
+    /// memory. Must not be called on a core.
+    ///
+    /// # Errors
+    /// When the image has a property that writes do not support, or `others` does not fit it, or no
+    /// thread can be started.
+    pub fn open(image: Image, others: Others, cache_bytes: u64) -> Result<LiveImage, Error> {
+        let fail = |text: String| Error::new(&image.name, Problem::Refused(text));
+        let thread = Cores::start(&[CoreConfig::default()]);
+        let thread = thread.map_err(|error| fail(format!("cannot start a thread: {error}")))?;
+        let home = thread.get(0);
+        LiveImage::with(image, others, cache_bytes, home, Some(thread))
+    }
+
+    /// As [`LiveImage::open`], with metadata on the core `home`, which must not end before the drop
+    /// of the image.
+    ///
+    /// # Errors
+    /// As [`LiveImage::open`].
+    pub fn open_on(
+        home: CoreRef,
+        image: Image,
+        others: Others,
+        cache_bytes: u64,
+    ) -> Result<LiveImage, Error> {
+        LiveImage::with(image, others, cache_bytes, home, None)
+    }
+
+    fn with(
+        image: Image,
+        others: Others,
+        cache_bytes: u64,
+        home: CoreRef,
+        thread: Option<Cores>,
+    ) -> Result<LiveImage, Error> {
+        let name = format!("qcow2({})", image.name);
+        let image_name = image.name.clone();
+        let fail = |text: String| Error::new(&image_name, Problem::Refused(text));
+        check_can_write(&image).map_err(fail)?;
+        check_snapshots(&image).map_err(fail)?;
+        check_others(&image, &others).map_err(fail)?;
+        let limits = writable(limits(&image, &others).map_err(fail)?, &image);
+        let (device, file_bytes) = (image.device.clone(), image.device.limits().capacity);
+        let metadata = metadata_of(image, others.backing.is_some());
+        let entries = metadata.header.size.div_ceil(metadata.geometry.cluster_size());
+        let table = Table::open(metadata, std::slice::from_ref(&home), Config { entries, cache_bytes });
+        let table = Arc::new(table.map_err(|error| fail(error.to_string()))?);
+        let opening = table.clone();
+        let opened = home.block_on(move |_| async move {
+            let view = opening.view().map_err(|error| error.to_string())?;
+            Home::open(&view).await.map(drop).map_err(|error| format!("cannot read the metadata: {error}"))
+        });
+        opened.unwrap_or_else(|_| Err("the core for metadata has ended".into())).map_err(fail)?;
+        let table = Arc::into_inner(table);
+        Ok(LiveImage { name, limits, image: device, others, table, home, _thread: thread, file_bytes })
+    }
+
+    fn children(&self) -> impl Iterator<Item = &Arc<dyn Device>> {
+        [Some(&self.image), self.others.backing.as_ref()].into_iter().flatten()
+    }
+}
+
+/// Refuses an image with a property that writes do not support.
+fn check_can_write(image: &Image) -> Result<(), String> {
+    let header = &image.header;
+    let bitmaps = header.bitmaps.map_or(0, |bitmaps| bitmaps.count);
+    let refusals = [
+        (image.device.limits().read_only, "the file is open for reading only".to_owned()),
+        (header.is_corrupt(), "marked as corrupt".into()),
+        (header.is_dirty(), "marked as dirty (qemu-img check -r all repairs that)".into()),
+        (header.has_data_file(), "images with an external data file are not written yet".into()),
+        (header.has_extended_l2(), "images with extended L2 entries are not written yet".into()),
+        (bitmaps > 0, format!("{bitmaps} dirty bitmaps, which writes do not keep yet")),
+        (image.size != header.size || image.is_snapshot, "a snapshot is only read".into()),
+    ];
+    match refusals.into_iter().find(|(is_so, _)| *is_so) {
+        Some((_, why)) => Err(format!("cannot be written: {why} (readonly=on only reads)")),
+        None => Ok(()),
+    }
+}
+
+/// Refuses L1 tables of snapshots that are not in the file, or overlap: they would need much time
+/// and memory.
+fn check_snapshots(image: &Image) -> Result<(), String> {
+    let file = image.device.limits().capacity;
+    let mut sum = 0u64;
+    for Snapshot { name, l1_offset, l1_entries, .. } in &image.snapshots {
+        let bytes = u64::from(*l1_entries) * 8;
+        sum = sum.saturating_add(bytes);
+        if l1_offset.checked_add(bytes).is_none_or(|end| end > file) || sum > file {
+            return Err(format!(
+                "snapshot {name:?}: L1 table at byte {l1_offset}, {bytes} bytes: not in the file"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The limits of a disk that is written.
+fn writable(limits: Limits, image: &Image) -> Limits {
+    let cluster_size = image.header.cluster_size() as u32;
+    let is_v2 = image.header.version == 2;
+    Limits {
+        read_only: false,
+        volatile_cache: true,
+        native_fua: false,
+        discard_alignment: cluster_size,
+        // Version 2 has no entry that hides a backing file's data with zeroes.
+        max_discard: if is_v2 && image.header.backing_file.is_some() { 0 } else { MOST_CLEARED },
+        max_write_zeroes: if is_v2 { 0 } else { MOST_CLEARED },
+        ..limits
+    }
+}
+
+fn metadata_of(image: Image, has_backing: bool) -> Metadata {
+    let Image { device, header, snapshots, snapshot_bytes, l1, .. } = image;
+    let mut fixed = vec![
+        (0, header.cluster_size()),
+        (header.l1_offset, u64::from(header.l1_entries) * 8),
+        (header.snapshots_offset, snapshot_bytes),
+    ];
+    fixed.extend(snapshots.iter().map(|snapshot| (snapshot.l1_offset, u64::from(snapshot.l1_entries) * 8)));
+    fixed.retain(|(offset, bytes)| *bytes > 0 && offset.checked_add(*bytes).is_some());
+    let limits = device.limits();
+    Metadata {
+        geometry: Geometry::of(&header),
+        has_backing,
+        block_size: u64::from(limits.block_size),
+        l1: l1.iter().map(|entry| AtomicU64::new(*entry)).collect(),
+        fixed,
+        capacity: Arc::new(AtomicU64::new(limits.capacity)),
+        set: AtomicU64::new(0),
+        settled: AtomicU64::new(0),
+        flushed: AtomicU64::new(0),
+        is_corrupt: AtomicBool::new(false),
+        image: device,
+        header,
+    }
+}
+
+impl Drop for LiveImage {
+    fn drop(&mut self) {
+        let Some(table) = self.table.take() else { return };
+        let least = self.file_bytes;
+        let closed = self.home.block_on(move |_| async move {
+            let result = close(&table, least).await;
+            drop(table);
+            result
+        });
+        match closed {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::error!(image = self.name, %error, "the last metadata of an image was not written");
+            }
+            Err(_) => tracing::error!(image = self.name, "an image was not closed: its core has ended"),
+        }
+    }
+}
+
+async fn close(table: &Table<Metadata>, least: u64) -> IoResult {
+    let Ok(view) = table.view() else { return Ok(()) };
+    // An image that could not be opened has no home.
+    match view.local().get().cloned() {
+        Some(home) => home.close(&view, least).await,
+        None => Ok(()),
+    }
+}
+
+impl Device for LiveImage {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits.clone()
+    }
+
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        let closed = || DeviceError::new(&self.name, "the image is closed");
+        let view = self.table.as_ref().ok_or_else(closed)?.view()?;
+        let compression = view.format().header.compression;
+        let content =
+            Content::open(self.limits.clone(), compression, &*self.image, &self.others, |_| Live(view));
+        Ok(Rc::new(LiveChannel::new(content?)))
+    }
+
+    /// The size of the disk is in the image, which nothing else changes.
+    fn refresh(&self) -> Result<Limits, DeviceError> {
+        Ok(self.limits())
+    }
+
+    fn map_region(&self, region: &MemoryRegion) -> Result<(), DeviceError> {
+        each_mapped(self.children(), region)
+    }
+
+    fn unmap_region(&self, region: &MemoryRegion) {
+        self.children().for_each(|child| child.unmap_region(region));
+    }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(&self.name))
+    }
+}

@@ -1,0 +1,438 @@
+//! The refcounts of an image, on its home core: which clusters are free.
+//!
+//! Refcounts change in memory, and blocks that have changed are written before entries that need
+//! them ([`Refcounts::write`]). A cluster whose refcount is 0 is free, and for no other reason.
+
+use super::file::File;
+use crate::header::{Header, MAX_REFCOUNT_TABLE_BYTES, be64};
+use crate::mutant::{self, Mutant};
+use crate::refcount::{Width, block_of};
+use block::{Flags, IoError, IoResult};
+use reactor::Permits;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Bytes of refcount blocks that stay in memory if they need not be written.
+const CACHE_BYTES: u64 = 16 << 20;
+/// Bits of an entry of the refcount table that are an offset.
+const OFFSET: u64 = !0x1ff;
+/// Place of the refcount table's offset and length in the header.
+const IN_HEADER: Range<usize> = 48..60;
+
+/// New clusters, one behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Clusters {
+    /// The first.
+    pub first: u64,
+    pub count: u64,
+    /// Whether they read as zeroes: they have never been used.
+    pub are_zero: bool,
+}
+
+/// See the module.
+pub(super) struct Refcounts {
+    file: Rc<File>,
+    width: Width,
+    cluster_size: u64,
+    block_size: u64,
+    state: RefCell<State>,
+    /// One task changes refcounts at a time.
+    changing: Permits,
+    /// One task changes the header at a time.
+    header: Permits,
+    /// It is not known which refcount table the header names.
+    is_lost: Cell<bool>,
+    /// The end of a block that the refcount table may name, although the write of its entry failed.
+    least_end: Cell<u64>,
+}
+
+struct State {
+    table_offset: u64,
+    /// The first byte of each block; 0 where there is none.
+    table: Vec<u64>,
+    blocks: BTreeMap<u64, Block>,
+    /// No cluster before this one is free.
+    cursor: u64,
+    /// No cluster from this one on was ever used.
+    high: u64,
+}
+
+struct Block {
+    bytes: Vec<u8>,
+    /// Bytes that must be written.
+    changed: Option<Range<usize>>,
+    is_being_written: bool,
+}
+
+impl Refcounts {
+    /// Reads the refcount table.
+    ///
+    /// # Errors
+    /// When it is not in the file, or has an invalid entry.
+    pub(super) async fn open(
+        file: &Rc<File>,
+        header: &Header,
+        block_size: u64,
+    ) -> Result<Refcounts, IoError> {
+        let cluster_size = header.cluster_size();
+        let bytes = u64::from(header.refcount_table_clusters) * cluster_size;
+        let table = file.reader.read(header.refcount_table_offset, bytes).await;
+        let table =
+            table.map_err(|error| if error == IoError::OutOfRange { IoError::Corrupt } else { error })?;
+        let table: Vec<u64> = table.chunks_exact(8).map(|entry| be64(entry, 0) & OFFSET).collect();
+        if table.iter().any(|block| !block.is_multiple_of(cluster_size) || *block >= file.capacity()) {
+            return Err(IoError::Corrupt);
+        }
+        file.note_metadata(header.refcount_table_offset, bytes);
+        table.iter().filter(|block| **block != 0).for_each(|block| file.note_metadata(*block, cluster_size));
+        let high = file.capacity().div_ceil(cluster_size);
+        let table_offset = header.refcount_table_offset;
+        let state = State { table_offset, table, blocks: BTreeMap::new(), cursor: 0, high };
+        Ok(Refcounts {
+            file: file.clone(),
+            width: Width { order: header.refcount_order },
+            cluster_size,
+            block_size,
+            state: state.into(),
+            changing: Permits::new(1),
+            header: Permits::new(1),
+            is_lost: Cell::new(false),
+            least_end: Cell::new(0),
+        })
+    }
+
+    /// Refcounts of a block.
+    fn per_block(&self) -> u64 {
+        self.width.entries(self.cluster_size)
+    }
+
+    /// Takes up to `wanted` clusters, each with one reference.
+    ///
+    /// # Errors
+    /// [`IoError::NoSpace`] when none is free and the file cannot grow; [`IoError::Corrupt`] when a
+    /// free cluster has metadata; the device's error.
+    pub(super) async fn allocate(&self, wanted: u64) -> Result<Clusters, IoError> {
+        self.changing.acquire(1).await;
+        let result = self.find_free(wanted).await;
+        self.changing.release(1);
+        result
+    }
+
+    async fn find_free(&self, wanted: u64) -> Result<Clusters, IoError> {
+        loop {
+            if self.is_lost.get() {
+                return Err(IoError::Medium);
+            }
+            let cursor = self.state.borrow().cursor;
+            let number = cursor / self.per_block();
+            self.load(number, true).await?;
+            let found = self.free_in(number, cursor, wanted);
+            let Some(Range { start, end }) = found else {
+                self.state.borrow_mut().cursor = (number + 1) * self.per_block();
+                continue;
+            };
+            if (start..end).any(|cluster| self.file.is_metadata(cluster)) {
+                return Err(IoError::Corrupt);
+            }
+            // The last cluster of a device may be cut off.
+            let inside = (self.file.capacity() / self.cluster_size).clamp(start, end);
+            let end = match self.file.make_room(end * self.cluster_size) {
+                Err(error) if inside == start => return Err(error),
+                Err(_) => inside,
+                Ok(()) => end,
+            };
+            (start..end).for_each(|cluster| self.set(cluster, 1));
+            let mut state = self.state.borrow_mut();
+            let are_zero = start >= state.high;
+            state.high = state.high.max(end);
+            state.cursor = end;
+            return Ok(Clusters { first: start, count: end - start, are_zero });
+        }
+    }
+
+    /// The first free clusters of a block in memory from `cursor` on, at most `wanted`.
+    fn free_in(&self, number: u64, cursor: u64, wanted: u64) -> Option<Range<u64>> {
+        let state = self.state.borrow();
+        let block = state.blocks.get(&number)?;
+        let (first, end) = (number * self.per_block(), (number + 1) * self.per_block());
+        let is_free = |cluster: &u64| self.width.get(&block.bytes, (cluster - first) as usize) == 0;
+        let start = (cursor.max(first)..end).find(is_free)?;
+        // Clusters that were never used are not mixed with others.
+        let border = if start < state.high { state.high.min(end) } else { end };
+        let count = (start..border.min(start + wanted)).take_while(is_free).count() as u64;
+        Some(start..start + count)
+    }
+
+    /// Removes a reference to each of some clusters.
+    ///
+    /// # Errors
+    /// [`IoError::Corrupt`] when a cluster had no reference; the device's error. Clusters from that
+    /// one on keep theirs.
+    pub(super) async fn drop_references(&self, clusters: &[u64]) -> IoResult {
+        self.changing.acquire(1).await;
+        let mut result = Ok(());
+        for cluster in clusters {
+            result = self.drop_reference(*cluster).await;
+            if result.is_err() {
+                break;
+            }
+        }
+        self.changing.release(1);
+        result
+    }
+
+    async fn drop_reference(&self, cluster: u64) -> IoResult {
+        self.load(cluster / self.per_block(), false).await?;
+        let count = self.get(cluster).checked_sub(1).ok_or(IoError::Corrupt)?;
+        if count == 0 {
+            self.file.discard(cluster, 1).await;
+        }
+        self.set(cluster, count);
+        if count == 0 {
+            let mut state = self.state.borrow_mut();
+            state.cursor = state.cursor.min(cluster);
+        }
+        Ok(())
+    }
+
+    fn get(&self, cluster: u64) -> u64 {
+        let state = self.state.borrow();
+        let block = state.blocks.get(&(cluster / self.per_block()));
+        block.map_or(0, |block| self.width.get(&block.bytes, (cluster % self.per_block()) as usize))
+    }
+
+    /// Sets a refcount of a block in memory.
+    fn set(&self, cluster: u64, count: u64) {
+        let (number, index) = (cluster / self.per_block(), (cluster % self.per_block()) as usize);
+        if let Some(block) = self.state.borrow_mut().blocks.get_mut(&number) {
+            self.width.set(&mut block.bytes, index, count);
+            block.note_change(self.width.bytes_of(index));
+        }
+    }
+
+    /// Brings a block into memory. With `is_needed` it is made if there is none.
+    async fn load(&self, number: u64, is_needed: bool) -> IoResult {
+        if self.state.borrow().blocks.contains_key(&number) {
+            return Ok(());
+        }
+        self.shrink();
+        let offset = self.state.borrow().table.get(number as usize).copied();
+        let bytes = match offset {
+            Some(0) | None if !is_needed => return Err(IoError::Corrupt),
+            Some(0) => return self.add_block(number).await,
+            None => return self.grow_table(number).await,
+            Some(offset) => self.file.reader.read_padded(offset, self.cluster_size).await?,
+        };
+        self.state.borrow_mut().blocks.insert(number, Block::new(bytes));
+        Ok(())
+    }
+
+    /// Forgets blocks that need not be written, if there are many.
+    fn shrink(&self) {
+        let most = (CACHE_BYTES / self.cluster_size).max(4) as usize;
+        let blocks = &mut self.state.borrow_mut().blocks;
+        if blocks.len() >= most {
+            blocks.retain(|_, block| block.changed.is_some() || block.is_being_written);
+        }
+    }
+
+    /// Adds a block to the table. It is the first cluster that it counts.
+    async fn add_block(&self, number: u64) -> IoResult {
+        let cluster = number * self.per_block();
+        let offset = cluster * self.cluster_size;
+        if self.file.is_metadata(cluster) {
+            return Err(IoError::Corrupt);
+        }
+        self.file.make_room(offset + self.cluster_size)?;
+        let bytes = block_of(&[1], self.width, self.cluster_size as usize);
+        self.file.write(offset, &bytes, Flags::NONE).await?;
+        if !mutant::is(Mutant::RefcountTableBeforeBlock) {
+            self.file.flush().await?;
+        }
+        let mut table = self.state.borrow().table.clone();
+        table[number as usize] = offset;
+        let entries_per_part = self.block_size as usize / 8;
+        let first = number as usize / entries_per_part * entries_per_part;
+        let part = encode(&table[first..first + entries_per_part]);
+        let at = self.state.borrow().table_offset + first as u64 * 8;
+        self.least_end.set(self.least_end.get().max(offset + self.cluster_size));
+        self.file.write(at, &part, Flags::FUA).await?;
+        self.file.note_metadata(offset, self.cluster_size);
+        let mut state = self.state.borrow_mut();
+        state.table = table;
+        state.high = state.high.max(cluster + 1);
+        state.blocks.insert(number, Block::new(bytes));
+        Ok(())
+    }
+
+    /// Moves the refcount table to a larger one behind all clusters that it counts, so that there
+    /// is a place for block `number`.
+    async fn grow_table(&self, number: u64) -> IoResult {
+        let (old_offset, old) = {
+            let state = self.state.borrow();
+            (state.table_offset, state.table.clone())
+        };
+        let first = old.len() as u64 * self.per_block();
+        let most = MAX_REFCOUNT_TABLE_BYTES / self.cluster_size;
+        let per_cluster = self.cluster_size / 8;
+        let least = (number + 1).max(old.len() as u64 * 3 / 2);
+        // The new blocks count the new table and themselves.
+        let (mut clusters, mut blocks) = (0, 0);
+        loop {
+            let entries = least.max(old.len() as u64 + blocks);
+            let needed =
+                (entries.div_ceil(per_cluster), (clusters + blocks).div_ceil(self.per_block()).max(1));
+            if needed == (clusters, blocks) {
+                break;
+            }
+            (clusters, blocks) = needed;
+        }
+        if clusters > most {
+            return Err(IoError::NoSpace);
+        }
+        let used = clusters + blocks;
+        let offset = first * self.cluster_size;
+        if (first..first + used).any(|cluster| self.file.is_metadata(cluster)) {
+            return Err(IoError::Corrupt);
+        }
+        self.file.make_room(offset + used * self.cluster_size)?;
+        let mut table = old.clone();
+        for block in 0..blocks {
+            let at = offset + (clusters + block) * self.cluster_size;
+            let counted = (used - block * self.per_block()).min(self.per_block());
+            let bytes = block_of(&vec![1; counted as usize], self.width, self.cluster_size as usize);
+            self.file.write(at, &bytes, Flags::NONE).await?;
+            table.push(at);
+        }
+        table.resize((clusters * per_cluster) as usize, 0);
+        self.file.write(offset, &encode(&table), Flags::NONE).await?;
+        if !mutant::is(Mutant::HeaderBeforeRefcountTable) {
+            self.file.flush().await?;
+        }
+        let mut fields = offset.to_be_bytes().to_vec();
+        fields.extend((clusters as u32).to_be_bytes());
+        // A write that failed may have happened. Then blocks would be added to the wrong table.
+        self.write_header(IN_HEADER.start, &fields).await.inspect_err(|_| self.is_lost.set(true))?;
+        self.file.note_metadata(offset, used * self.cluster_size);
+        let old_bytes = old.len() as u64 * 8;
+        self.file.forget_metadata(old_offset, old_bytes);
+        {
+            let mut state = self.state.borrow_mut();
+            (state.table_offset, state.table) = (offset, table);
+            state.high = state.high.max(first + used);
+        }
+        for cluster in old_offset / self.cluster_size..(old_offset + old_bytes) / self.cluster_size {
+            // A block that cannot be read leaves the old table as a leak.
+            if Box::pin(self.drop_reference(cluster)).await.is_err() {
+                break;
+            }
+        }
+        Box::pin(self.load(number, true)).await
+    }
+
+    /// Replaces bytes of the header.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) async fn write_header(&self, at: usize, bytes: &[u8]) -> IoResult {
+        self.header.acquire(1).await;
+        let written = async {
+            let mut block = self.file.reader.read(0, self.block_size).await?;
+            block[at..at + bytes.len()].copy_from_slice(bytes);
+            self.file.write(0, &block, Flags::FUA).await
+        };
+        let result = written.await;
+        self.header.release(1);
+        result
+    }
+
+    /// Writes the blocks that have changed. A caller makes them durable. One call at a time.
+    ///
+    /// # Errors
+    /// The device's; the blocks then still count as changed.
+    pub(super) async fn write(&self) -> IoResult {
+        let changed: Vec<u64> = {
+            let state = self.state.borrow();
+            state
+                .blocks
+                .iter()
+                .filter(|(_, block)| block.changed.is_some())
+                .map(|(number, _)| *number)
+                .collect()
+        };
+        for number in changed {
+            let Some((offset, range, bytes)) = self.begin_write(number) else { continue };
+            let result = self.file.write(offset, &bytes, Flags::NONE).await;
+            let mut state = self.state.borrow_mut();
+            if let Some(block) = state.blocks.get_mut(&number) {
+                block.is_being_written = false;
+                if result.is_err() {
+                    block.note_change(range);
+                }
+            }
+            result?;
+        }
+        Ok(())
+    }
+
+    /// Takes the changed bytes of a block, in whole blocks of the device, with their offset.
+    fn begin_write(&self, number: u64) -> Option<(u64, Range<usize>, Vec<u8>)> {
+        let mut state = self.state.borrow_mut();
+        let offset = *state.table.get(number as usize)?;
+        let block = state.blocks.get_mut(&number)?;
+        let changed = block.changed.take()?;
+        block.is_being_written = true;
+        let unit = self.block_size as usize;
+        let range = changed.start / unit * unit..changed.end.next_multiple_of(unit);
+        Some((offset + range.start as u64, range.clone(), block.bytes[range].to_vec()))
+    }
+
+    /// The end of the last used cluster in bytes.
+    ///
+    /// # Errors
+    /// The device's; [`IoError::Medium`] when it is not known.
+    pub(super) async fn end(&self) -> Result<u64, IoError> {
+        if self.is_lost.get() {
+            return Err(IoError::Medium);
+        }
+        self.changing.acquire(1).await;
+        let result = self.find_end().await;
+        self.changing.release(1);
+        result.map(|end| end.max(self.least_end.get()))
+    }
+
+    async fn find_end(&self) -> Result<u64, IoError> {
+        let high = self.state.borrow().high;
+        for number in (0..high.div_ceil(self.per_block())).rev() {
+            match self.load(number, false).await {
+                Err(IoError::Corrupt) => continue, // no block: all are free
+                result => result?,
+            }
+            let first = number * self.per_block();
+            let used = (first..first + self.per_block()).rev().find(|cluster| self.get(*cluster) > 0);
+            if let Some(cluster) = used {
+                return Ok((cluster + 1) * self.cluster_size);
+            }
+        }
+        Ok(self.cluster_size)
+    }
+}
+
+impl Block {
+    fn new(bytes: Vec<u8>) -> Block {
+        Block { bytes, changed: None, is_being_written: false }
+    }
+
+    fn note_change(&mut self, bytes: Range<usize>) {
+        self.changed = Some(match self.changed.take() {
+            Some(before) => before.start.min(bytes.start)..before.end.max(bytes.end),
+            None => bytes,
+        });
+    }
+}
+
+fn encode(entries: &[u64]) -> Vec<u8> {
+    entries.iter().flat_map(|entry| entry.to_be_bytes()).collect()
+}

@@ -1,0 +1,67 @@
+//! Broken variants of images that are written, which the simulator must catch.
+//!
+//! Each mutant breaks a rule that looks dispensable. The code that keeps the rule asks [`is`]
+//! whether to break it. Without the feature `mutants` the answer is a constant `false` and costs
+//! nothing.
+
+/// A broken rule. At most one is broken in the whole process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Mutant {
+    /// An entry of an L2 table is written before the data of its cluster is durable.
+    EntryBeforeData = 1,
+    /// An entry of an L2 table is written before the refcount of its cluster.
+    EntryBeforeRefcount,
+    /// An entry of the refcount table is written before its block.
+    RefcountTableBeforeBlock,
+    /// The header names a new refcount table before that is durable.
+    HeaderBeforeRefcountTable,
+    /// An L1 entry is written before its L2 table is durable.
+    L1BeforeL2,
+    /// A cluster is free before the entry that pointed to it has changed on the disk.
+    ReleaseBeforeFlush,
+    /// A cluster is free while requests that began before may use it.
+    ReleaseBeforeGrace,
+    /// A cluster that a snapshot shares is written in place.
+    SharedClusterInPlace,
+    /// A flush makes data durable, and no table.
+    FlushWithoutTables,
+    /// A write with FUA makes its data durable, and no table.
+    FuaWithoutTables,
+    /// The rest of a cluster that was used before keeps its old bytes.
+    RestNotZeroed,
+    /// The rest of a cluster that is copied is not copied.
+    RestNotCopied,
+    /// A failed write does not give its new cluster back.
+    FailedWriteLeaks,
+    /// The reference of an entry that changed is dropped twice.
+    DroppedTwice,
+    /// The references of an entry that changed stay.
+    NeverDropped,
+    /// Refcounts are not written at the end.
+    CloseWithoutRefcounts,
+}
+
+impl Mutant {
+    /// Every mutant.
+    pub const ALL: [Mutant; 16] = [
+        Mutant::EntryBeforeData,
+        Mutant::EntryBeforeRefcount,
+        Mutant::RefcountTableBeforeBlock,
+        Mutant::HeaderBeforeRefcountTable,
+        Mutant::L1BeforeL2,
+        Mutant::ReleaseBeforeFlush,
+        Mutant::ReleaseBeforeGrace,
+        Mutant::SharedClusterInPlace,
+        Mutant::FlushWithoutTables,
+        Mutant::FuaWithoutTables,
+        Mutant::RestNotZeroed,
+        Mutant::RestNotCopied,
+        Mutant::FailedWriteLeaks,
+        Mutant::DroppedTwice,
+        Mutant::NeverDropped,
+        Mutant::CloseWithoutRefcounts,
+    ];
+}
+
+base::choice_of_mutant!(Mutant);

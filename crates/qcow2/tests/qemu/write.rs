@@ -1,0 +1,355 @@
+//! QEMU reads the bytes that this crate writes, and `qemu-img check` finds nothing wrong.
+
+use crate::tools::{Folder, PART, compare, contents, file};
+use base::Rng;
+use block::{Channel, Device, Flags, IoError, Op, Request};
+use conformance::Suite;
+use drivers::io_uring::{Options, UringDevice};
+use qcow2::{Error, Image, LiveImage, Others};
+use reactor::{CoreConfig, Cores};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Opens an image for reading and writing, with little memory for tables.
+fn try_open(path: &Path, backing: Option<Arc<dyn Device>>) -> Result<LiveImage, Error> {
+    let device: Arc<dyn Device> = Arc::new(UringDevice::open(&Options::new(path)).unwrap());
+    let image = reactor::run(async move { Image::open(device).await })?;
+    LiveImage::open(image, Others { backing, data_file: None }, 16 << 10)
+}
+
+fn open(folder: &Folder, image: &str) -> Arc<LiveImage> {
+    Arc::new(try_open(&folder.path(image), None).unwrap())
+}
+
+/// A model of a disk, and random requests to both.
+struct Disk {
+    bytes: Vec<u8>,
+    cluster: u64,
+    has_zeroes: bool,
+    has_discard: bool,
+}
+
+impl Disk {
+    /// Makes requests on a core of its own, and compares what is read.
+    fn work(&mut self, device: &Arc<LiveImage>, seed: u64, requests: u64) {
+        let cores = Cores::start(&[CoreConfig::default()]).unwrap();
+        let mut disk = std::mem::replace(self, Disk { bytes: Vec::new(), ..*self });
+        let device = device.clone();
+        let worked = cores.get(0).block_on(move |_| async move {
+            let channel = device.open_channel().unwrap();
+            let mut rng = Rng::new(seed);
+            for _ in 0..requests {
+                disk.request(&*channel, &mut rng).await;
+            }
+            disk
+        });
+        *self = worked.unwrap();
+    }
+
+    async fn request(&mut self, channel: &dyn Channel, rng: &mut Rng) {
+        let blocks = self.bytes.len() as u64 / 512;
+        let at = rng.below(blocks) * 512;
+        let most = (5 * self.cluster).min(PART).min(self.bytes.len() as u64 - at) / 512;
+        let len = (1 + rng.log_uniform(most - 1)).min(most) * 512;
+        let range = at as usize..(at + len) as usize;
+        match rng.below(16) {
+            0..8 => {
+                let mut buffer = reactor::current().buffers().take(len as usize).await;
+                buffer.as_mut_slice().fill_with(|| 1 + rng.draw() as u8 % 255);
+                self.bytes[range].copy_from_slice(buffer.as_slice());
+                let flags = if rng.one_in(4) { Flags::FUA } else { Flags::NONE };
+                assert_eq!(buffer.transfer(channel, Op::Write, flags, at).await.1, Ok(()), "{at}+{len}");
+            }
+            8 | 9 if self.has_zeroes => {
+                let flags = if rng.one_in(2) { Flags::NO_UNMAP } else { Flags::NONE };
+                assert_eq!(
+                    channel.submit(&Request::write_zeroes(len, flags), at).await,
+                    Ok(()),
+                    "{at}+{len}"
+                );
+                self.bytes[range].fill(0);
+            }
+            10 if self.has_discard => {
+                assert_eq!(channel.submit(&Request::discard(len), at).await, Ok(()), "{at}+{len}");
+                // Clusters without a backing file read as zeroes then, and all others as before.
+                let (read, _) = self.read(channel, at, len).await;
+                for (was, is) in self.bytes[range].iter_mut().zip(read) {
+                    assert!(is == *was || is == 0, "{at}+{len}");
+                    *was = is;
+                }
+            }
+            11 => assert_eq!(channel.submit(&Request::flush(), 0).await, Ok(())),
+            _ => {
+                let (read, result) = self.read(channel, at, len).await;
+                assert_eq!(result, Ok(()), "{at}+{len}");
+                assert!(read == self.bytes[range], "a read of {at}+{len}");
+            }
+        }
+    }
+
+    async fn read(&self, channel: &dyn Channel, at: u64, len: u64) -> (Vec<u8>, block::IoResult) {
+        crate::tools::read(channel, at, len).await
+    }
+}
+
+/// Writes to images with these options of `qemu-img create`. QEMU writes, too, and makes
+/// snapshots, between.
+fn check(options: &str, size: u64, cluster: u64, base: Option<u64>) {
+    let folder = Folder::new();
+    let is_v3 = !options.contains("compat=0.10");
+    let mut names = String::new();
+    let mut backing = None;
+    let mut bytes = vec![0; size as usize];
+    if let Some(base) = base {
+        let data: Vec<u8> = (0..base).map(|at| (at / 512 % 251) as u8 + 1).collect();
+        std::fs::write(folder.path("base.raw"), &data).unwrap();
+        let shared = (base.min(size)) as usize;
+        bytes[..shared].copy_from_slice(&data[..shared]);
+        names = "-F raw -b base.raw".into();
+        backing = Some(file(&folder.path("base.raw")));
+    }
+    folder.img(&format!("create -f qcow2 {names} -o {options},cluster_size={cluster} disk.qcow2 {size}"));
+    let mut disk = Disk { bytes, cluster, has_zeroes: is_v3, has_discard: is_v3 || base.is_none() };
+    for round in 0..3 {
+        let device = Arc::new(try_open(&folder.path("disk.qcow2"), backing.clone()).unwrap());
+        disk.work(&device, cluster + round, 120);
+        compare(&(device.clone() as _), &disk.bytes);
+        drop(device);
+        folder.img("check disk.qcow2");
+        assert!(folder.raw("", "disk.qcow2") == disk.bytes, "{options} {cluster} round {round}");
+        if round == 1 && !options.ends_with("refcount_bits=1") {
+            folder.img("snapshot -c snap disk.qcow2");
+            std::fs::write(folder.path("snap.raw"), &disk.bytes).unwrap();
+        }
+        folder.io("disk.qcow2", &[format!("write -P 77 {} 512", size / 2 / 512 * 512)]);
+        disk.bytes[(size / 2 / 512 * 512) as usize..][..512].fill(77);
+    }
+    if !options.ends_with("refcount_bits=1") {
+        let snapshot = folder.raw("-l snap", "disk.qcow2");
+        assert!(snapshot == std::fs::read(folder.path("snap.raw")).unwrap(), "the snapshot has changed");
+        folder.img("snapshot -d snap disk.qcow2");
+        folder.img("check disk.qcow2");
+    }
+}
+
+#[test]
+fn clusters_of_every_size_are_written() {
+    for version in ["compat=0.10", "compat=1.1"] {
+        check(version, 3 << 20, 512, None);
+        check(version, 9 << 20, 4096, None);
+        check(version, 20 << 20, 64 << 10, None);
+        check(version, (20 << 20) + 512, 2 << 20, None);
+    }
+}
+
+#[test]
+fn refcounts_of_every_width_are_written() {
+    for bits in [1, 2, 4, 8, 16, 32, 64] {
+        check(&format!("compat=1.1,refcount_bits={bits}"), 3 << 20, 4096, None);
+    }
+}
+
+#[test]
+fn an_overlay_hides_a_backing_file_of_any_length() {
+    for (version, cluster) in [("compat=0.10", 4096), ("compat=1.1", 512), ("compat=1.1", 64 << 10)] {
+        for base in [1 << 20, (2 << 20) + 1536, 5 << 20] {
+            check(version, 3 << 20, cluster, Some(base));
+        }
+    }
+}
+
+#[test]
+fn preallocated_images_are_written() {
+    for mode in ["metadata", "falloc", "full"] {
+        check(&format!("compat=1.1,preallocation={mode}"), 3 << 20, 64 << 10, None);
+    }
+}
+
+#[test]
+fn compressed_clusters_are_overwritten() {
+    for (kind, cluster) in [("zlib", 512), ("zlib", 64 << 10), ("zstd", 64 << 10), ("zstd", 2 << 20)] {
+        let folder = Folder::new();
+        let size = 6 << 20;
+        let bytes: Vec<u8> = (0..size).map(|at| (at / 300 % 251) as u8 + 1).collect();
+        std::fs::write(folder.path("source.raw"), &bytes).unwrap();
+        let options = format!("-o compression_type={kind},cluster_size={cluster}");
+        folder.img(&format!("convert -t unsafe -c -f raw -O qcow2 {options} source.raw disk.qcow2"));
+        let mut disk = Disk { bytes, cluster, has_zeroes: true, has_discard: true };
+        let device = open(&folder, "disk.qcow2");
+        disk.work(&device, cluster, 200);
+        compare(&(device.clone() as _), &disk.bytes);
+        drop(device);
+        folder.img("check disk.qcow2");
+        assert!(folder.raw("", "disk.qcow2") == disk.bytes, "{kind} {cluster}");
+    }
+}
+
+#[test]
+fn it_passes_the_suite_of_devices() {
+    for cluster in [512, 64 << 10] {
+        let folder = Folder::new();
+        folder.img(&format!("create -f qcow2 -o cluster_size={cluster} disk.qcow2 24M"));
+        let device = open(&folder, "disk.qcow2");
+        Suite::new(device).run();
+        folder.img("check disk.qcow2");
+    }
+}
+
+#[test]
+fn two_cores_write_to_one_image() {
+    for (cluster, has_backing) in [(512, false), (64 << 10, true)] {
+        let folder = Folder::new();
+        let size = 8 << 20;
+        std::fs::write(folder.path("base.raw"), vec![9; size]).unwrap();
+        let backing = if has_backing { "-F raw -b base.raw" } else { "" };
+        folder.img(&format!("create -f qcow2 {backing} -o cluster_size={cluster} disk.qcow2 {size}"));
+        let backing = has_backing.then(|| file(&folder.path("base.raw")));
+        let device = Arc::new(try_open(&folder.path("disk.qcow2"), backing).unwrap());
+        let cores = Cores::start(&[CoreConfig::default(), CoreConfig::default()]).unwrap();
+        // Each core has every other block of 4 KiB.
+        let started: Vec<_> = (0..2u64)
+            .map(|number| {
+                let (core, device) = (cores.get(number as usize), device.clone());
+                std::thread::spawn(move || {
+                    let work = core.block_on(move |_| async move {
+                        let channel = device.open_channel().unwrap();
+                        let mut rng = Rng::new(number);
+                        let mut own = vec![None; size / 8192];
+                        for round in 0..2000u64 {
+                            let place = rng.below(own.len() as u64);
+                            let at = place * 8192 + number * 4096;
+                            let mut buffer = reactor::current().buffers().take(4096).await;
+                            if let (Some(byte), 0) = (own[place as usize], round % 2) {
+                                let (buffer, result) =
+                                    buffer.transfer(&*channel, Op::Read, Flags::NONE, at).await;
+                                assert!(result == Ok(()) && buffer.as_slice() == [byte; 4096], "at {at}");
+                                continue;
+                            }
+                            let byte = 1 + rng.draw() as u8 % 255;
+                            buffer.as_mut_slice().fill(byte);
+                            let flags = if round % 64 == 7 { Flags::FUA } else { Flags::NONE };
+                            assert_eq!(buffer.transfer(&*channel, Op::Write, flags, at).await.1, Ok(()));
+                            own[place as usize] = Some(byte);
+                        }
+                        own
+                    });
+                    work.unwrap()
+                })
+            })
+            .collect();
+        let written: Vec<_> = started.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let empty = if has_backing { 9 } else { 0 };
+        let mut expected = vec![empty; size];
+        for (number, own) in written.iter().enumerate() {
+            for (place, byte) in own.iter().enumerate().filter_map(|(place, byte)| Some((place, (*byte)?))) {
+                expected[place * 8192 + number * 4096..][..4096].fill(byte);
+            }
+        }
+        drop(cores);
+        assert!(contents(&(device.clone() as _)) == expected);
+        drop(device);
+        folder.img("check disk.qcow2");
+        assert!(folder.raw("", "disk.qcow2") == expected);
+    }
+}
+
+#[test]
+fn a_file_grows_ahead_and_is_cut_back_at_the_end() {
+    let folder = Folder::new();
+    folder.img("create -f qcow2 disk.qcow2 1G");
+    let len = || std::fs::metadata(folder.path("disk.qcow2")).unwrap().len();
+    let before = len();
+    let device = open(&folder, "disk.qcow2");
+    let mut disk = Disk { bytes: vec![0; 1 << 20], cluster: 65536, has_zeroes: true, has_discard: true };
+    disk.work(&device, 1, 40);
+    assert!(len() >= before + (1 << 20), "{} after {before}", len());
+    drop(device);
+    let end = len();
+    assert!(end > before && end <= before + (1 << 20) + (128 << 10), "{end} after {before}");
+    let said = folder.img("check disk.qcow2");
+    assert!(said.contains(&format!("Image end offset: {end}")), "{said}");
+}
+
+#[test]
+fn images_that_writes_would_damage_are_refused() {
+    let folder = Folder::new();
+    folder.img("create -f qcow2 -o data_file=data.raw data.qcow2 1M");
+    folder.img("create -f qcow2 -o extended_l2=on extended.qcow2 1M");
+    folder.img("create -f qcow2 bitmaps.qcow2 1M");
+    folder.img("bitmap --add bitmaps.qcow2 b");
+    folder.img("create -f qcow2 -o lazy_refcounts=on dirty.qcow2 1M");
+    folder.img("create -f qcow2 corrupt.qcow2 1M");
+    let mark = |image: &str, bits: u8| {
+        use std::os::unix::fs::FileExt;
+        let file = std::fs::File::options().write(true).open(folder.path(image)).unwrap();
+        file.write_all_at(&[bits], 79).unwrap();
+    };
+    mark("dirty.qcow2", 1);
+    mark("corrupt.qcow2", 2);
+    for (image, why) in [
+        ("data.qcow2", "images with an external data file are not written yet"),
+        ("extended.qcow2", "images with extended L2 entries are not written yet"),
+        ("bitmaps.qcow2", "1 dirty bitmaps, which writes do not keep yet"),
+        ("dirty.qcow2", "marked as dirty (qemu-img check -r all repairs that)"),
+        ("corrupt.qcow2", "marked as corrupt"),
+    ] {
+        let before = std::fs::read(folder.path(image)).unwrap();
+        let text = try_open(&folder.path(image), None).err().unwrap().to_string();
+        let expected = format!("cannot be written: {why} (readonly=on only reads)");
+        assert!(text.ends_with(&expected), "{text}");
+        assert!(std::fs::read(folder.path(image)).unwrap() == before, "{image} has changed");
+    }
+}
+
+#[test]
+fn copied_bits_of_a_table_that_a_snapshot_shares_are_not_believed() {
+    use std::os::unix::fs::FileExt;
+    let folder = Folder::new();
+    folder.img("create -f qcow2 disk.qcow2 1M");
+    folder.io("disk.qcow2", &["write -P 1 0 128k".into()]);
+    folder.img("snapshot -c snap disk.qcow2");
+    let file = std::fs::File::options().read(true).write(true).open(folder.path("disk.qcow2")).unwrap();
+    let mut word = [0; 8];
+    let read = |at: u64, word: &mut [u8; 8]| file.read_exact_at(word, at).map(|()| u64::from_be_bytes(*word));
+    let l1 = read(40, &mut word).unwrap();
+    let table = read(l1, &mut word).unwrap();
+    let entry = read(table, &mut word).unwrap();
+    assert_eq!((table >> 63, entry >> 63), (0, 0), "QEMU has cleared the bits");
+    file.write_all_at(&(entry | 1 << 63).to_be_bytes(), table).unwrap();
+    let device = open(&folder, "disk.qcow2");
+    let mut disk = Disk { bytes: vec![0; 1 << 20], cluster: 65536, has_zeroes: true, has_discard: true };
+    disk.bytes[..128 << 10].fill(1);
+    disk.work(&device, 3, 60);
+    drop(device);
+    assert!(folder.raw("", "disk.qcow2") == disk.bytes);
+    let snapshot = folder.raw("-l snap", "disk.qcow2");
+    assert!(snapshot[..128 << 10].iter().all(|byte| *byte == 1), "the snapshot has changed");
+}
+
+#[test]
+fn an_entry_that_points_into_metadata_stops_writes_and_marks_the_image() {
+    use std::os::unix::fs::FileExt;
+    let folder = Folder::new();
+    folder.img("create -f qcow2 disk.qcow2 1M");
+    folder.io("disk.qcow2", &["write -P 1 0 64k".into(), "write -P 2 64k 64k".into()]);
+    // The L2 table of this image is the fifth cluster; its second entry shall name the L1 table.
+    let file = std::fs::File::options().read(true).write(true).open(folder.path("disk.qcow2")).unwrap();
+    let mut l1 = [0; 8];
+    file.read_exact_at(&mut l1, 3 << 16).unwrap();
+    let table = u64::from_be_bytes(l1) & 0x00ff_ffff_ffff_fe00;
+    file.write_all_at(&((1u64 << 63) | (3 << 16)).to_be_bytes(), table + 8).unwrap();
+    let device = open(&folder, "disk.qcow2");
+    let results = reactor::run(async move {
+        let channel = device.open_channel().unwrap();
+        let write = async |at| {
+            let buffer = reactor::current().buffers().take(4096).await;
+            buffer.transfer(&*channel, Op::Write, Flags::NONE, at).await.1
+        };
+        let first = write(65536).await;
+        let (_, read) = crate::tools::read(&*channel, 0, 4096).await;
+        (first, write(0).await, read)
+    });
+    assert_eq!(results, (Err(IoError::Corrupt), Err(IoError::Corrupt), Ok(())));
+    let said = folder.img("info disk.qcow2");
+    assert!(said.contains("corrupt: true"), "{said}");
+}

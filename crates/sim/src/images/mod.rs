@@ -1,0 +1,220 @@
+//! Images in QEMU's format qcow2 that are written on several simulated cores, with power loss and
+//! failing writes.
+//!
+//! ```text
+//!   seed ─► Plan ─► boots: check the image ─► open ─► read the whole disk ─► users write ─► close, or power goes
+//! ```
+//!
+//! After each power loss [`qcow2::check`](mod@qcow2::check) must find a valid image, in which
+//! clusters may leak. After a clean end no further ones do. The disk reads as the oracle says.
+
+mod plan;
+mod world;
+
+pub use plan::Plan;
+
+use crate::run::{Outcome, caught};
+use crate::user::{Host, User};
+use base::mix;
+use block::{Device, Flags, Op};
+use plan::Boot;
+use qcow2::{Image, LiveImage, Qcow2};
+use reactor::Simulation;
+use std::rc::Rc;
+use std::sync::Arc;
+use world::World;
+
+/// A broken variant: of images, or of the tables below them.
+pub use qcow2::mutant::{Mutant, choose};
+
+/// Longest read of a snapshot in bytes.
+const PART: usize = 64 << 10;
+
+/// Draws the plan of a seed and runs it.
+pub fn run_seed(seed: u64) -> Outcome {
+    run_plan(&Plan::draw(seed), false)
+}
+
+/// Runs a plan.
+pub fn run_plan(plan: &Plan, is_tracing: bool) -> Outcome {
+    let world = World::new(plan);
+    world.machine.set_tracing(is_tracing);
+    world.count(|stats| stats.runs += 1);
+    let panicked = caught(|| run_boots(plan, &world, is_tracing));
+    let failure = panicked.or_else(|| world.failure());
+    Outcome { stats: world.stats.get(), failure }
+}
+
+fn run_boots(plan: &Plan, world: &Rc<World>, is_tracing: bool) {
+    // The last boot only looks, and closes the image.
+    let last = Boot::default();
+    for (number, boot) in (1..).zip(plan.boots.iter().chain([&last])) {
+        if is_tracing {
+            println!("boot {number}: {boot:?}");
+        }
+        run(world, mix(plan.seed ^ mix(number)), boot);
+        if world.failure().is_some() {
+            return;
+        }
+    }
+}
+
+/// Runs a boot to its end.
+fn run(world: &Rc<World>, seed: u64, boot: &Boot) {
+    world.machine.power_on();
+    let simulation = Simulation::start(seed, world.shape.cores + 1);
+    world.machine.crash_at(boot.crash);
+    let leaks = check(world, &simulation, world.leaks.take());
+    check_snapshot(world, &simulation);
+    match world.goes_on().then(|| open(world, &simulation)).flatten() {
+        Some(image) => {
+            use_image(world, &simulation, boot, &image);
+            if world.goes_on() && boot.crash.is_none() {
+                drop(image);
+                // A write that failed may leave a table and a block that nothing refers to.
+                let more = if boot.failing_write > 0 { 2 } else { 0 };
+                let most = leaks.map(|leaks| leaks + more);
+                world.leaks.set(check(world, &simulation, most));
+            } else {
+                power_off(world, &simulation);
+                drop(image);
+            }
+        }
+        None => world.count(|stats| stats.early_crashes += 1),
+    }
+    power_off(world, &simulation);
+    world.count(|stats| stats.crashes += 1);
+    if world.machine.in_flight() > 0 || world.machine.dropped() > 0 {
+        world.fail("a request was dropped or never ended".into());
+    }
+    drop(simulation);
+    world.lose_power();
+}
+
+/// Turns power off, and waits until every request has ended.
+fn power_off(world: &World, simulation: &Simulation) {
+    world.machine.power_off();
+    simulation.run_until(|| world.users.running() == 0 && world.machine.in_flight() == 0);
+}
+
+/// Checks the metadata of the image, in which at most `most` clusters leak if that is known.
+/// Returns how many do, unless power goes before.
+fn check(world: &World, simulation: &Simulation, most: Option<u64>) -> Option<u64> {
+    let file = world.file.clone();
+    let checked = simulation.cores()[0].remote().block_on(move |_| async move { qcow2::check(&file).await });
+    if !world.machine.is_on() {
+        return None;
+    }
+    let report = match checked.expect("the core runs") {
+        Ok(report) => report,
+        Err(error) => {
+            world.fail(format!("the image cannot be checked: {error}"));
+            return None;
+        }
+    };
+    let errors = report.corruptions + report.check_errors;
+    if errors > 0 || most.is_some_and(|most| report.leaks > most) {
+        world.fail(format!("{errors} errors, {} leaks, not {most:?}: {:?}", report.leaks, report.messages));
+    }
+    Some(report.leaks)
+}
+
+/// Compares the snapshot with what it must hold for ever.
+fn check_snapshot(world: &World, simulation: &Simulation) {
+    let Some(expected) = world.snapshot.clone() else { return };
+    let device: Arc<dyn Device> = Arc::new(world.file.clone());
+    let others = world.others();
+    let read = simulation.cores()[0].remote().block_on(move |_| async move {
+        let image = Image::open(device).await?.at_snapshot("s").await?;
+        let disk = Qcow2::new(image, others, PART as u64)?;
+        let Ok(channel) = disk.open_channel() else { return Ok(None) };
+        let mut bytes = Vec::new();
+        while bytes.len() < expected.len() {
+            let buffer = reactor::current().buffers().take(PART.min(expected.len() - bytes.len())).await;
+            let (buffer, result) =
+                buffer.transfer(&*channel, Op::Read, Flags::NONE, bytes.len() as u64).await;
+            if result.is_err() {
+                return Ok(None);
+            }
+            bytes.extend_from_slice(buffer.as_slice());
+        }
+        Ok::<_, qcow2::Error>(Some(bytes == expected))
+    });
+    if world.machine.is_on() && !matches!(read.expect("the core runs"), Ok(Some(true))) {
+        world.fail("the snapshot has changed".into());
+    }
+}
+
+/// Opens the image; `None` when power goes before, or something is wrong.
+fn open(world: &World, simulation: &Simulation) -> Option<LiveImage> {
+    let device: Arc<dyn Device> = Arc::new(world.file.clone());
+    let cores = simulation.cores();
+    let image = cores[0].remote().block_on(move |_| async move { Image::open(device).await });
+    let others = world.others();
+    let home = cores[world.shape.cores].remote();
+    let opened = image.expect("the core runs");
+    let opened = opened.and_then(|image| LiveImage::open_on(home, image, others, world.shape.cache_bytes));
+    match opened {
+        Ok(image) => Some(image),
+        Err(error) => {
+            if world.machine.is_on() {
+                world.fail(format!("the image does not open: {error}"));
+            }
+            None
+        }
+    }
+}
+
+/// Reads everything, then lets users work.
+fn use_image(world: &Rc<World>, simulation: &Simulation, boot: &Boot, image: &LiveImage) {
+    let spawn =
+        |core: usize, work: fn(User, u64, u64) -> crate::Local<'static, ()>, requests: u64, seed: u64| {
+            let core = &simulation.cores()[core];
+            let user = core.with_current(|| User::open(world.clone(), world.disk.clone(), image));
+            if let Some(user) = user {
+                world.users.spawn(core, work(user, requests, seed));
+            }
+        };
+    spawn(0, |user, _, _| Box::pin(user.verify()), 0, 0);
+    simulation.run_until(|| world.users.running() == 0);
+    if boot.failing_write > 0 {
+        world.file.fail_write(boot.failing_write);
+    }
+    for (number, requests) in boot.users.iter().enumerate() {
+        let seed = mix(boot.seed ^ number as u64);
+        spawn(number % world.shape.cores, |user, n, seed| Box::pin(user.work(n, seed)), *requests, seed);
+    }
+    simulation.run_until(|| world.users.running() == 0);
+    // No later write fails: the image must close without an error.
+    world.count(|stats| stats.failed_writes += u64::from(world.file.has_failed_write()));
+    world.file.revive();
+    world.file.forgive();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_write_of_a_short_life_may_fail() {
+        for seed in 0..80 {
+            let mut plan = Plan::draw(seed);
+            plan.shape.refcount_order = 6;
+            for failing_write in 1..12 {
+                let users = vec![1];
+                plan.boots = vec![Boot { seed, users, crash: None, failing_write }];
+                let outcome = run_plan(&plan, false);
+                assert_eq!(outcome.failure, None, "seed {seed}, write {failing_write}");
+            }
+        }
+    }
+
+    #[test]
+    fn images_stay_valid_and_keep_what_was_acknowledged_and_a_seed_means_one_run() {
+        for seed in 0..60 {
+            let outcome = run_seed(seed);
+            assert_eq!(outcome.failure, None, "seed {seed}");
+            assert_eq!(outcome.stats, run_seed(seed).stats, "seed {seed}");
+        }
+    }
+}

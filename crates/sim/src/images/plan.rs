@@ -1,0 +1,111 @@
+//! The events of a run, drawn from a seed.
+
+use crate::machine::CrashAt;
+use base::{Rng, mix};
+
+/// The image and its machine.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Bytes of the disk.
+    pub size: u64,
+    /// The cluster size as a power of two.
+    pub cluster_bits: u32,
+    /// A refcount has `1 << refcount_order` bits.
+    pub refcount_order: u32,
+    /// Of twelve clusters of the new image so many have data.
+    pub density: u64,
+    /// Whether the disk shares all its clusters with an internal snapshot.
+    pub has_snapshot: bool,
+    /// Bytes of the backing file, if there is one.
+    pub backing: Option<u64>,
+    /// Bytes that the file can have, if it cannot grow.
+    pub fixed: Option<u64>,
+    pub block_size: u32,
+    pub has_volatile_cache: bool,
+    pub has_zeroes: bool,
+    pub latency_ns: u64,
+    /// Cores with users.
+    pub cores: usize,
+    pub cache_bytes: u64,
+}
+
+/// The events between power on and power off.
+#[derive(Clone, Debug, Default)]
+pub struct Boot {
+    pub seed: u64,
+    /// The requests of each user.
+    pub users: Vec<u64>,
+    /// When power goes; without it the image is closed.
+    pub crash: Option<CrashAt>,
+    /// The write that fails, counted from the first request of a user; 0 for none.
+    pub failing_write: u32,
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub(super) seed: u64,
+    pub(super) shape: Shape,
+    pub(super) boots: Vec<Boot>,
+}
+
+impl Plan {
+    /// Draws the plan of a seed.
+    pub fn draw(seed: u64) -> Plan {
+        let mut rng = Rng::new(mix(seed));
+        let shape = Shape::draw(&mut rng);
+        let boots = (0..2 + rng.below(6)).map(|_| Boot::draw(&mut rng)).collect();
+        Plan { seed, shape, boots }
+    }
+}
+
+impl Shape {
+    fn draw(rng: &mut Rng) -> Shape {
+        let cluster_bits = 9 + rng.below(5) as u32;
+        let block_size = if cluster_bits >= 12 && rng.one_in(3) { 4096 } else { 512 };
+        // With the widest refcounts and the smallest clusters the refcount table soon is too short.
+        let is_long = cluster_bits == 9 && rng.one_in(3);
+        let size = match is_long {
+            true => 3 << 20,
+            false => (64 << 10) * (1 + rng.below(8)) + u64::from(block_size) * rng.below(9),
+        };
+        let backing =
+            rng.one_in(3).then(|| u64::from(block_size) * (1 + rng.below(size / u64::from(block_size))));
+        let clusters = size >> cluster_bits;
+        let room = (clusters + clusters / 4 + 40) << cluster_bits;
+        let has_snapshot = !is_long && rng.one_in(3);
+        let refcount_order = match (is_long, has_snapshot) {
+            (true, _) => 6,
+            (_, true) => 4,
+            _ => rng.below(7) as u32,
+        };
+        Shape {
+            size,
+            cluster_bits,
+            refcount_order,
+            density: if is_long { 7 } else { 1 + 4 * u64::from(has_snapshot) },
+            has_snapshot,
+            backing: backing.filter(|_| !is_long),
+            fixed: rng.one_in(4).then_some(room),
+            block_size,
+            has_volatile_cache: !rng.one_in(4),
+            has_zeroes: !rng.one_in(3),
+            latency_ns: [1000, 10_000, 100_000][rng.below(3) as usize],
+            cores: 1 + rng.below(2) as usize,
+            cache_bytes: 4096 * (1 + rng.below(8)),
+        }
+    }
+}
+
+impl Boot {
+    fn draw(rng: &mut Rng) -> Boot {
+        let users = (0..1 + rng.below(4)).map(|_| 1 + rng.log_uniform(100)).collect();
+        let crash = match rng.below(8) {
+            0..3 => Some(CrashAt::WriteStarted(1 + rng.log_uniform(400))),
+            3..6 => Some(CrashAt::WriteEnded(1 + rng.log_uniform(400))),
+            _ => None,
+        };
+        let failing_write = if rng.one_in(4) { 1 + rng.log_uniform(100) as u32 } else { 0 };
+        Boot { seed: rng.draw(), users, crash, failing_write }
+    }
+}

@@ -1,0 +1,278 @@
+//! State that outlives a boot: the image's file, its backing file, and the oracle of the disk.
+
+use super::plan::{Plan, Shape};
+use crate::disk::{DiskConfig, SimDisk};
+use crate::gate::Gate;
+use crate::machine::Machine;
+use crate::oracle::{Oracle, SECTOR};
+use crate::user::{Disk, Host};
+use crate::world::Stats;
+use base::{Rng, mix};
+use block::IoError;
+use qcow2::Others;
+use qcow2::entry::{COMPRESSED, COPIED, OFFSET};
+use qcow2::write::{Options, Output, Writer};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// All that a run is about.
+pub struct World {
+    pub shape: Shape,
+    pub machine: Arc<Machine>,
+    /// The file of the image.
+    pub file: SimDisk,
+    pub backing: Option<SimDisk>,
+    pub disk: Disk,
+    pub users: Gate,
+    pub stats: Cell<Stats>,
+    /// The content of the internal snapshot, if there is one.
+    pub snapshot: Option<Vec<u8>>,
+    /// Clusters that leaked when the image was closed, if it was and no power has been lost since.
+    pub leaks: Cell<Option<u64>>,
+    failure: RefCell<Option<String>>,
+}
+
+impl World {
+    /// A new image, of which some clusters are compressed zeroes, and others data.
+    pub fn new(plan: &Plan) -> Rc<World> {
+        let shape = plan.shape.clone();
+        let machine = Machine::new();
+        let mut rng = Rng::new(plan.seed).fork(5);
+        let mut oracle = Oracle::new(mix(plan.seed), shape.size);
+        let backing = shape.backing.map(|bytes| {
+            let disk = new_disk("backing", &machine, &shape, bytes, rng.draw());
+            disk.poke(0, &write(&mut oracle, 0, bytes));
+            disk
+        });
+        let mut content = vec![0; shape.size as usize];
+        if let (Some(disk), Some(bytes)) = (&backing, shape.backing) {
+            disk.peek(0, &mut content[..bytes as usize]);
+        }
+        let (image, is_shared) = create(&shape, &mut oracle, &mut content, &mut rng);
+        let bytes = image.len().next_multiple_of(shape.block_size as usize) as u64;
+        let file =
+            new_disk("file", &machine, &shape, shape.fixed.map_or(bytes, |room| room.max(bytes)), rng.draw());
+        if shape.fixed.is_none() {
+            file.let_resize();
+        }
+        file.poke(0, &image);
+        let disk = Disk {
+            name: "the image".into(),
+            oracle: Rc::new(RefCell::new(oracle)),
+            size: Rc::new(Cell::new(shape.size)),
+            block_size: shape.block_size,
+            // Entries of tables are written by flushes, whatever the disk below has.
+            has_volatile_cache: true,
+            keeps_failed_writes: false,
+        };
+        Rc::new(World {
+            machine,
+            file,
+            backing,
+            disk,
+            users: Gate::default(),
+            stats: Cell::default(),
+            snapshot: is_shared.then_some(content),
+            leaks: Cell::new(Some(0)),
+            failure: RefCell::default(),
+            shape,
+        })
+    }
+
+    /// Changes the counts.
+    pub fn count(&self, change: impl FnOnce(&mut Stats)) {
+        let mut stats = self.stats.get();
+        change(&mut stats);
+        self.stats.set(stats);
+    }
+
+    /// The devices below the disk, but for the image's file.
+    pub fn others(&self) -> Others {
+        let backing = self.backing.clone().map(|disk| Arc::new(disk) as Arc<dyn block::Device>);
+        Others { backing, data_file: None }
+    }
+
+    /// Returns the first failure.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.borrow().clone()
+    }
+
+    /// Power has gone, and every request has ended.
+    pub fn lose_power(&self) {
+        self.file.lose_cache();
+        self.file.revive();
+        self.file.forgive();
+        self.disk.oracle.borrow_mut().crash();
+    }
+}
+
+impl Host for World {
+    fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    fn goes_on(&self) -> bool {
+        self.machine.is_on() && self.failure.borrow().is_none()
+    }
+
+    fn fail(&self, what: String) {
+        self.failure.borrow_mut().get_or_insert(what);
+    }
+
+    fn count_operation(&self) {
+        self.count(|stats| stats.operations += 1);
+    }
+
+    fn excuses(&self, error: IoError) -> bool {
+        match error {
+            // One failed write may fail several requests: those of its flush, and of the next.
+            IoError::Medium => self.file.has_failed_write(),
+            // Clusters that have leaked take room.
+            IoError::NoSpace => self.shape.fixed.is_some(),
+            _ => false,
+        }
+    }
+}
+
+fn new_disk(name: &str, machine: &Arc<Machine>, shape: &Shape, capacity: u64, seed: u64) -> SimDisk {
+    let config = DiskConfig {
+        capacity,
+        block_size: shape.block_size,
+        has_volatile_cache: shape.has_volatile_cache,
+        has_zeroes: shape.has_zeroes,
+        latency_ns: shape.latency_ns,
+        seed,
+    };
+    SimDisk::new(name, machine, &config)
+}
+
+/// New data for a range, which is durable.
+fn write(oracle: &mut Oracle, offset: u64, len: u64) -> Vec<u8> {
+    let (lba, count) = (offset / SECTOR as u64, len / SECTOR as u64);
+    let mut bytes = vec![0; len as usize];
+    let version = oracle.new_version();
+    oracle.fill(lba, version, &mut bytes);
+    let ticket = oracle.begin_write(lba, count, version);
+    oracle.end_write(lba, count, ticket, true, true);
+    bytes
+}
+
+/// Makes a range zeroes, which are durable.
+fn clear(oracle: &mut Oracle, offset: u64, len: u64) {
+    let (lba, count) = (offset / SECTOR as u64, len / SECTOR as u64);
+    let ticket = oracle.begin_write(lba, count, crate::ZEROES);
+    oracle.end_write(lba, count, ticket, true, true);
+}
+
+/// The file of a new image, and whether it has a snapshot. `content`: that of the backing file, and
+/// then that of the disk.
+fn create(shape: &Shape, oracle: &mut Oracle, content: &mut [u8], rng: &mut Rng) -> (Vec<u8>, bool) {
+    let mut options = Options::new(shape.size);
+    options.cluster_bits = shape.cluster_bits;
+    options.refcount_order = shape.refcount_order;
+    options.backing = shape.backing.map(|_| ("backing".into(), "raw".into()));
+    let cluster = options.cluster_size();
+    let mut writer = Writer::new(options, Bytes(Vec::new())).expect("options that fit");
+    for offset in (0..shape.size).step_by(cluster as usize) {
+        let len = cluster.min(shape.size - offset);
+        let own = &mut content[offset as usize..][..len as usize];
+        let kind = rng.below(12);
+        let written = if kind < shape.density {
+            own.copy_from_slice(&write(oracle, offset, len));
+            writer.write(offset, own)
+        } else if kind == 11 && len == cluster {
+            own.fill(0);
+            clear(oracle, offset, len);
+            writer.write_compressed(offset, &vec![0; len as usize])
+        } else if kind == 10 {
+            own.fill(0);
+            clear(oracle, offset, len);
+            writer.write_zeroes(offset)
+        } else {
+            Ok(())
+        };
+        written.expect("memory");
+    }
+    let (Bytes(mut bytes), len) = writer.finish().expect("memory");
+    bytes.resize(len as usize, 0);
+    let is_shared = shape.has_snapshot && share(&mut bytes, shape);
+    (bytes, is_shared)
+}
+
+/// Makes an internal snapshot of an image whose refcounts have 16 bits, if its last refcount block
+/// has room: the disk then shares all its clusters and L2 tables. Returns whether it has.
+fn share(image: &mut Vec<u8>, shape: &Shape) -> bool {
+    let word =
+        |image: &[u8], at: u64| u64::from_be_bytes(image[at as usize..][..8].try_into().expect("8 bytes"));
+    let cluster = 1u64 << shape.cluster_bits;
+    let (l1, refcounts) = (word(image, 40), word(image, 48));
+    let l1_bytes = 8 * shape.size.div_ceil(cluster / 8 * cluster);
+    let refer = |image: &mut Vec<u8>, number: u64| {
+        let (per_block, width) = (cluster / 2, 2);
+        let at = (word(image, refcounts + number / per_block * 8) + number % per_block * width) as usize;
+        let count = u16::from_be_bytes([image[at], image[at + 1]]) + 1;
+        image[at..at + 2].copy_from_slice(&count.to_be_bytes());
+    };
+    let table = image.len() as u64;
+    let copy = table + cluster;
+    let end = copy + l1_bytes.next_multiple_of(cluster);
+    let is_counted = |number: u64| {
+        let block = number / (cluster / 2);
+        block < cluster / 8 && word(image, refcounts + block * 8) != 0
+    };
+    if !(table / cluster..end / cluster).all(is_counted) {
+        return false;
+    }
+    image.resize(end as usize, 0);
+    (table / cluster..end / cluster).for_each(|number| refer(image, number));
+    for at in (l1..l1 + l1_bytes).step_by(8) {
+        let entry = word(image, at) & !COPIED;
+        image[at as usize..][..8].copy_from_slice(&entry.to_be_bytes());
+        if entry == 0 {
+            continue;
+        }
+        refer(image, entry / cluster);
+        for slot in (entry..entry + cluster).step_by(8) {
+            let data = word(image, slot) & !COPIED;
+            image[slot as usize..][..8].copy_from_slice(&data.to_be_bytes());
+            let offset_bits = 62 - (shape.cluster_bits - 8);
+            let clusters = match data & COMPRESSED {
+                0 if data & OFFSET == 0 => continue,
+                0 => (data & OFFSET) / cluster..(data & OFFSET) / cluster + 1,
+                _ => {
+                    let offset = data & ((1 << offset_bits) - 1);
+                    let sectors = (data & (COMPRESSED - 1)) >> offset_bits;
+                    offset / cluster..(offset / 512 * 512 + (sectors + 1) * 512).div_ceil(cluster)
+                }
+            };
+            clusters.for_each(|number| refer(image, number));
+        }
+    }
+    image.copy_within(l1 as usize..(l1 + l1_bytes) as usize, copy as usize);
+    let mut snapshot = [0; 60];
+    snapshot[..8].copy_from_slice(&copy.to_be_bytes());
+    snapshot[8..12].copy_from_slice(&(l1_bytes as u32 / 8).to_be_bytes());
+    snapshot[12..16].copy_from_slice(&[0, 1, 0, 1]); // lengths of identifier and name
+    snapshot[39] = 16; // bytes of extra data: two numbers
+    snapshot[48..56].copy_from_slice(&shape.size.to_be_bytes());
+    snapshot[56..58].copy_from_slice(b"1s");
+    image[table as usize..][..60].copy_from_slice(&snapshot);
+    image[60..64].copy_from_slice(&1u32.to_be_bytes());
+    image[64..72].copy_from_slice(&table.to_be_bytes());
+    true
+}
+
+/// A file in memory.
+struct Bytes(Vec<u8>);
+
+impl Output for Bytes {
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+        let end = offset as usize + bytes.len();
+        if self.0.len() < end {
+            self.0.resize(end, 0);
+        }
+        self.0[offset as usize..end].copy_from_slice(bytes);
+        Ok(())
+    }
+}
