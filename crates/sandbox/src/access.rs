@@ -9,6 +9,8 @@ pub enum Access {
     Read,
     /// Open existing files for reading and writing; list.
     ReadWrite,
+    /// As [`Access::ReadWrite`], and change the length of files.
+    Resize,
     /// Make sockets, and remove files.
     Sockets,
     /// Make, read, write and remove regular files; make directories.
@@ -21,6 +23,7 @@ pub(crate) fn rights(access: Access) -> BitFlags<AccessFs> {
         Access::Read => make_bitflags!(AccessFs::{ReadFile | ReadDir | IoctlDev}),
         // No right to truncate: images and members keep their length.
         Access::ReadWrite => make_bitflags!(AccessFs::{ReadFile | ReadDir | WriteFile | IoctlDev}),
+        Access::Resize => rights(Access::ReadWrite) | AccessFs::Truncate,
         Access::Sockets => make_bitflags!(AccessFs::{MakeSock | RemoveFile}),
         Access::Files => {
             make_bitflags!(AccessFs::{

@@ -76,9 +76,9 @@ fn needed_by_paths(profile: &Profile) -> Vec<Capability> {
 
 fn flags(path: &Path, access: Access) -> AccessFlags {
     match access {
-        Access::ReadWrite if !path.is_dir() => AccessFlags::R_OK | AccessFlags::W_OK,
+        Access::ReadWrite | Access::Resize if !path.is_dir() => AccessFlags::R_OK | AccessFlags::W_OK,
         Access::Sockets | Access::Files => AccessFlags::W_OK | AccessFlags::X_OK,
-        Access::Read | Access::ReadWrite => AccessFlags::R_OK,
+        Access::Read | Access::ReadWrite | Access::Resize => AccessFlags::R_OK,
     }
 }
 

@@ -86,16 +86,21 @@ mod tests {
     fn paths_are_closed_but_for_those_that_are_kept() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
-        for name in ["closed", "read", "written"] {
+        for name in ["closed", "read", "written", "resized"] {
             fs::write(path(name), b"x").unwrap();
         }
         let mut profile = Profile::default();
         profile.allow(path("read"), Access::Read);
         profile.allow(path("written"), Access::ReadWrite);
+        profile.allow(path("resized"), Access::Resize);
         profile.allow(path("never"), Access::ReadWrite);
         profile.allow(path("read"), Access::Sockets); // means nothing for a file
-        confined(&profile, |_| {
+        confined(&profile, |version| {
+            const FIRST_WITH_TRUNCATION: i32 = 3;
             let write = |name| OpenOptions::new().read(true).write(true).open(path(name));
+            assert_eq!(kind(write("resized").and_then(|file| file.set_len(9))), None);
+            let refused = (version >= FIRST_WITH_TRUNCATION).then_some(ErrorKind::PermissionDenied);
+            assert_eq!(kind(write("written").and_then(|file| file.set_len(9))), refused);
             assert_eq!(kind(File::open(path("closed"))), Some(ErrorKind::PermissionDenied));
             assert_eq!(kind(File::open(path("read"))), None);
             assert_eq!(kind(write("read")), Some(ErrorKind::PermissionDenied));

@@ -183,7 +183,8 @@ impl Profile {
 
     /// Returns the paths that can be opened at present.
     pub fn permits(&self) -> Permits {
-        let roots = self.paths.iter().filter(|(_, access)| *access == Access::ReadWrite);
+        let is_writable = |access| matches!(access, Access::ReadWrite | Access::Resize);
+        let roots = self.paths.iter().filter(|(_, access)| is_writable(*access));
         Permits(Some(roots.filter_map(|(path, _)| path.canonicalize().ok()).collect()))
     }
 }

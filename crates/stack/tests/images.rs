@@ -63,7 +63,7 @@ fn at(folder: &Path, rest: &str) -> String {
 fn backing_files_are_opened_only_on_request() {
     let folder = chain();
     let device = open(&at(folder.path(), "top.qcow2,backing=auto")).unwrap();
-    assert!(device.limits().read_only);
+    assert!(!device.limits().read_only);
     assert_eq!(first_bytes(device, 5), [1, 2, 3, 1, 0]);
     let error = open(&at(folder.path(), "top.qcow2")).err().unwrap();
     assert!(
@@ -78,7 +78,7 @@ fn backing_files_are_opened_only_on_request() {
     assert_eq!(first_bytes(device, 5), [1, 2, 3, 1, 0]);
     // Several readers share the files; a writer is not among them.
     let devices: Vec<_> = ["top.qcow2,backing=auto", "mid.qcow2,backing=auto", "low.qcow2"]
-        .map(|rest| open(&at(folder.path(), rest)).unwrap())
+        .map(|rest| open(&at(folder.path(), &format!("{rest},readonly=on"))).unwrap())
         .into();
     assert_eq!(devices.len(), 3);
     let writer = format!("io_uring:path={}/low.qcow2", folder.path().display());
@@ -89,6 +89,30 @@ fn backing_files_are_opened_only_on_request() {
     let error = open(&at(folder.path(), "top.qcow2,backing=auto")).err().unwrap();
     assert!(error.contains("low.qcow2 is open for writing elsewhere"), "{error}");
     drop(writer);
+}
+
+#[test]
+fn writes_go_to_the_top_of_a_chain_and_nowhere_else() {
+    let folder = chain();
+    let below = || ["low.qcow2", "mid.qcow2"].map(|image| std::fs::read(folder.path().join(image)).unwrap());
+    let before = below();
+    let device = open(&at(folder.path(), "top.qcow2,backing=auto")).unwrap();
+    let second = open(&at(folder.path(), "top.qcow2,backing=auto")).err().unwrap();
+    assert!(second.contains("top.qcow2 is open for writing elsewhere"), "{second}");
+    reactor::run(async move {
+        let channel = device.open_channel().unwrap();
+        for cluster in [1, 4] {
+            let mut buffer = reactor::current().buffers().take(512).await;
+            buffer.as_mut_slice().fill(9);
+            let (_, written) = buffer.transfer(&*channel, Op::Write, Flags::NONE, cluster << 16).await;
+            assert_eq!(written, Ok(()));
+        }
+    });
+    img(&folder, "check -q top.qcow2");
+    let device = open(&at(folder.path(), "top.qcow2,backing=auto,readonly=on")).unwrap();
+    assert!(device.limits().read_only);
+    assert_eq!(first_bytes(device, 5), [1, 9, 3, 1, 9]);
+    assert!(below() == before, "a backing file has changed");
 }
 
 #[test]
@@ -135,9 +159,12 @@ fn data_file_and_snapshot_are_chosen_by_key() {
     img(&folder, "create -q -f qcow2 -o data_file=data.raw disk.qcow2 1M");
     write(&folder, "disk.qcow2", "write -P 5 0 64k");
     let data = folder.path().join("data.raw");
-    let device = open(&at(folder.path(), &format!("disk.qcow2,data={}", data.display()))).unwrap();
+    let device =
+        open(&at(folder.path(), &format!("disk.qcow2,readonly=on,data={}", data.display()))).unwrap();
     assert_eq!(first_bytes(device, 2), [5, 0]);
     let error = open(&at(folder.path(), "disk.qcow2")).err().unwrap();
+    assert!(error.contains("images with an external data file are not written yet"), "{error}");
+    let error = open(&at(folder.path(), "disk.qcow2,readonly=on")).err().unwrap();
     assert!(error.ends_with(r#"disk.qcow2: the data file "data.raw" is not open"#), "{error}");
     img(&folder, "create -q -f qcow2 snap.qcow2 1M");
     write(&folder, "snap.qcow2", "write -P 6 0 64k");

@@ -54,7 +54,7 @@ fn keep_file(profile: &mut Profile, options: &io_uring::Options) {
 }
 
 fn keep_image(profile: &mut Profile, options: &qcow2::Options) {
-    profile.allow(&options.file, Access::Read);
+    profile.allow(&options.file, if options.is_writable() { Access::Resize } else { Access::Read });
     if let Some(data) = &options.data {
         profile.allow(data, Access::Read);
     }

@@ -412,8 +412,7 @@ impl DeviceConfig {
             DeviceConfig::NvmeTcp(options) => options.read_only = true,
             DeviceConfig::NvmeUring(options) => options.read_only = true,
             DeviceConfig::Rbd(options) => options.make_read_only(),
-            // Images are only read.
-            DeviceConfig::Qcow2(_) => {}
+            DeviceConfig::Qcow2(options) => options.read_only = true,
             // The server decides.
             DeviceConfig::VirtioBlk(_) => {}
             DeviceConfig::VirtioBlkUring(options) => options.read_only = true,

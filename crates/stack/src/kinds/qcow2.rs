@@ -4,12 +4,12 @@
 //! one directory. The format of a backing file is the one that the image states, never a guess: a
 //! guest can make its raw disk look like an image.
 
-use super::ID;
+use super::{ID, READ_ONLY};
 use crate::spec::{Kind, Spec, SpecError, Switch, Value, key};
 use base::Size;
 use block::{Device, DeviceError};
 use drivers::io_uring;
-use qcow2::{DEFAULT_CACHE_BYTES, Header, Image, Others, Qcow2};
+use qcow2::{DEFAULT_CACHE_BYTES, Header, Image, LiveImage, Others, Qcow2};
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -20,7 +20,7 @@ const MAX_DEPTH: usize = 64;
 
 pub(super) static QCOW2: Kind = Kind {
     name: "qcow2",
-    about: "a disk image in QEMU's format qcow2, which is only read",
+    about: "a disk image in QEMU's format qcow2",
     keys: &[
         key("file", "PATH", "the image"),
         key("backing", "none|auto", "whether backing files are opened that the image names [none]"),
@@ -28,7 +28,7 @@ pub(super) static QCOW2: Kind = Kind {
         key("data", "PATH", "the external data file, if the image has one"),
         key("snapshot", "NAME", "identifier or name of the internal snapshot to read instead of the disk"),
         key("cache", "SIZE", "most bytes of tables in memory, for each image of a chain [32M]"),
-        key("readonly", "on|off", "must be on: images are not written yet [on]"),
+        READ_ONLY,
         ID,
     ],
 };
@@ -48,6 +48,8 @@ pub struct Options {
     pub snapshot: Option<String>,
     /// Most bytes of tables in memory.
     pub cache_bytes: u64,
+    /// Refuse writes. A snapshot is only read in any case.
+    pub read_only: bool,
 }
 
 impl Options {
@@ -60,26 +62,30 @@ impl Options {
             data: None,
             snapshot: None,
             cache_bytes: DEFAULT_CACHE_BYTES,
+            read_only: false,
         }
     }
 
     pub(super) fn parse(spec: &Spec) -> Result<Options, SpecError> {
-        let Switch(is_read_only) = spec.get_or("readonly", Switch(true))?;
-        if !is_read_only {
-            return Err(spec.refuse("readonly=off: qcow2 images are not written yet"));
-        }
+        let Switch(read_only) = spec.get_or("readonly", Switch(false))?;
         let options = Options {
             follow: spec.get_or("backing", Follow(false))?.0,
             image_dir: spec.get("image-dir")?,
             data: spec.get("data")?,
             snapshot: spec.get("snapshot")?,
             cache_bytes: spec.get_or("cache", Size(DEFAULT_CACHE_BYTES))?.0,
+            read_only,
             ..Options::new(spec.require::<PathBuf>("file")?)
         };
         if options.image_dir.is_some() && !options.follow {
             return Err(spec.refuse("image-dir= belongs to backing=auto"));
         }
         Ok(options)
+    }
+
+    /// Whether clients may write.
+    pub(super) fn is_writable(&self) -> bool {
+        !self.read_only && self.snapshot.is_none()
     }
 
     /// The directory that backing files must be in.
@@ -94,7 +100,10 @@ impl Options {
     /// When a file cannot be opened or is no valid image, or the image names a file that may not be
     /// opened.
     pub fn open(&self) -> Result<Arc<dyn Device>, DeviceError> {
-        let top = open_file(&self.file)?;
+        let top = match self.is_writable() {
+            true => open_for_writing(&self.file)?,
+            false => open_file(&self.file)?,
+        };
         let header = read_header(top.clone())?;
         let below =
             if self.follow { chain(&self.file, &header, self.image_dir.as_deref())? } else { Vec::new() };
@@ -112,7 +121,11 @@ impl Options {
             });
         }
         let data_file = self.data.as_deref().map(open_file).transpose()?;
-        open_image(top, Others { backing, data_file }, self.snapshot.clone(), self.cache_bytes)
+        let others = Others { backing, data_file };
+        match self.is_writable() {
+            true => open_live(top, others, self.cache_bytes),
+            false => open_image(top, others, self.snapshot.clone(), self.cache_bytes),
+        }
     }
 }
 
@@ -228,6 +241,10 @@ fn open_file(path: &Path) -> Result<Arc<dyn Device>, DeviceError> {
     Ok(Arc::new(io_uring::UringDevice::open(&options)?))
 }
 
+fn open_for_writing(path: &Path) -> Result<Arc<dyn Device>, DeviceError> {
+    Ok(Arc::new(io_uring::UringDevice::open(&io_uring::Options::new(path))?))
+}
+
 fn as_device_error(error: qcow2::Error) -> DeviceError {
     DeviceError::new(error.image, error.problem.to_string())
 }
@@ -252,6 +269,15 @@ fn open_image(
     Ok(Arc::new(opened.map_err(as_device_error)?))
 }
 
+fn open_live(
+    device: Arc<dyn Device>,
+    others: Others,
+    cache_bytes: u64,
+) -> Result<Arc<dyn Device>, DeviceError> {
+    let image = reactor::run(async move { Image::open(device).await }).map_err(as_device_error)?;
+    Ok(Arc::new(LiveImage::open(image, others, cache_bytes).map_err(as_device_error)?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,7 +290,15 @@ mod tests {
     #[test]
     fn options_are_parsed_and_what_contradicts_is_refused() {
         let defaults = Options::new("/a.qcow2");
-        assert_eq!(options("qcow2:file=/a.qcow2,readonly=on").unwrap(), defaults);
+        assert_eq!(options("qcow2:file=/a.qcow2").unwrap(), defaults);
+        let read_only = options("qcow2:file=/a.qcow2,readonly=on").unwrap();
+        assert_eq!(read_only, Options { read_only: true, ..defaults.clone() });
+        let is_writable = |text: &str| options(text).unwrap().is_writable();
+        assert!(
+            is_writable("qcow2:file=a")
+                && !is_writable("qcow2:file=a,snapshot=s")
+                && !read_only.is_writable()
+        );
         let all = "qcow2:file=/a.qcow2,backing=auto,image-dir=/b,data=/c,snapshot=s,cache=1M";
         let expected = Options {
             follow: true,
@@ -276,7 +310,6 @@ mod tests {
         };
         assert_eq!(options(all).unwrap(), expected);
         let refusal = |text: &str| options(text).unwrap_err().to_string();
-        assert!(refusal("qcow2:file=a,readonly=off").ends_with("qcow2 images are not written yet"));
         assert!(refusal("qcow2:file=a,image-dir=/b").ends_with("image-dir= belongs to backing=auto"));
         assert!(refusal("qcow2:file=a,backing=all").contains("none or auto"));
         assert!(refusal("qcow2").contains("file"));
