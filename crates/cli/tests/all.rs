@@ -9,6 +9,7 @@ mod bench;
 mod common;
 mod grow;
 mod image;
+mod image_served;
 mod labels;
 mod nvme_tcp;
 mod pool;

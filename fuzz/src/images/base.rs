@@ -11,6 +11,7 @@ const DATA: u64 = METADATA;
 const COPIED: u64 = 1 << 63;
 
 /// An image, and what its disk has.
+#[derive(Clone)]
 pub struct Base {
     /// The file.
     pub bytes: Vec<u8>,

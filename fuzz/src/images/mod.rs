@@ -1,18 +1,19 @@
 //! Hostile disk images in the format qcow2: edited metadata, compressed data and lengths.
 //!
 //! An input takes an image that was built here (`base`), edits it, checks it and reads it: the
-//! disk, its internal snapshots, its block status and its map.
+//! disk, its internal snapshots, its block status and its map. Then it writes to the disk, zeroes
+//! and discards parts of it, and closes the image.
 //!
 //! Nothing may panic, and every step ends. An image that was not edited is clean and has the data
-//! that its builder wrote.
+//! that its builder wrote, and then the data that was written to it.
 
 mod base;
 
 use crate::input::Input;
 use base::Base;
-use block::{Device, Flags, IoResult, Op, StatusReport};
+use block::{Device, Flags, IoResult, Op, Request, StatusReport};
 use drivers::mem::{MemDevice, Options};
-use qcow2::{Image, Map, Others, Qcow2};
+use qcow2::{Image, LiveImage, Map, Others, Qcow2};
 use reactor::{Core, CoreConfig, CoreRef, Cores};
 use std::sync::{Arc, OnceLock};
 
@@ -28,10 +29,19 @@ const MOST_RUNS: usize = 1000;
 /// Bytes of a backing file or data file.
 const OTHER_BYTES: u64 = 256 << 10;
 
-/// The core that reads every image.
-fn core() -> CoreRef {
+/// Bytes behind the image for new clusters.
+const ROOM: u64 = 2 << 20;
+/// Requests to a disk that is written.
+const WRITES: u64 = 8;
+/// Longest of them in bytes.
+const MOST_WRITTEN: u64 = 32 << 10;
+
+/// The core that uses every image, and the one that writes metadata.
+fn cores() -> [CoreRef; 2] {
     static CORES: OnceLock<Cores> = OnceLock::new();
-    CORES.get_or_init(|| Cores::start(&[CoreConfig::default()]).expect("a core")).get(0)
+    let cores =
+        CORES.get_or_init(|| Cores::start(&[CoreConfig::default(), CoreConfig::default()]).expect("cores"));
+    [cores.get(0), cores.get(1)]
 }
 
 /// Runs one input.
@@ -49,8 +59,83 @@ pub fn run(bytes: &[u8]) {
         }
         edit(&mut image, &base, &mut input);
     }
-    let done = core().block_on(move |core| async move { use_image(&core, image, &base, is_intact).await });
+    let [core, home] = cores();
+    let (read, expected) = (image.clone(), base.clone());
+    let done = core.block_on(move |core| async move { use_image(&core, read, &expected, is_intact).await });
     done.expect("the core runs");
+    let seed = bytes.iter().fold(1, |seed, byte| ::base::mix(seed ^ u64::from(*byte)));
+    write(&core, &home, image, is_intact.then_some(base), seed);
+}
+
+/// Writes to the disk of an image, and closes it. `expected` is what was built.
+fn write(core: &CoreRef, home: &CoreRef, bytes: Vec<u8>, expected: Option<Base>, seed: u64) {
+    let is_intact = expected.is_some();
+    let opened = core.block_on(move |core| async move {
+        let device: Arc<dyn Device> = store(&core, &bytes, ROOM).await;
+        (device.clone(), Image::open(device).await)
+    });
+    let (device, Ok(image)) = opened.expect("the core runs") else { return };
+    let backing = image.header.backing_file.is_some().then(|| disk(OTHER_BYTES) as Arc<dyn Device>);
+    let can_write = !image.header.has_data_file() && !image.header.has_extended_l2();
+    let live = match LiveImage::open_on(home.clone(), image, Others { backing, data_file: None }, 1 << 13) {
+        Ok(live) => Arc::new(live),
+        Err(error) => return assert!(!(is_intact && can_write), "an intact disk is opened: {error}"),
+    };
+    let written = live.clone();
+    let done = core.block_on(move |core| async move { change(&core, &written, expected, seed).await });
+    done.expect("the core runs");
+    drop(live);
+    let checked = core.block_on(move |_| async move { qcow2::check(&*device).await });
+    let report = checked.expect("the core runs");
+    if is_intact {
+        assert_eq!(
+            report.expect("an image is checked").messages,
+            [""; 0],
+            "an image that was closed is clean"
+        );
+    }
+}
+
+/// Makes random requests that change a disk, and reads it.
+async fn change(core: &Core, disk: &LiveImage, expected: Option<Base>, seed: u64) {
+    let channel = disk.open_channel().expect("a channel");
+    let blocks = disk.limits().capacity.min(MOST_READ) / 512;
+    let mut rng = ::base::Rng::new(seed);
+    let mut wanted: Option<Vec<u8>> =
+        expected.map(|base| (0..blocks * 512).map(|at| base.byte(at)).collect());
+    for _ in 0..WRITES {
+        let at = rng.below(blocks) * 512;
+        let len = 512 * (1 + rng.below((MOST_WRITTEN / 512).min(blocks - at / 512)));
+        let byte = rng.draw() as u8;
+        let result = match rng.below(4) {
+            0 if disk.limits().max_write_zeroes > 0 => {
+                let result = channel.submit(&Request::write_zeroes(len, Flags::NONE), at).await;
+                fill(&mut wanted, at, len, 0);
+                result
+            }
+            1 => channel.submit(&Request::flush(), 0).await,
+            _ => {
+                let mut buffer = core.buffers().take(len as usize).await;
+                buffer.as_mut_slice().fill(byte);
+                let flags = if byte & 1 == 0 { Flags::FUA } else { Flags::NONE };
+                fill(&mut wanted, at, len, byte);
+                buffer.transfer(&*channel, Op::Write, flags, at).await.1
+            }
+        };
+        assert!(wanted.is_none() || result.is_ok(), "a request to an intact disk: {result:?}");
+    }
+    for at in (0..blocks * 512).step_by(PART as usize) {
+        let buffer = core.buffers().take(PART.min(blocks * 512 - at) as usize).await;
+        let (buffer, result) = buffer.transfer(&*channel, Op::Read, Flags::NONE, at).await;
+        let Some(wanted) = &wanted else { continue };
+        let wanted = &wanted[at as usize..][..buffer.as_slice().len()];
+        assert!(result == Ok(()) && buffer.as_slice() == wanted, "a disk has the data that was written");
+    }
+    let _ = channel.submit(&Request::discard(blocks * 512), 0).await;
+}
+
+fn fill(bytes: &mut Option<Vec<u8>>, at: u64, len: u64, byte: u8) {
+    bytes.iter_mut().for_each(|bytes| bytes[at as usize..][..len as usize].fill(byte));
 }
 
 /// Changes a number of the metadata, or the length of the file.
@@ -78,8 +163,9 @@ fn disk(size: u64) -> Arc<MemDevice> {
     Arc::new(MemDevice::new(&Options::new(size)).expect("a disk in memory"))
 }
 
-async fn use_image(core: &Core, bytes: Vec<u8>, base: &Base, is_intact: bool) {
-    let device = disk(bytes.len().next_multiple_of(512) as u64);
+/// A disk in memory with these bytes, and `room` more.
+async fn store(core: &Core, bytes: &[u8], room: u64) -> Arc<MemDevice> {
+    let device = disk(bytes.len().next_multiple_of(512) as u64 + room);
     let channel = device.open_channel().expect("a channel");
     for (number, part) in bytes.chunks(PART as usize).enumerate() {
         let mut buffer = core.buffers().take(part.len().next_multiple_of(512)).await;
@@ -88,6 +174,11 @@ async fn use_image(core: &Core, bytes: Vec<u8>, base: &Base, is_intact: bool) {
         let at = number as u64 * PART;
         buffer.transfer(&*channel, Op::Write, Flags::NONE, at).await.1.expect("a write to memory");
     }
+    device
+}
+
+async fn use_image(core: &Core, bytes: Vec<u8>, base: &Base, is_intact: bool) {
+    let device = store(core, &bytes, 0).await;
     let report = qcow2::check(&*device).await;
     if is_intact {
         let report = report.expect("an intact image is checked");

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// How long a test waits for an event. It bounds failures alone: a machine whose disk is busy with
 /// other work takes seconds for a durable write.
-const PATIENCE: Duration = Duration::from_secs(180);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Waits until what `show` returns is as wanted.
 #[track_caller]

@@ -562,6 +562,13 @@ impl Home {
         }
         // One that has begun changes refcounts.
         self.releasing.acquire(1).await;
+        let result = self.finish(view, least).await;
+        self.releasing.release(1);
+        result
+    }
+
+    /// Writes refcounts, and cuts off the end of the file.
+    async fn finish(&self, view: &Entries, least: u64) -> IoResult {
         if !mutant::is(Mutant::CloseWithoutRefcounts) {
             self.settle_all(view).await?;
         }

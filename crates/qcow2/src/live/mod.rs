@@ -35,11 +35,13 @@ use channel::{Live, LiveChannel};
 use home::Home;
 use mapping::{Config, Table};
 use metadata::Metadata;
-use reactor::{CoreConfig, CoreRef, Cores};
+use reactor::{CoreConfig, CoreRef, Cores, yield_now};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
+/// Turns of the home core that the drop of an image waits for its view.
+const MOST_TURNS: u32 = 100;
 /// Longest discard, and longest write of zeroes.
 const MOST_CLEARED: u64 = 1 << 40;
 
@@ -205,8 +207,16 @@ impl Drop for LiveImage {
         let Some(table) = self.table.take() else { return };
         let least = self.file_bytes;
         let closed = self.home.block_on(move |_| async move {
+            let view = table.view().map(|view| Rc::downgrade(&view));
             let result = close(&table, least).await;
             drop(table);
+            // The view ends in a turn of its own, and with it the file is closed. A grace period
+            // that waits for this thread can hold it longer.
+            for _ in 0..MOST_TURNS {
+                if view.as_ref().is_ok_and(|view| view.strong_count() > 0) {
+                    yield_now().await;
+                }
+            }
             result
         });
         match closed {

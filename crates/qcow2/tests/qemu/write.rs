@@ -353,3 +353,32 @@ fn an_entry_that_points_into_metadata_stops_writes_and_marks_the_image() {
     let said = folder.img("info disk.qcow2");
     assert!(said.contains("corrupt: true"), "{said}");
 }
+
+#[test]
+fn an_image_that_was_closed_can_be_opened_again_at_once() {
+    let folder = Folder::new();
+    folder.img("create -f qcow2 disk.qcow2 1M");
+    let cores = Cores::start(&[CoreConfig::default(), CoreConfig::default()]).unwrap();
+    for round in 0..100 {
+        let path = folder.path("disk.qcow2");
+        let opened = cores.get(0).block_on(move |_| async move {
+            let device: Arc<dyn Device> = Arc::new(UringDevice::open(&Options::new(&path)).unwrap());
+            Image::open(device).await.unwrap()
+        });
+        let image = opened.unwrap_or_else(|_| panic!("round {round}"));
+        let live = LiveImage::open_on(cores.get(1), image, Others::default(), 16 << 10).unwrap();
+        let live = Arc::new(live);
+        let used = live.clone();
+        let work = cores.get(0).block_on(move |core| async move {
+            let channel = used.open_channel().unwrap();
+            let buffer = core.buffers().take(512).await;
+            buffer.transfer(&*channel, Op::Write, Flags::NONE, 0).await.1.unwrap();
+            // Its clusters are freed in the background.
+            channel.submit(&Request::discard(1 << 20), 0).await.unwrap();
+            channel.submit(&Request::flush(), 0).await.unwrap();
+        });
+        work.unwrap();
+        drop(live);
+    }
+    folder.img("check disk.qcow2");
+}
