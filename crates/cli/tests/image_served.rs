@@ -16,8 +16,8 @@ fn qemu_img(folder: &Path, arguments: &str) -> i32 {
     status.unwrap_or_else(|error| panic!("qemu-img (package qemu-utils): {error}")).code().unwrap()
 }
 
-/// Checks the image when the process that had it open has given it up: the kernel may close the files
-/// of a killed one a moment later.
+/// Checks the image, when the process that had it open has given it up: the kernel may close the
+/// files of a killed one a moment later.
 fn check(folder: &Path) -> i32 {
     let started = Instant::now();
     loop {

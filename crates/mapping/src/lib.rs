@@ -18,8 +18,8 @@
 //!   [`Running`] that these return.
 //! * An entry changes under the lock of its slot ([`View::lock`]). Data that a change copies is
 //!   read after the lock was taken. The new entry is set after the new data was written.
-//! * Whatever an entry pointed to is used for something else only after three steps: the entry has
-//!   changed, the change is durable ([`View::flush`]), and a grace period has passed
+//! * Whatever an entry pointed to is used for something else only after three steps. The entry has
+//!   changed; the change is saved ([`View::flush`]) and durable; a grace period has passed
 //!   ([`View::grace`]).
 //! * A hold ([`View::hold`]) keeps changes from beginning, on all cores. A grace period after it
 //!   waits for those that had begun. An entry whose data requests change in place becomes shared

@@ -50,8 +50,9 @@ pub trait Format: Send + Sync + Sized + 'static {
     /// Reads the entries of a leaf into `entries`, whose entries are 0. `view` is its owner's.
     fn load(view: &Rc<View<Self>>, leaf: u64, entries: &Leaf) -> impl Future<Output = IoResult>;
 
-    /// Makes the entries of `slots` durable. Entries may change meanwhile; each is written as it
-    /// was at some moment of the call. `view` is the owner's.
+    /// Writes the entries of `slots`. Entries may change meanwhile; each is written as it was at
+    /// some moment of the call. The format decides whether they are durable then. `view` is the
+    /// owner's.
     fn save(
         view: &Rc<View<Self>>,
         leaf: u64,
@@ -357,7 +358,7 @@ impl<F: Format> View<F> {
         held
     }
 
-    /// Makes all entries durable that were set before the call.
+    /// Saves all entries that were set before the call.
     ///
     /// # Errors
     /// The first error of a save. Its entries count as not saved.

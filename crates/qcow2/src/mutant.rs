@@ -26,6 +26,8 @@ pub enum Mutant {
     SharedClusterInPlace,
     /// A flush makes data durable, and no table.
     FlushWithoutTables,
+    /// A flush writes tables, which a power loss may take back.
+    TablesNotDurable,
     /// A write with FUA makes its data durable, and no table.
     FuaWithoutTables,
     /// The rest of a cluster that was used before keeps its old bytes.
@@ -44,7 +46,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 16] = [
+    pub const ALL: [Mutant; 17] = [
         Mutant::EntryBeforeData,
         Mutant::EntryBeforeRefcount,
         Mutant::RefcountTableBeforeBlock,
@@ -54,6 +56,7 @@ impl Mutant {
         Mutant::ReleaseBeforeGrace,
         Mutant::SharedClusterInPlace,
         Mutant::FlushWithoutTables,
+        Mutant::TablesNotDurable,
         Mutant::FuaWithoutTables,
         Mutant::RestNotZeroed,
         Mutant::RestNotCopied,

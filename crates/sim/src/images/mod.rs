@@ -199,7 +199,7 @@ mod tests {
     fn each_write_of_a_short_life_may_fail() {
         for seed in 0..80 {
             let mut plan = Plan::draw(seed);
-            plan.shape.refcount_order = 6;
+            (plan.shape.refcount_order, plan.shape.has_snapshot) = (6, false);
             for failing_write in 1..12 {
                 let users = vec![1];
                 plan.boots = vec![Boot { seed, users, crash: None, failing_write }];

@@ -14,6 +14,8 @@ pub struct Shape {
     pub refcount_order: u32,
     /// Of twelve clusters of the new image so many have data.
     pub density: u64,
+    /// Most clusters of the new image with data.
+    pub most_data: u64,
     /// Whether the disk shares all its clusters with an internal snapshot.
     pub has_snapshot: bool,
     /// Bytes of the backing file, if there is one.
@@ -83,7 +85,9 @@ impl Shape {
             size,
             cluster_bits,
             refcount_order,
-            density: if is_long { 7 } else { 1 + 4 * u64::from(has_snapshot) },
+            // 4096 clusters fill the first refcount table: 164 of them have metadata.
+            most_data: if is_long { 3850 + rng.below(60) } else { u64::MAX },
+            density: if is_long { 8 } else { 1 + 4 * u64::from(has_snapshot) },
             has_snapshot,
             backing: backing.filter(|_| !is_long),
             fixed: rng.one_in(4).then_some(room),

@@ -174,11 +174,13 @@ fn create(shape: &Shape, oracle: &mut Oracle, content: &mut [u8], rng: &mut Rng)
     options.backing = shape.backing.map(|_| ("backing".into(), "raw".into()));
     let cluster = options.cluster_size();
     let mut writer = Writer::new(options, Bytes(Vec::new())).expect("options that fit");
+    let mut data = 0;
     for offset in (0..shape.size).step_by(cluster as usize) {
         let len = cluster.min(shape.size - offset);
         let own = &mut content[offset as usize..][..len as usize];
         let kind = rng.below(12);
-        let written = if kind < shape.density {
+        let written = if kind < shape.density && data < shape.most_data {
+            data += 1;
             own.copy_from_slice(&write(oracle, offset, len));
             writer.write(offset, own)
         } else if kind == 11 && len == cluster {
