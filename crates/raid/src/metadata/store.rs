@@ -158,7 +158,7 @@ pub struct Store {
     /// the member, the front copies say where the others are: one must be whole at each moment.
     lacks_front: Vec<AtomicBool>,
     /// The copy that holds the member's newest table, when its twin does not: [`NONE`] otherwise.
-    /// Power has cut a commit off, or a block is bad.
+    /// Power has cut a commit off, a block is bad, or its write has failed.
     lone_copy: Vec<AtomicU8>,
     /// Bytes of the member's device, as far as known.
     capacity: Vec<AtomicU64>,
@@ -182,11 +182,15 @@ impl Store {
     /// into the array.
     pub fn note(&self, slot: usize, found: &Found) {
         self.next[slot].store(1 - (found.newest % 2) as u8, Ordering::Relaxed);
-        self.lacks_front[slot].store(found.newest >= COPIES / 2, Ordering::Relaxed);
         let has_twin = found.copies[twin(found.newest)] == found.copies[found.newest];
-        let lone_copy = if has_twin { NONE } else { found.newest as u8 };
-        self.lone_copy[slot].store(lone_copy, Ordering::Relaxed);
+        self.note_lone_copy(slot, (!has_twin).then_some(found.newest));
         self.note_capacity(slot, found.capacity);
+    }
+
+    fn note_lone_copy(&self, slot: usize, copy: Option<usize>) {
+        let is_at_end = copy.is_some_and(|copy| copy >= COPIES / 2);
+        self.lacks_front[slot].store(is_at_end, Ordering::Relaxed);
+        self.lone_copy[slot].store(copy.map_or(NONE, |copy| copy as u8), Ordering::Relaxed);
     }
 
     /// Remembers how large a member's device is. Where it is larger than the member, only the front
@@ -267,7 +271,7 @@ impl Store {
         if mutant::is(Mutant::SuperblocksAllAtOnce) {
             let both = [set, 1 - set].map(|set| write_set(&**channel, layout, set, &bytes));
             let results = io::all(both).await;
-            return (*slot, results[0].and(results[1]));
+            return (*slot, results[0].and(results[1]).map(drop));
         }
         if self.lacks_front[*slot].swap(false, Ordering::Relaxed) {
             // Over a copy that is broken or out of date; a bad block there is for the other set to
@@ -275,10 +279,11 @@ impl Store {
             let _ = io::write(&**channel, layout.superblocks()[1 - set], &bytes).await;
         }
         let result = write_set(&**channel, layout, set, &bytes).await;
-        if result.is_ok() {
+        if let Ok(lone_copy) = result {
             self.next[*slot].store(1 - set as u8, Ordering::Relaxed);
+            self.note_lone_copy(*slot, lone_copy);
         }
-        (*slot, result)
+        (*slot, result.map(drop))
     }
 }
 
@@ -300,15 +305,24 @@ fn twin(copy: usize) -> usize {
 }
 
 /// Writes both copies of a set. One that is durable is enough: a bad block under the other costs no
-/// member.
-async fn write_set(channel: &dyn Channel, layout: &Layout, set: usize, bytes: &[u8]) -> IoResult {
+/// member. Returns the durable copy if its twin is not.
+async fn write_set(
+    channel: &dyn Channel,
+    layout: &Layout,
+    set: usize,
+    bytes: &[u8],
+) -> Result<Option<usize>, IoError> {
     let places = layout.superblocks();
-    let results = io::all([set, set + 2].map(|copy| io::write(channel, places[copy], bytes))).await;
-    if let (Some(Err(error)), true) = (results.iter().find(|r| r.is_err()), results.iter().any(Result::is_ok))
-    {
-        tracing::warn!(%error, "one copy of a superblock cannot be written");
+    let write = async |copy: usize| io::write(channel, places[copy], bytes).await.map(|()| copy);
+    let results = io::all([set, twin(set)].map(write)).await;
+    match (results[0], results[1]) {
+        (Ok(_), Ok(_)) => Ok(None),
+        (Ok(copy), Err(error)) | (Err(error), Ok(copy)) => {
+            tracing::warn!(%error, "one copy of a superblock cannot be written");
+            Ok(Some(copy))
+        }
+        (Err(error), Err(_)) => Err(error),
     }
-    if results.contains(&Ok(())) { Ok(()) } else { results[0] }
 }
 
 /// Writes an array's table over one that was never committed, on a device that keeps its place as a
@@ -416,14 +430,19 @@ mod tests {
                 let (cut, lost) = (1 + round / 2 % 99, [0, 2][round as usize % 2]);
                 let (disks, power) = disks(3);
                 let (targets, table) = (targets(&config, &disks), table(&config));
-                Store::new(3).commit(&targets, &table).await;
-                let at = targets[1].layout.superblocks()[lost] as usize;
-                disks[1].edit(|bytes| bytes[at + 100] ^= 1);
-                let store = Store::new(3);
-                for (slot, disk) in disks.iter().enumerate() {
-                    store.note(slot, &found(disk).await.unwrap());
-                    disk.be_slow(1000);
+                let (at, mut store) = (targets[1].layout.superblocks()[lost], Store::new(3));
+                let is_refused = round < 1000;
+                disks[1].fail_at(is_refused.then_some(at));
+                assert!(store.commit(&targets, &table).await.iter().all(|(_, result)| result.is_ok()));
+                disks[1].fail_at(None);
+                if !is_refused {
+                    disks[1].edit(|bytes| bytes[at as usize + 100] ^= 1);
+                    store = Store::new(3);
+                    for (slot, disk) in disks.iter().enumerate() {
+                        store.note(slot, &found(disk).await.unwrap());
+                    }
                 }
+                disks.iter().for_each(|disk| disk.be_slow(1000));
                 power.fail_after(cut);
                 let mut next = table.next(9);
                 // Something in another sector than the generation changes too.

@@ -108,6 +108,8 @@ struct DiskState {
     bytes: RefCell<Vec<u8>>,
     /// The error of every request.
     fails: Cell<Option<IoError>>,
+    /// Where writes fail.
+    fails_at: Cell<Option<u64>>,
     /// Longest time of a request in nanoseconds.
     slow_ns: Cell<u64>,
     writes: Cell<u64>,
@@ -154,6 +156,7 @@ impl Disk {
         Disk(Rc::new(DiskState {
             bytes: RefCell::new(vec![0; bytes]),
             fails: Cell::new(None),
+            fails_at: Cell::new(None),
             slow_ns: Cell::new(0),
             writes: Cell::new(0),
             power: power.clone(),
@@ -171,6 +174,11 @@ impl Disk {
 
     pub(crate) fn fail(&self, error: Option<IoError>) {
         self.0.fails.set(error);
+    }
+
+    /// Lets writes fail that begin at this offset.
+    pub(crate) fn fail_at(&self, offset: Option<u64>) {
+        self.0.fails_at.set(offset);
     }
 
     pub(crate) fn be_slow(&self, ns: u64) {
@@ -208,6 +216,9 @@ impl Disk {
             Op::Flush | Op::Discard => return Ok(None),
             Op::WriteZeroes if !state.takes_zeroes.get() => return Err(IoError::Unsupported),
             Op::Write | Op::WriteZeroes => {}
+        }
+        if state.fails_at.get() == Some(offset) {
+            return Err(IoError::Medium);
         }
         state.writes.set(state.writes.get() + 1);
         let mut new = vec![0; req.len as usize];
