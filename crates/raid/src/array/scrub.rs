@@ -122,13 +122,22 @@ impl StripeOwner {
             if mended.times > MOST_MENDS {
                 return Err(Stop::Error(IoError::Medium));
             }
-            if data != 0 && !self.shared.can_compute(stripe) {
-                self.give_up_unreadable(stripe).await?;
-                mended.strips |= data;
-            } else {
-                mended.computed.extend(self.mend(stripe, *unreadable).await?);
-                result.unreadable += (lost & !mended.strips).count_ones();
-                mended.strips |= lost;
+            let is_open = !self.shared.can_compute(stripe);
+            let computed = match data != 0 && is_open {
+                true => Err(IoError::Medium),
+                false => self.mend(stripe, *unreadable).await,
+            };
+            match computed {
+                // Data may have become unreadable since the stripe was read.
+                Err(IoError::Medium) if is_open => {
+                    self.give_up_unreadable(stripe).await?;
+                    mended.strips |= data;
+                }
+                computed => {
+                    mended.computed.extend(computed?);
+                    result.unreadable += (lost & !mended.strips).count_ones();
+                    mended.strips |= lost;
+                }
             }
             *unreadable &= !mended.strips;
             return Err(Stop::Again);

@@ -213,6 +213,24 @@ fn a_sync_where_parity_is_open_gives_up_only_the_unreadable_block() {
 }
 
 #[test]
+fn a_sync_where_parity_is_open_gives_up_a_block_that_becomes_unreadable_while_parity_is_mended() {
+    reactor::run_simulated(1, |_| async {
+        let rig = Unsynced::new((4, 2), Consistency::Bitmap, NEED_SYNC | OPEN).await;
+        rig.spoil_strip(4);
+        rig.faults[rig.slot(4)].add(Rule::new(Action::Delay(1_000_000)).on(&[Op::Read]));
+        let (bad, at) = (rig.bad[rig.slot(1)].clone(), rig.place() + BAD * BLOCK);
+        reactor::current().spawn(async move {
+            reactor::current().sleep(500_000).await; // all data has been read by then
+            bad.lock().unwrap().insert(at);
+        });
+        rig.array.scrub_stripe(0, true).await.unwrap();
+        assert_eq!(rig.blocks(1, BAD..BAD + 1).await, Err(IoError::Medium));
+        rig.check_kept().await;
+        assert_eq!(rig.array.scrub_stripe(0, false).await.unwrap().rows, 0);
+    });
+}
+
+#[test]
 fn a_rebuild_of_a_stripe_that_needs_a_sync_uses_every_readable_block() {
     reactor::run(async {
         let rig = Unsynced::new((4, 2), Consistency::Ppl, NEED_SYNC).await;
