@@ -12,7 +12,7 @@ use crate::metadata::{
     MemberSet, MemberState, Reason, Store, Table, Target,
 };
 use crate::mutant::{self, Mutant};
-use crate::{ArrayConfig, ConfigError, Consistency};
+use crate::{ArrayConfig, ConfigError, Consistency, Geometry};
 use block::{Channel, Device, DeviceError, IoError, Limits, SharedLimits};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -538,17 +538,17 @@ impl Starting {
             );
             self.unreadable_log.push((unit.slot, lane_at + u64::from(unit.position)));
         }
-        if report.suspects.is_empty() {
+        let geometry = shape.config.geometry;
+        let all_suspects = self.without_rebuilds(&geometry, &report.suspects).await?;
+        if all_suspects.is_empty() {
             return Ok(());
         }
-        let geometry = shape.config.geometry;
         let mut may_hide_all = false;
         for group in 0..geometry.groups {
             let slots = group * geometry.group_members()..(group + 1) * geometry.group_members();
             let missing = slots.clone().filter(|slot| !self.table.members[*slot].is_live()).count();
-            let suspects: Vec<usize> =
-                report.suspects.iter().copied().filter(|slot| slots.contains(slot)).collect();
-            if missing > 0 && !suspects.is_empty() && missing + suspects.len() > geometry.parity {
+            let suspects: Vec<usize> = all_suspects.range(slots).copied().collect();
+            if self.may_lose_writes(&geometry, group, &all_suspects) {
                 if !self.trusts_parity {
                     let name = self.config.name.clone();
                     return Err(StartError::LogUnreadable { name, group, slots: suspects, missing });
@@ -564,13 +564,50 @@ impl Starting {
         }
         tracing::warn!(
             array = self.config.name,
-            "members {:?} cannot read all of their logs: parity is resynced everywhere",
-            report.suspects
+            "members {all_suspects:?} cannot read all of their logs: parity is resynced everywhere"
         );
         let open = if may_hide_all && !self.trusts_parity { intent_bitmap::OPEN } else { 0 };
         let stale = if self.table.is_degraded() { intent_bitmap::STALE } else { 0 };
         let bits = intent_bitmap::NEED_SYNC | open | stale;
         self.mark(regions, bits, |_, bits| bits & intent_bitmap::WRITTEN != 0).await
+    }
+
+    /// Whether blocks of writes in flight may be lost: members of a group are missing, and entries
+    /// may be hidden on more suspects than parity can replace.
+    fn may_lose_writes(&self, geometry: &Geometry, group: usize, suspects: &BTreeSet<usize>) -> bool {
+        let slots = group * geometry.group_members()..(group + 1) * geometry.group_members();
+        let missing = slots.clone().filter(|slot| !self.table.members[*slot].is_live()).count();
+        let hidden = suspects.range(slots).count();
+        missing > 0 && hidden > 0 && missing + hidden > geometry.parity
+    }
+
+    /// Returns the suspects without members that are being rebuilt and would keep the array from
+    /// starting. The rebuild of such a member starts over: neither its strips nor its log count
+    /// then.
+    async fn without_rebuilds(
+        &mut self,
+        geometry: &Geometry,
+        suspects: &BTreeSet<usize>,
+    ) -> Result<BTreeSet<usize>, StartError> {
+        let is_live = |slot: &usize| self.table.members[*slot].is_live();
+        let live: BTreeSet<usize> = suspects.iter().copied().filter(is_live).collect();
+        let is_in_the_way = |slot: &usize| {
+            let group = slot / geometry.group_members();
+            self.may_lose_writes(geometry, group, suspects) && !self.may_lose_writes(geometry, group, &live)
+        };
+        let restarted: BTreeSet<usize> = suspects.difference(&live).copied().filter(is_in_the_way).collect();
+        if !restarted.is_empty() {
+            tracing::warn!(
+                array = self.config.name,
+                "members {restarted:?} cannot read all of their logs: their rebuild starts over"
+            );
+            self.begin_change();
+            for slot in &restarted {
+                self.table.members[*slot].state = MemberState::Rebuilding { cursor: 0 };
+            }
+            self.commit(|_| ()).await?;
+        }
+        Ok(suspects.difference(&restarted).copied().collect())
     }
 
     /// Replays the log of one geometry.

@@ -304,6 +304,33 @@ fn a_bad_block_is_computed_from_the_others_and_written_again() {
 }
 
 #[test]
+fn an_unreadable_log_block_of_a_member_that_is_rebuilt_costs_the_progress_and_no_start() {
+    reactor::run(async {
+        let shape = config(Level::Raid5, 1, 3, 1);
+        let (faults, bad) = scarred::Scarred::disks(4);
+        let array = restart(&shape, &faults, &[], true).await;
+        let channel = array.open_channel().unwrap();
+        fill(&*channel, 1 << 20).await;
+        array.fail(2).await.unwrap();
+        let layout = Layout::new(MEMBER_BYTES, &shape).unwrap();
+        let newcomer = Attached { device: faults[2].clone(), layout };
+        array.start_filling(2, Uuid::random().unwrap(), newcomer).await.unwrap();
+        array.fill_stripe(2, 0).await.unwrap();
+        array.advance(2, 1);
+        array.checkpoint(2).await.unwrap();
+        write(&*channel, 0, 7, 4096).await.unwrap();
+        let before = read(&*channel, 0, 1 << 20).await.unwrap();
+        drop((channel, array));
+        bad[2].lock().unwrap().insert(layout.log_offset + u64::from(shape.lane_bytes) - scarred::BLOCK);
+        let array = restart(&shape, &faults, &[], false).await;
+        assert_eq!(array.slots()[2].filled, Some(0));
+        assert_eq!(array.count_regions(NEED_SYNC), 0);
+        assert!(bad[2].lock().unwrap().is_empty(), "the block was written again");
+        assert!(read(&*array.open_channel().unwrap(), 0, 1 << 20).await.unwrap() == before);
+    });
+}
+
+#[test]
 fn a_new_member_is_filled_while_writes_go_on() {
     reactor::run(async {
         let shape = config(Level::Raid6, 1, 4, 2);

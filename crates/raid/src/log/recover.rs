@@ -21,7 +21,8 @@
 //! - Some stripe may have been written under an entry that is hidden on every live target. So the
 //!   caller marks the parity of the whole array for resync. This needs all data of each stripe. The
 //!   data exists while missing members and suspects of a group are together at most as many as its
-//!   parities; beyond that the caller refuses the start.
+//!   parities; beyond that the caller refuses the start. If suspects that are being rebuilt are the
+//!   reason, their rebuild starts over instead.
 //! - A hidden entry may supersede another. Redo data is written only to stripes that lack a data
 //!   strip, and there some live target is no suspect. In a complete group a data strip may turn out
 //!   to be unreadable while every live target is a suspect. Then the entry is not replayed: the
