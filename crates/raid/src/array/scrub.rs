@@ -170,27 +170,28 @@ impl StripeOwner {
         let geometry = &self.shared.config.geometry;
         let (mended, is_lost) = (RefCell::new(Vec::new()), Cell::new(false));
         let work = async |scratch: &mut Scratch, rows: &Range<u32>, unreadable: &mut u64| {
-            let strips = self.try_mend(scratch, stripe, rows, unreadable).await;
+            let result = self.try_mend(scratch, stripe, rows, unreadable, &mended).await;
             let is_block = rows.len() as u32 <= self.shared.config.block_size;
-            if is_block && matches!(strips, Err(Stop::Error(IoError::Medium))) {
+            if is_block && matches!(result, Err(Stop::Error(IoError::Medium))) {
                 is_lost.set(true);
                 return Ok(());
             }
-            mended.borrow_mut().push((strips?, rows.clone()));
-            Ok(())
+            result
         };
         self.by_halves(0..geometry.strip_bytes, unreadable, work).await?;
         if is_lost.get() { Err(IoError::Medium) } else { Ok(mended.into_inner()) }
     }
 
-    /// Returns the strips that were unreadable in these rows.
+    /// Mends some rows. If another strip turns out to be unreadable, the next try reads those that
+    /// have been mended.
     async fn try_mend(
         &self,
         scratch: &mut Scratch,
         stripe: u64,
         rows: &Range<u32>,
         unreadable: &mut u64,
-    ) -> Result<u64, Stop> {
+        mended: &RefCell<Vec<(u64, Range<u32>)>>,
+    ) -> Result<(), Stop> {
         self.shared.check_frozen()?;
         let place = Place { stripe, offset: rows.start, len: rows.len() as u32 };
         let strips = self.strips(stripe, *unreadable);
@@ -203,8 +204,10 @@ impl StripeOwner {
         for strip in ones(lost) {
             self.compute(scratch, place, strip, &strips, unreadable, Checks::All).await?;
             self.correct(scratch, stripe, strip, place.offset).await?;
+            *unreadable &= !(1 << strip);
+            mended.borrow_mut().push((1 << strip, rows.clone()));
         }
-        Ok(lost)
+        Ok(())
     }
 
     /// A mirror without its first copy: the first that is there stands for it.

@@ -135,6 +135,26 @@ fn a_scrub_mends_blocks_that_are_unreadable_in_different_rows() {
 }
 
 #[test]
+fn a_scrub_computes_a_strip_that_becomes_unreadable_meanwhile_from_those_that_it_has_mended() {
+    reactor::run_simulated(1, |_| async {
+        let rig = Rc::new(Rig::new((3, 3)).await);
+        (2..5).for_each(|strip| rig.spoil(strip, 0));
+        rig.spoil(0, 1); // so that the first row is mended by itself
+        rig.faults[rig.slot(3)].add(Rule::new(Action::Delay(1_000_000)).on(&[Op::Write]));
+        let other = rig.clone();
+        reactor::current().spawn(async move {
+            while other.unreadable() > 3 {
+                reactor::current().sleep(1_000).await;
+            }
+            other.spoil(1, 0);
+        });
+        rig.array.scrub_stripe(0, false).await.unwrap();
+        assert_eq!(rig.unreadable(), 0);
+        rig.check_all().await;
+    });
+}
+
+#[test]
 fn a_scrub_mends_all_but_the_blocks_that_are_lost() {
     reactor::run(async {
         let rig = Rig::new((3, 1)).await;
