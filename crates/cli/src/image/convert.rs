@@ -93,6 +93,7 @@ impl ConvertArgs {
             image_dir: self.image_dir.clone(),
             data: self.data.clone(),
             snapshot: self.snapshot.clone(),
+            read_only: true,
             ..stack::kinds::qcow2::Options::new(&self.source)
         };
         Ok(options.open()?)

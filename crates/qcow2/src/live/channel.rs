@@ -182,10 +182,7 @@ impl LiveChannel {
         let (first, within) = (offset / cluster_size, offset % cluster_size);
         let count = (within + req.len).div_ceil(cluster_size);
         let change = self.ask(move |view| async move { home(&view).begin(&view, first, count).await });
-        let change = change.await?;
-        if change.count == 0 {
-            return Ok(0);
-        }
+        let Some(change) = change.await? else { return Ok(0) };
         let number = change.number;
         let end = change.count * cluster_size;
         let len = req.len.min(end - within);

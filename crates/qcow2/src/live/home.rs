@@ -71,7 +71,7 @@ pub(super) struct Change {
     pub number: u64,
     /// First byte in the file for the first cluster.
     pub offset: u64,
-    /// Clusters, one behind the other. 0 if the first one can be written in place.
+    /// Clusters, one behind the other; at least one.
     pub count: u64,
     /// Whether the clusters in the file read as zeroes.
     pub are_zero: bool,
@@ -198,11 +198,17 @@ impl Home {
     }
 
     /// Begins to change up to `count` clusters of the disk from `first` on, which are then locked:
-    /// those that cannot be written in place get new clusters in the file.
+    /// those that cannot be written in place get new clusters in the file. `None` if the first one
+    /// can.
     ///
     /// # Errors
     /// [`IoError::NoSpace`], [`IoError::Corrupt`], the device's.
-    pub(super) async fn begin(&self, view: &Entries, first: u64, count: u64) -> Result<Change, IoError> {
+    pub(super) async fn begin(
+        &self,
+        view: &Entries,
+        first: u64,
+        count: u64,
+    ) -> Result<Option<Change>, IoError> {
         if view.format().is_corrupt.load(Ordering::Relaxed) {
             return Err(IoError::Corrupt);
         }
@@ -225,10 +231,9 @@ impl Home {
                 break;
             }
         }
-        let Some((one, last)) = slots.first().zip(slots.last()) else {
-            return Ok(Change { number: 0, offset: 0, count: 0, are_zero: false, old: [0, 0] });
-        };
-        let old = [one.entry(), last.entry()];
+        if slots.is_empty() {
+            return Ok(None);
+        }
         let cluster_size = self.file.cluster_size();
         let (clusters, is_new) = match kept {
             Some(offset) => (Clusters { first: offset / cluster_size, count: 1, are_zero: false }, false),
@@ -237,12 +242,12 @@ impl Home {
                 (self.note_corruption(view, taken).await?, true)
             }
         };
-        slots.truncate(clusters.count as usize);
-        let old = [old[0], slots.last().map_or(old[1], Slot::entry)];
+        let Clusters { first, count, are_zero } = clusters;
+        slots.truncate(count as usize);
+        let old = [0, slots.len() - 1].map(|at| slots[at].entry());
         let number = self.number();
         self.changes.borrow_mut().insert(number, Open { slots, clusters, is_new });
-        let Clusters { first, count, are_zero } = clusters;
-        Ok(Change { number, offset: first * cluster_size, count, are_zero, old })
+        Ok(Some(Change { number, offset: first * cluster_size, count, are_zero, old }))
     }
 
     /// The place that an entry for zeroes keeps, if no snapshot shares it.
