@@ -92,13 +92,15 @@ impl StripeOwner {
     }
 
     /// Marks the region of a stripe that was synced without some member: when that one is
-    /// re-added, it lacks the parity.
+    /// re-added, it lacks the parity. If the member is failing, waits until that is recorded:
+    /// otherwise the next start would take its old parity for new.
     async fn mark_absent(&self, stripe: u64) -> IoResult {
         let strips = self.strips(stripe, 0);
-        match !strips.is_synced && strips.is_degraded() {
-            true => self.set_region(stripe, STALE).await,
-            false => Ok(()),
+        if strips.is_synced || !strips.is_degraded() {
+            return Ok(());
         }
+        self.set_region(stripe, STALE).await?;
+        self.wait_until_out(stripe).await
     }
 
     async fn try_scrub(

@@ -609,7 +609,7 @@ impl StripeOwner {
     }
 
     /// Waits until every live member knows of those that this stripe's writes skip.
-    async fn wait_until_out(&self, stripe: u64) -> IoResult {
+    pub(super) async fn wait_until_out(&self, stripe: u64) -> IoResult {
         if mutant::is(Mutant::AckBeforeMemberOut) {
             return Ok(());
         }
