@@ -14,7 +14,6 @@ use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::ops::Range;
 use std::rc::{Rc, Weak};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
@@ -104,12 +103,6 @@ impl<F> Shared<F> {
     }
 }
 
-/// A new serial number of a view.
-fn next_serial() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
 impl<F: Format> Table<F> {
     /// Opens a table whose leaves belong to the cores `owners`. Must not be called on a core.
     ///
@@ -126,7 +119,8 @@ impl<F: Format> Table<F> {
             return Err(DeviceError::new("mapping", message));
         }
         let number = fence::new_number();
-        let owners = owners.iter().map(|core| Member { core: core.clone(), serial: next_serial() }).collect();
+        let owners =
+            owners.iter().map(|core| Member { core: core.clone(), serial: fence::new_number() }).collect();
         let shared = Arc::new(Shared { format, number, owners, members: Mutex::default(), config });
         let mut open = Vec::new();
         for (place, owner) in shared.owners.iter().enumerate() {
@@ -147,11 +141,6 @@ impl<F: Format> Table<F> {
         Ok(Table { shared, _open: open })
     }
 
-    /// The format.
-    pub fn format(&self) -> &F {
-        &self.shared.format
-    }
-
     /// The view of the calling core, which opens it with the first call. It is open as long as it
     /// is in use.
     ///
@@ -161,7 +150,7 @@ impl<F: Format> Table<F> {
         let core = reactor::current();
         match View::of(self.shared.number, &core) {
             Some(view) => Ok(view),
-            None => View::new(self.shared.clone(), None, next_serial(), &core),
+            None => View::new(self.shared.clone(), None, fence::new_number(), &core),
         }
     }
 }

@@ -78,14 +78,13 @@ impl Cache {
         key: u64,
         load: impl Future<Output = Result<Rc<[u8]>, E>>,
     ) -> Result<Rc<[u8]>, E> {
-        let lane = &self.lanes[(key % LANES) as usize];
-        lane.acquire(1).await;
-        let result = match self.get(key) {
-            Some(bytes) => Ok(bytes),
-            None => load.await.inspect(|bytes| self.insert(key, bytes.clone())),
+        let find_or_load = async {
+            match self.get(key) {
+                Some(bytes) => Ok(bytes),
+                None => load.await.inspect(|bytes| self.insert(key, bytes.clone())),
+            }
         };
-        lane.release(1);
-        result
+        self.lanes[(key % LANES) as usize].during(1, find_or_load).await
     }
 
     fn insert(&self, key: u64, bytes: Rc<[u8]>) {

@@ -48,7 +48,7 @@ pub(crate) trait Places {
 pub(crate) struct Child {
     pub(crate) channel: Rc<dyn Channel>,
     /// Bytes of the device when it was opened.
-    pub(crate) capacity: u64,
+    capacity: u64,
     /// Bytes of a block.
     block_size: u32,
 }
@@ -72,7 +72,7 @@ pub(crate) struct Content<P> {
     reader: Reader,
     /// The device with the data: the image's own or the external data file.
     pub(crate) data: Child,
-    pub(crate) backing: Option<Child>,
+    backing: Option<Child>,
     clusters: Cache,
 }
 
@@ -118,6 +118,16 @@ impl<P: Places> Content<P> {
         let Place::Data(at) = run.place else { return None };
         let is_inside = run.len == req.len && at.saturating_add(run.len) <= self.places.data_end();
         is_inside.then_some(at)
+    }
+
+    /// Whether the disk reads as zeroes from byte `at` on, which has this place, up to the end of
+    /// its run.
+    pub(crate) fn is_zero(&self, place: Place, at: u64) -> bool {
+        match (place, &self.backing) {
+            (Place::Zero(_), _) | (Place::Unallocated, None) => true,
+            (Place::Unallocated, Some(backing)) => at >= backing.capacity,
+            (Place::Data(_) | Place::Compressed(_), _) => false,
+        }
     }
 
     /// Starts the part of a request in one run of data or unallocated clusters, or fills it with

@@ -3,6 +3,7 @@
 //! Source: QEMU `docs/interop/qcow2.rst`, sections *Cluster mapping* and *Extended L2 Entries*.
 
 use crate::header::Header;
+use std::ops::Range;
 
 /// Bits 9 to 55 of an entry: an offset in the file.
 pub const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
@@ -118,6 +119,29 @@ impl Geometry {
     /// Entries of an L2 table.
     pub fn l2_entries(&self) -> u64 {
         self.cluster_size() / self.entry_bytes() as u64
+    }
+
+    /// The first byte of the L2 table that an L1 entry names; `None` if it names none.
+    ///
+    /// # Errors
+    /// When the entry contradicts the format.
+    pub fn l2_table(&self, l1_entry: u64) -> Result<Option<u64>, BadEntry> {
+        let table = l1_entry & OFFSET;
+        match table {
+            0 => Ok(None),
+            _ if l1_entry & L1_RESERVED != 0 || !table.is_multiple_of(self.cluster_size()) => Err(BadEntry),
+            _ => Ok(Some(table)),
+        }
+    }
+
+    /// The clusters of the file that an entry refers to.
+    pub fn host_clusters(&self, entry: Entry) -> Range<u64> {
+        let size = self.cluster_size();
+        match self.cluster(entry) {
+            Cluster::Data(offset) | Cluster::ZeroAllocated(offset) => offset / size..offset / size + 1,
+            Cluster::Compressed(data) => data.offset / size..(data.offset + data.len).div_ceil(size),
+            Cluster::Unallocated | Cluster::Zero => 0..0,
+        }
     }
 
     /// The entry that starts at byte `at` of a table.

@@ -465,6 +465,11 @@ pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
     u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
+/// The words of a table as they stand in a file.
+pub(crate) fn be_bytes(words: impl IntoIterator<Item = u64>) -> Vec<u8> {
+    words.into_iter().flat_map(u64::to_be_bytes).collect()
+}
+
 fn be32_or_0(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..at + 4).map_or(0, |bytes| be32(bytes, 0))
 }

@@ -1,7 +1,7 @@
 //! From a byte of the disk to its place: L1 table, slices of L2 tables, entries.
 
 use crate::cache::{Budget, Cache};
-use crate::entry::{BadEntry, Geometry, L1_RESERVED, OFFSET, Place};
+use crate::entry::{BadEntry, Geometry, OFFSET, Place};
 use crate::image::Image;
 use crate::reader::Reader;
 use block::IoError;
@@ -53,13 +53,7 @@ impl Tables {
     /// The first byte of the L2 table for byte `offset` of the disk; `None` if there is no table.
     fn l2_offset(&self, offset: u64) -> Result<Option<u64>, IoError> {
         let entry = *self.l1.get((offset / self.l2_span()) as usize).ok_or(IoError::OutOfRange)?;
-        let table = entry & OFFSET;
-        match table {
-            0 => Ok(None),
-            _ if entry & L1_RESERVED != 0 => Err(IoError::Corrupt),
-            _ if !table.is_multiple_of(self.geometry.cluster_size()) => Err(IoError::Corrupt),
-            _ => Ok(Some(table)),
-        }
+        self.geometry.l2_table(entry).map_err(|BadEntry| IoError::Corrupt)
     }
 
     /// The run without an L2 table that starts at `offset`: up to the next table or `end`.
@@ -153,14 +147,8 @@ impl Lookup {
         let table = tables.l2_offset(offset)?.ok_or(IoError::Corrupt)?;
         let (number, span) = (offset / tables.slice_span(), tables.slice_span());
         let at = table + offset % tables.l2_span() / span * tables.slice_bytes();
-        let slice = self.cache.get_or_load(number, async {
-            let bytes = reader.read(at, tables.slice_bytes()).await;
-            bytes.map(Rc::from).map_err(|error| match error {
-                IoError::OutOfRange => IoError::Corrupt,
-                other => other,
-            })
-        });
-        let slice = slice.await?;
+        let load = async { reader.read_named(at, tables.slice_bytes()).await.map(Rc::from) };
+        let slice = self.cache.get_or_load(number, load).await?;
         let run = tables.in_slice(&slice, offset, offset + len);
         *self.last.borrow_mut() = Some((number, slice));
         run

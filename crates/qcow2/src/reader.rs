@@ -67,6 +67,17 @@ impl Reader {
         Ok(bytes)
     }
 
+    /// The bytes at `offset`, which a table names.
+    ///
+    /// # Errors
+    /// [`IoError::Corrupt`] when they are not inside the device, or the device's error.
+    pub(crate) async fn read_named(&self, offset: u64, len: u64) -> Result<Vec<u8>, IoError> {
+        self.read(offset, len).await.map_err(|error| match error {
+            IoError::OutOfRange => IoError::Corrupt,
+            other => other,
+        })
+    }
+
     /// The bytes at `offset` up to the end of the device, and zeroes behind it. The caller has
     /// bounded `len`.
     ///

@@ -13,7 +13,7 @@ use crate::entry::{COMPRESSED, COPIED, ZERO};
 use crate::error::{Problem, invalid};
 use crate::header::{
     BACKING_FORMAT, Compression, LAZY_REFCOUNTS, MAGIC, MAX_L1_BYTES, MAX_NAME, MAX_REFCOUNT_TABLE_BYTES,
-    V2_LENGTH, incompatible,
+    V2_LENGTH, be_bytes, incompatible,
 };
 use crate::refcount::{self, Width};
 use std::io;
@@ -228,7 +228,7 @@ impl<O: Output> Writer<O> {
     pub fn finish(mut self) -> io::Result<(O, u64)> {
         self.end_l2()?;
         let size = self.options.cluster_size();
-        let l1: Vec<u8> = self.l1.iter().flat_map(|entry| entry.to_be_bytes()).collect();
+        let l1 = be_bytes(self.l1.iter().copied());
         let l1_at = self.take((l1.len() as u64).div_ceil(size));
         self.output.write_at(l1_at, &l1)?;
         // Refcounts count the clusters of refcounts, too.
@@ -248,8 +248,7 @@ impl<O: Output> Writer<O> {
         }
         let table_at = self.take(table);
         let blocks_at = self.take(blocks);
-        let entries: Vec<u8> =
-            (0..blocks).flat_map(|block| (blocks_at + block * size).to_be_bytes()).collect();
+        let entries = be_bytes((0..blocks).map(|block| blocks_at + block * size));
         self.output.write_at(table_at, &entries)?;
         for (block, counts) in (0u64..).zip(self.refcounts.chunks(per_block as usize)) {
             let width = Width { order: self.options.refcount_order };

@@ -53,6 +53,14 @@ impl Permits {
         }
     }
 
+    /// Runs `work` with `units`, which it waits for and returns at its end.
+    pub async fn during<R>(&self, units: usize, work: impl Future<Output = R>) -> R {
+        self.acquire(units).await;
+        let result = work.await;
+        self.release(units);
+        result
+    }
+
     /// Number of waiters.
     pub fn waiting(&self) -> usize {
         self.line.borrow().len()

@@ -31,12 +31,15 @@ pub fn report(args: &Args, seed: u64, outcome: &Outcome) -> bool {
 
 /// Runs each broken variant of tables until it is caught. Returns whether all are.
 pub fn kill_mutants_of_tables(args: &Args) -> bool {
-    let search = || Search::new(0, MOST_RUNS, u64::MAX, None);
     kill_each(args, &tables::Mutant::ALL, tables::choose, search, |_, seed| tables::run_seed(seed))
 }
 
 /// Runs each broken variant of images until it is caught. Returns whether all are.
 pub fn kill_mutants_of_images(args: &Args) -> bool {
-    let search = || Search::new(0, MOST_RUNS, u64::MAX, None);
     kill_each(args, &images::Mutant::ALL, images::choose, search, |_, seed| images::run_seed(seed))
+}
+
+/// A search for a broken variant.
+fn search() -> Search {
+    Search::new(0, MOST_RUNS, u64::MAX, None)
 }

@@ -106,13 +106,13 @@ impl LiveChannel {
         self.view().format()
     }
 
-    /// Asks the home of the image.
+    /// Asks the home of the image. The work has memory of its own: a request has no room for it.
     async fn ask<R, W>(&self, work: impl FnOnce(Entries) -> W + Send + 'static) -> Result<R, IoError>
     where
         R: Send + 'static,
         W: Future<Output = Result<R, IoError>> + 'static,
     {
-        self.view().at_owner(0, work).await?
+        self.view().at_owner(0, |view| Box::pin(work(view))).await?
     }
 
     async fn read(&self, req: &Request<'_>, offset: u64) -> IoResult {
@@ -149,7 +149,7 @@ impl LiveChannel {
         let mut done = 0;
         while done < req.len {
             // An entry that was loaded meanwhile may have shown it.
-            if self.metadata().is_corrupt.load(Ordering::Relaxed) {
+            if self.metadata().is_corrupt() {
                 return Err(IoError::Corrupt);
             }
             let (at, rest) = (offset + done, req.len - done);
@@ -234,12 +234,7 @@ impl LiveChannel {
             return Ok(());
         }
         let (place, _) = self.content.places.place(old, start + from)?;
-        let is_zero = match (place, &self.content.backing) {
-            (Place::Zero(_), _) | (Place::Unallocated, None) => true,
-            (Place::Unallocated, Some(backing)) => start + from >= backing.capacity,
-            _ => false,
-        };
-        if is_zero {
+        if self.content.is_zero(place, start + from) {
             return match change.are_zero || mutant::is(Mutant::RestNotZeroed) {
                 true => Ok(()),
                 false => self.zero(change.offset + from, to - from).await,
@@ -311,13 +306,8 @@ impl LiveChannel {
         while done < len {
             let at = offset + done;
             let run = self.content.places.run(at, len - done).await?;
-            let is_zero = match (run.place, &self.content.backing) {
-                (Place::Zero(_), _) | (Place::Unallocated, None) => true,
-                (Place::Unallocated, Some(backing)) => at >= backing.capacity,
-                _ => false,
-            };
             let part = run.len.min(PART);
-            if !is_zero {
+            if !self.content.is_zero(run.place, at) {
                 let mut buffer = self.buffers.take(part as usize).await;
                 buffer.as_mut_slice().fill(0);
                 buffer.transfer(&Plain(self), Op::Write, Flags::NONE, at).await.1?;
@@ -343,7 +333,7 @@ impl LiveChannel {
     #[inline]
     fn in_place<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> Option<IoFuture<'a>> {
         let is_plain = req.op == Op::Write && !(req.is_fua() && self.metadata().is_dirty());
-        if !is_plain || self.metadata().is_corrupt.load(Ordering::Relaxed) {
+        if !is_plain || self.metadata().is_corrupt() {
             return None;
         }
         let running = self.view().try_begin_change()?;
@@ -395,9 +385,7 @@ impl Channel for LiveChannel {
             }
             _ => match self.in_place(req, offset) {
                 Some(future) => future,
-                None if self.metadata().is_corrupt.load(Ordering::Relaxed) => {
-                    IoFuture::ready(Err(IoError::Corrupt))
-                }
+                None if self.metadata().is_corrupt() => IoFuture::ready(Err(IoError::Corrupt)),
                 None => IoFuture::new(self.modify(req, offset)),
             },
         }

@@ -129,9 +129,9 @@ impl File {
         self.channel.submit(&Request::flush(), 0).await
     }
 
-    /// Tells the device that clusters are not used, if it can take that.
-    pub(super) async fn discard(&self, cluster: u64, count: u64) {
-        let (offset, len) = (cluster * self.cluster_size, count * self.cluster_size);
+    /// Tells the device that a cluster is not used, if it can take that.
+    pub(super) async fn discard(&self, cluster: u64) {
+        let (offset, len) = (cluster * self.cluster_size, self.cluster_size);
         if len <= self.device.limits().max_discard && offset + len <= self.capacity() {
             // Only a loss of room.
             let _ = self.channel.submit(&Request::discard(len), offset).await;

@@ -17,7 +17,7 @@ use super::file::File;
 use super::metadata::{ENTRY, Metadata};
 use super::refcounts::{Clusters, Refcounts};
 use crate::entry::{BadEntry, COMPRESSED, COPIED, Cluster, Entry, OFFSET, ZERO};
-use crate::header::{autoclear, be64, incompatible};
+use crate::header::{autoclear, be_bytes, be64, incompatible};
 use crate::mutant::{self, Mutant};
 use block::{DeviceError, Flags, IoError, IoResult};
 use mapping::{ENTRIES, Format, Leaf, Slot, View};
@@ -180,23 +180,6 @@ impl Home {
         place.is_some_and(|offset| self.file.is_metadata(offset / self.file.cluster_size()))
     }
 
-    /// Reads metadata.
-    ///
-    /// # Errors
-    /// [`IoError::Corrupt`] for a range outside of the file; the device's.
-    pub(super) async fn read(&self, offset: u64, len: u64) -> Result<Vec<u8>, IoError> {
-        let read = self.file.reader.read(offset, len).await;
-        read.map_err(|error| if error == IoError::OutOfRange { IoError::Corrupt } else { error })
-    }
-
-    /// Writes metadata.
-    ///
-    /// # Errors
-    /// The device's.
-    pub(super) async fn write(&self, offset: u64, bytes: &[u8], flags: Flags) -> IoResult {
-        self.file.write(offset, bytes, flags).await
-    }
-
     /// Begins to change up to `count` clusters of the disk from `first` on, which are then locked:
     /// those that cannot be written in place get new clusters in the file. `None` if the first one
     /// can.
@@ -209,7 +192,7 @@ impl Home {
         first: u64,
         count: u64,
     ) -> Result<Option<Change>, IoError> {
-        if view.format().is_corrupt.load(Ordering::Relaxed) {
+        if view.format().is_corrupt() {
             return Err(IoError::Corrupt);
         }
         let mut slots = Vec::new();
@@ -294,7 +277,7 @@ impl Home {
     /// [`IoError::Corrupt`], the device's. Some clusters may be clear then.
     pub(super) async fn clear(&self, view: &Entries, clusters: Range<u64>, how: Clear) -> IoResult {
         for (done, cluster) in clusters.enumerate() {
-            if view.format().is_corrupt.load(Ordering::Relaxed) {
+            if view.format().is_corrupt() {
                 return Err(IoError::Corrupt);
             }
             let mut slot = lock(view, cluster).await?;
@@ -344,16 +327,7 @@ impl Home {
         if mutant::is(Mutant::NeverDropped) {
             return;
         }
-        let cluster_size = self.file.cluster_size();
-        let clusters = match view.format().geometry.cluster(Entry { word: old, bitmap: 0 }) {
-            Cluster::Data(offset) | Cluster::ZeroAllocated(offset) => {
-                offset / cluster_size..offset / cluster_size + 1
-            }
-            Cluster::Compressed(data) => {
-                data.offset / cluster_size..(data.offset + data.len).div_ceil(cluster_size)
-            }
-            Cluster::Unallocated | Cluster::Zero => return,
-        };
+        let clusters = view.format().geometry.host_clusters(Entry { word: old, bitmap: 0 });
         let mut dropped = self.dropped.borrow_mut();
         dropped.extend(clusters.clone());
         if mutant::is(Mutant::DroppedTwice) {
@@ -383,13 +357,13 @@ impl Home {
         if metadata.settled.load(Ordering::Acquire) >= wanted {
             return Ok(());
         }
-        self.settling.acquire(1).await;
-        let result = match metadata.settled.load(Ordering::Acquire) >= wanted {
-            true => Ok(()),
-            false => self.settle_now(view).await,
+        let settle = async {
+            match metadata.settled.load(Ordering::Acquire) >= wanted {
+                true => Ok(()),
+                false => self.settle_now(view).await,
+            }
         };
-        self.settling.release(1);
-        result
+        self.settling.during(1, settle).await
     }
 
     /// Makes data and all refcounts durable.
@@ -397,10 +371,7 @@ impl Home {
     /// # Errors
     /// The device's.
     async fn settle_all(&self, view: &Entries) -> IoResult {
-        self.settling.acquire(1).await;
-        let result = self.settle_now(view).await;
-        self.settling.release(1);
-        result
+        self.settling.during(1, self.settle_now(view)).await
     }
 
     async fn settle_now(&self, view: &Entries) -> IoResult {
@@ -425,10 +396,7 @@ impl Home {
         if let Some((table, true)) = view.format().table(index)? {
             return Ok(table);
         }
-        self.making.acquire(1).await;
-        let made = self.make_table(view, index).await;
-        self.making.release(1);
-        made
+        self.making.during(1, self.make_table(view, index)).await
     }
 
     async fn make_table(&self, view: &Entries, index: usize) -> Result<u64, IoError> {
@@ -440,7 +408,7 @@ impl Home {
         };
         let cluster_size = self.file.cluster_size();
         let mut bytes = match shared {
-            Some(table) => self.read(table, cluster_size).await?,
+            Some(table) => self.file.reader.read_named(table, cluster_size).await?,
             None => vec![0; cluster_size as usize],
         };
         // Its clusters are shared, too.
@@ -452,7 +420,7 @@ impl Home {
         let Clusters { first, .. } = self.note_corruption(view, taken).await?;
         let table = first * cluster_size;
         let written = async {
-            self.write(table, &bytes, Flags::NONE).await?;
+            self.file.write(table, &bytes, Flags::NONE).await?;
             if !mutant::is(Mutant::L1BeforeL2) {
                 self.settle_all(view).await?;
             }
@@ -470,8 +438,8 @@ impl Home {
             Some(entry) => entry.load(Ordering::Acquire),
             None => 0,
         });
-        let block: Vec<u8> = words.flat_map(u64::to_be_bytes).collect();
-        self.write(metadata.header.l1_offset + start as u64 * 8, &block, Flags::FUA).await?;
+        let block = be_bytes(words);
+        self.file.write(metadata.header.l1_offset + start as u64 * 8, &block, Flags::FUA).await?;
         metadata.l1[index].store(table | COPIED, Ordering::Release);
         self.file.note_metadata(table, cluster_size);
         if let Some(shared) = shared {
@@ -487,10 +455,7 @@ impl Home {
     /// # Errors
     /// The device's. The next call writes the rest.
     pub(super) async fn flush(&self, view: &Entries) -> IoResult {
-        self.flushing.acquire(1).await;
-        let result = self.flush_now(view).await;
-        self.flushing.release(1);
-        result
+        self.flushing.during(1, self.flush_now(view)).await
     }
 
     async fn flush_now(&self, view: &Entries) -> IoResult {
@@ -535,13 +500,14 @@ impl Home {
 
     /// Frees the clusters of a quarantine, if they are still there.
     async fn release(&self, view: &Entries, number: u64) {
-        self.releasing.acquire(1).await;
-        let clusters = self.quarantine.borrow_mut().remove(&number);
-        if let Some(clusters) = clusters {
-            let dropped = self.refcounts.drop_references(&clusters).await;
-            let _ = self.note_corruption(view, dropped).await;
-        }
-        self.releasing.release(1);
+        let release = async {
+            let clusters = self.quarantine.borrow_mut().remove(&number);
+            if let Some(clusters) = clusters {
+                let dropped = self.refcounts.drop_references(&clusters).await;
+                let _ = self.note_corruption(view, dropped).await;
+            }
+        };
+        self.releasing.during(1, release).await;
     }
 
     /// Frees as many clusters as possible. The caller has no request in flight.
@@ -575,10 +541,7 @@ impl Home {
             self.release_all(view).await;
         }
         // One that has begun changes refcounts.
-        self.releasing.acquire(1).await;
-        let result = self.finish(view, least).await;
-        self.releasing.release(1);
-        result
+        self.releasing.during(1, self.finish(view, least)).await
     }
 
     /// Writes refcounts, and cuts off the end of the file.
@@ -631,7 +594,7 @@ impl Format for Metadata {
         let (metadata, home) = (view.format(), home(view));
         for (index, at, slots) in metadata.parts(leaf, 0..ENTRIES) {
             let Some((table, is_own)) = metadata.table(index)? else { continue };
-            let bytes = home.read(table + at, slots.len() as u64 * ENTRY).await?;
+            let bytes = home.file.reader.read_named(table + at, slots.len() as u64 * ENTRY).await?;
             for (slot, word) in slots.zip(bytes.chunks_exact(8)) {
                 let mut word = be64(word, 0);
                 // The bits of a table that a snapshot shares are not up to date.
@@ -662,8 +625,8 @@ impl Format for Metadata {
                 continue;
             }
             let table = home.own_table(view, index).await?;
-            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
-            home.write(table + at, &bytes, Flags::NONE).await?;
+            let bytes = be_bytes(words.iter().copied());
+            home.file.write(table + at, &bytes, Flags::NONE).await?;
         }
         Ok(())
     }

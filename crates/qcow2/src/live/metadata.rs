@@ -1,6 +1,6 @@
 //! The properties of an image that all its cores know.
 
-use crate::entry::{COPIED, Geometry, L1_RESERVED, OFFSET};
+use crate::entry::{BadEntry, COPIED, Geometry};
 use crate::header::Header;
 use block::{Device, IoError};
 use mapping::ENTRIES;
@@ -42,6 +42,11 @@ impl Metadata {
         self.flushed.load(Ordering::Relaxed) != self.set.load(Ordering::Relaxed)
     }
 
+    /// Whether the disk is only read, because its metadata contradicts itself.
+    pub fn is_corrupt(&self) -> bool {
+        self.is_corrupt.load(Ordering::Relaxed)
+    }
+
     /// The L2 table at `index` of the L1 table, and whether only the disk refers to it.
     ///
     /// # Errors
@@ -49,14 +54,8 @@ impl Metadata {
     pub fn table(&self, index: usize) -> Result<Option<(u64, bool)>, IoError> {
         let Some(entry) = self.l1.get(index) else { return Ok(None) };
         let entry = entry.load(Ordering::Acquire);
-        let offset = entry & OFFSET;
-        let is_own = entry & COPIED != 0;
-        match offset {
-            0 => Ok(None),
-            _ if entry & L1_RESERVED != 0 => Err(IoError::Corrupt),
-            _ if !offset.is_multiple_of(self.geometry.cluster_size()) => Err(IoError::Corrupt),
-            _ => Ok(Some((offset, is_own))),
-        }
+        let table = self.geometry.l2_table(entry).map_err(|BadEntry| IoError::Corrupt)?;
+        Ok(table.map(|table| (table, entry & COPIED != 0)))
     }
 
     /// The parts of a leaf's slots in each L2 table: index in the L1 table, byte in the L2 table,

@@ -4,7 +4,7 @@
 //! them ([`Refcounts::write`]). A cluster whose refcount is 0 is free, and for no other reason.
 
 use super::file::File;
-use crate::header::{Header, MAX_REFCOUNT_TABLE_BYTES, be64};
+use crate::header::{Header, MAX_REFCOUNT_TABLE_BYTES, be_bytes, be64};
 use crate::mutant::{self, Mutant};
 use crate::refcount::{Width, block_of};
 use block::{Flags, IoError, IoResult};
@@ -78,9 +78,7 @@ impl Refcounts {
     ) -> Result<Refcounts, IoError> {
         let cluster_size = header.cluster_size();
         let bytes = u64::from(header.refcount_table_clusters) * cluster_size;
-        let table = file.reader.read(header.refcount_table_offset, bytes).await;
-        let table =
-            table.map_err(|error| if error == IoError::OutOfRange { IoError::Corrupt } else { error })?;
+        let table = file.reader.read_named(header.refcount_table_offset, bytes).await?;
         let table: Vec<u64> = table.chunks_exact(8).map(|entry| be64(entry, 0) & OFFSET).collect();
         if table.iter().any(|block| !block.is_multiple_of(cluster_size) || *block >= file.capacity()) {
             return Err(IoError::Corrupt);
@@ -114,10 +112,7 @@ impl Refcounts {
     /// [`IoError::NoSpace`] when none is free and the file cannot grow; [`IoError::Corrupt`] when a
     /// free cluster has metadata; the device's error.
     pub(super) async fn allocate(&self, wanted: u64) -> Result<Clusters, IoError> {
-        self.changing.acquire(1).await;
-        let result = self.find_free(wanted).await;
-        self.changing.release(1);
-        result
+        self.changing.during(1, self.find_free(wanted)).await
     }
 
     async fn find_free(&self, wanted: u64) -> Result<Clusters, IoError> {
@@ -171,23 +166,20 @@ impl Refcounts {
     /// [`IoError::Corrupt`] when a cluster had no reference; the device's error. Clusters from that
     /// one on keep theirs.
     pub(super) async fn drop_references(&self, clusters: &[u64]) -> IoResult {
-        self.changing.acquire(1).await;
-        let mut result = Ok(());
-        for cluster in clusters {
-            result = self.drop_reference(*cluster).await;
-            if result.is_err() {
-                break;
+        let drop_each = async {
+            for cluster in clusters {
+                self.drop_reference(*cluster).await?;
             }
-        }
-        self.changing.release(1);
-        result
+            Ok(())
+        };
+        self.changing.during(1, drop_each).await
     }
 
     async fn drop_reference(&self, cluster: u64) -> IoResult {
         self.load(cluster / self.per_block(), false).await?;
         let count = self.get(cluster).checked_sub(1).ok_or(IoError::Corrupt)?;
         if count == 0 {
-            self.file.discard(cluster, 1).await;
+            self.file.discard(cluster).await;
         }
         self.set(cluster, count);
         if count == 0 {
@@ -251,17 +243,19 @@ impl Refcounts {
         if !mutant::is(Mutant::RefcountTableBeforeBlock) {
             self.file.flush().await?;
         }
-        let mut table = self.state.borrow().table.clone();
-        table[number as usize] = offset;
-        let entries_per_part = self.block_size as usize / 8;
-        let first = number as usize / entries_per_part * entries_per_part;
-        let part = encode(&table[first..first + entries_per_part]);
-        let at = self.state.borrow().table_offset + first as u64 * 8;
+        let in_block = self.block_size / 8;
+        let first = number / in_block * in_block;
+        let (at, mut part) = {
+            let state = self.state.borrow();
+            let part = state.table[first as usize..(first + in_block) as usize].to_vec();
+            (state.table_offset + first * 8, part)
+        };
+        part[(number - first) as usize] = offset;
         self.least_end.set(self.least_end.get().max(offset + self.cluster_size));
-        self.file.write(at, &part, Flags::FUA).await?;
+        self.file.write(at, &be_bytes(part), Flags::FUA).await?;
         self.file.note_metadata(offset, self.cluster_size);
         let mut state = self.state.borrow_mut();
-        state.table = table;
+        state.table[number as usize] = offset;
         state.high = state.high.max(cluster + 1);
         state.blocks.insert(number, Block::new(bytes));
         Ok(())
@@ -270,18 +264,19 @@ impl Refcounts {
     /// Moves the refcount table to a larger one behind all clusters that it counts, so that there
     /// is a place for block `number`.
     async fn grow_table(&self, number: u64) -> IoResult {
-        let (old_offset, old) = {
+        let (old_offset, mut table) = {
             let state = self.state.borrow();
             (state.table_offset, state.table.clone())
         };
-        let first = old.len() as u64 * self.per_block();
+        let old_entries = table.len() as u64;
+        let first = old_entries * self.per_block();
         let most = MAX_REFCOUNT_TABLE_BYTES / self.cluster_size;
         let per_cluster = self.cluster_size / 8;
-        let least = (number + 1).max(old.len() as u64 * 3 / 2);
+        let least = (number + 1).max(old_entries * 3 / 2);
         // The new blocks count the new table and themselves.
         let (mut clusters, mut blocks) = (0, 0);
         loop {
-            let entries = least.max(old.len() as u64 + blocks);
+            let entries = least.max(old_entries + blocks);
             let needed =
                 (entries.div_ceil(per_cluster), (clusters + blocks).div_ceil(self.per_block()).max(1));
             if needed == (clusters, blocks) {
@@ -298,7 +293,6 @@ impl Refcounts {
             return Err(IoError::Corrupt);
         }
         self.file.make_room(offset + used * self.cluster_size)?;
-        let mut table = old.clone();
         for block in 0..blocks {
             let at = offset + (clusters + block) * self.cluster_size;
             let counted = (used - block * self.per_block()).min(self.per_block());
@@ -307,7 +301,7 @@ impl Refcounts {
             table.push(at);
         }
         table.resize((clusters * per_cluster) as usize, 0);
-        self.file.write(offset, &encode(&table), Flags::NONE).await?;
+        self.file.write(offset, &be_bytes(table.iter().copied()), Flags::NONE).await?;
         if !mutant::is(Mutant::HeaderBeforeRefcountTable) {
             self.file.flush().await?;
         }
@@ -316,7 +310,7 @@ impl Refcounts {
         // A write that failed may have happened. Then blocks would be added to the wrong table.
         self.write_header(IN_HEADER.start, &fields).await.inspect_err(|_| self.is_lost.set(true))?;
         self.file.note_metadata(offset, used * self.cluster_size);
-        let old_bytes = old.len() as u64 * 8;
+        let old_bytes = old_entries * 8;
         self.file.forget_metadata(old_offset, old_bytes);
         {
             let mut state = self.state.borrow_mut();
@@ -337,15 +331,12 @@ impl Refcounts {
     /// # Errors
     /// The device's.
     pub(super) async fn write_header(&self, at: usize, bytes: &[u8]) -> IoResult {
-        self.header.acquire(1).await;
-        let written = async {
+        let write = async {
             let mut block = self.file.reader.read(0, self.block_size).await?;
             block[at..at + bytes.len()].copy_from_slice(bytes);
             self.file.write(0, &block, Flags::FUA).await
         };
-        let result = written.await;
-        self.header.release(1);
-        result
+        self.header.during(1, write).await
     }
 
     /// Writes the blocks that have changed. A caller makes them durable. One call at a time.
@@ -397,10 +388,8 @@ impl Refcounts {
         if self.is_lost.get() {
             return Err(IoError::Medium);
         }
-        self.changing.acquire(1).await;
-        let result = self.find_end().await;
-        self.changing.release(1);
-        result.map(|end| end.max(self.least_end.get()))
+        let end = self.changing.during(1, self.find_end()).await?;
+        Ok(end.max(self.least_end.get()))
     }
 
     async fn find_end(&self) -> Result<u64, IoError> {
@@ -431,8 +420,4 @@ impl Block {
             None => bytes,
         });
     }
-}
-
-fn encode(entries: &[u64]) -> Vec<u8> {
-    entries.iter().flat_map(|entry| entry.to_be_bytes()).collect()
 }

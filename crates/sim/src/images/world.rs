@@ -10,7 +10,7 @@ use crate::world::Stats;
 use base::{Rng, mix};
 use block::IoError;
 use qcow2::Others;
-use qcow2::entry::{COMPRESSED, COPIED, OFFSET};
+use qcow2::entry::{COPIED, Entry, Geometry};
 use qcow2::write::{Options, Output, Writer};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -207,7 +207,13 @@ fn create(shape: &Shape, oracle: &mut Oracle, content: &mut [u8], rng: &mut Rng)
 fn share(image: &mut Vec<u8>, shape: &Shape) -> bool {
     let word =
         |image: &[u8], at: u64| u64::from_be_bytes(image[at as usize..][..8].try_into().expect("8 bytes"));
-    let cluster = 1u64 << shape.cluster_bits;
+    let geometry = Geometry {
+        cluster_bits: shape.cluster_bits,
+        has_extended_l2: false,
+        has_data_file: false,
+        is_v2: false,
+    };
+    let cluster = geometry.cluster_size();
     let (l1, refcounts) = (word(image, 40), word(image, 48));
     let l1_bytes = 8 * shape.size.div_ceil(cluster / 8 * cluster);
     let refer = |image: &mut Vec<u8>, number: u64| {
@@ -238,16 +244,7 @@ fn share(image: &mut Vec<u8>, shape: &Shape) -> bool {
         for slot in (entry..entry + cluster).step_by(8) {
             let data = word(image, slot) & !COPIED;
             image[slot as usize..][..8].copy_from_slice(&data.to_be_bytes());
-            let offset_bits = 62 - (shape.cluster_bits - 8);
-            let clusters = match data & COMPRESSED {
-                0 if data & OFFSET == 0 => continue,
-                0 => (data & OFFSET) / cluster..(data & OFFSET) / cluster + 1,
-                _ => {
-                    let offset = data & ((1 << offset_bits) - 1);
-                    let sectors = (data & (COMPRESSED - 1)) >> offset_bits;
-                    offset / cluster..(offset / 512 * 512 + (sectors + 1) * 512).div_ceil(cluster)
-                }
-            };
+            let clusters = geometry.host_clusters(Entry { word: data, bitmap: 0 });
             clusters.for_each(|number| refer(image, number));
         }
     }
