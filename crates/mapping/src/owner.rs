@@ -95,6 +95,12 @@ impl Owned {
         self.note_change(slot..slot + 1);
     }
 
+    /// Sets an entry, whose slot the caller has locked, and the next one.
+    pub fn set_pair(&self, slot: usize, first: u64, second: u64) {
+        self.leaf.set_pair(slot, first, second);
+        self.note_change(slot..slot + 2);
+    }
+
     /// Marks slots as changed.
     pub fn note_change(&self, slots: Range<usize>) {
         let mut changed = self.changed.borrow_mut();

@@ -263,6 +263,17 @@ impl<F: Format> View<F> {
         Some(leaf.get(slot))
     }
 
+    /// The entries `index`, which is even, and `index + 1`, which change together. `None` if their
+    /// leaf is not in this core's directory, or while they change.
+    #[inline]
+    pub fn entry_pair(&self, index: u64) -> Option<(u64, u64)> {
+        let (leaf, slot) = split(index);
+        let directory = self.directory.borrow();
+        let leaf = directory.get(leaf)?;
+        leaf.note_use();
+        leaf.get_pair(slot)
+    }
+
     /// The entry `index`, after its leaf was loaded if that is needed.
     ///
     /// # Errors
@@ -559,14 +570,33 @@ impl<F: Format> Slot<F> {
     /// # Errors
     /// [`IoError::DeviceGone`] if the owner's core has ended.
     pub async fn set(&mut self, entry: u64) -> IoResult {
-        let (number, slot) = split(self.lock.index);
-        let set = self.view.at_owner(self.view.shared.owner_of(number), move |view| async move {
-            // A leaf with a locked slot is in memory.
-            view.leaves.get(number).map(|owned| owned.set(slot, entry)).ok_or(IoError::DeviceGone)
-        });
-        set.await??;
+        let (_, slot) = split(self.lock.index);
+        self.at_leaf(move |owned| owned.set(slot, entry)).await?;
         self.entry = entry;
         Ok(())
+    }
+
+    /// As [`Slot::set`], also sets the next entry, which this lock covers: the index is even. Cores
+    /// that use [`View::entry_pair`] read both old entries or both new ones. The first entry must
+    /// not be `u64::MAX`.
+    ///
+    /// # Errors
+    /// As [`Slot::set`].
+    pub async fn set_pair(&mut self, entry: u64, next: u64) -> IoResult {
+        let (_, slot) = split(self.lock.index);
+        self.at_leaf(move |owned| owned.set_pair(slot, entry, next)).await?;
+        self.entry = entry;
+        Ok(())
+    }
+
+    /// Changes the leaf at its owner.
+    async fn at_leaf(&self, change: impl FnOnce(&Owned) + Send + 'static) -> IoResult {
+        let (number, _) = split(self.lock.index);
+        let changed = self.view.at_owner(self.view.shared.owner_of(number), move |view| async move {
+            // A leaf with a locked slot is in memory.
+            view.leaves.get(number).map(|owned| change(&owned)).ok_or(IoError::DeviceGone)
+        });
+        changed.await?
     }
 }
 

@@ -3,6 +3,7 @@
 //! Source: QEMU `docs/interop/qcow2.rst`, sections *Cluster mapping* and *Extended L2 Entries*.
 
 use crate::header::Header;
+use crate::mutant::{self, Mutant};
 use std::ops::Range;
 
 /// Bits 9 to 55 of an entry: an offset in the file.
@@ -40,6 +41,27 @@ pub struct Entry {
     pub word: u64,
     /// Low half: allocated; high half: reads as zeroes.
     pub bitmap: u64,
+}
+
+impl Entry {
+    /// No place, and not cleared.
+    pub const NONE: Entry = Entry { word: 0, bitmap: 0 };
+    /// The bits of a bitmap that subclusters have when they read as zeroes.
+    const ZEROES: u32 = 32;
+
+    /// The same entry with the subclusters of `mask` allocated.
+    #[must_use]
+    fn with_allocated(self, mask: u32) -> Entry {
+        let mask = u64::from(mask);
+        Entry { bitmap: (self.bitmap | mask) & !(mask << Entry::ZEROES), ..self }
+    }
+
+    /// The same entry with the subclusters of `mask` as zeroes.
+    #[must_use]
+    pub fn with_zeroes(self, mask: u32) -> Entry {
+        let mask = u64::from(mask);
+        Entry { bitmap: self.bitmap & !mask | mask << Entry::ZEROES, ..self }
+    }
 }
 
 /// The type of a cluster. The offsets are as they stand in the entry: not checked.
@@ -114,6 +136,43 @@ impl Geometry {
     /// Bytes of an L2 entry.
     pub fn entry_bytes(&self) -> usize {
         if self.has_extended_l2 { 16 } else { 8 }
+    }
+
+    /// Words of eight bytes in an L2 entry.
+    #[inline]
+    pub fn entry_words(&self) -> u64 {
+        if self.has_extended_l2 { 2 } else { 1 }
+    }
+
+    /// Bytes of the smallest part of a cluster that an entry tells from others: a subcluster, or
+    /// the cluster.
+    pub fn unit(&self) -> u64 {
+        if self.has_extended_l2 { self.cluster_size() / SUBCLUSTERS } else { self.cluster_size() }
+    }
+
+    /// The subclusters that have a byte in `range` of a cluster.
+    pub fn subclusters_in(&self, range: Range<u64>) -> u32 {
+        let (start, end) = (range.start / self.unit(), range.end.div_ceil(self.unit()));
+        let below = |bit: u64| (1u64 << bit) - 1;
+        (below(end.min(SUBCLUSTERS)) & !below(start.min(SUBCLUSTERS))) as u32
+    }
+
+    /// Whether the cluster has data in a place that no snapshot shares.
+    #[inline]
+    pub fn is_own(&self, entry: Entry) -> bool {
+        entry.word & COPIED != 0 && matches!(self.cluster(entry), Cluster::Data(_))
+    }
+
+    /// The entry of a cluster after its subclusters of `mask` were written at byte `offset` of the
+    /// data file, and those that had data were copied there.
+    pub fn written(&self, old: Entry, offset: u64, mask: u32) -> Entry {
+        let word = offset | COPIED;
+        match self.cluster(old) {
+            _ if !self.has_extended_l2 => Entry { word, bitmap: 0 },
+            Cluster::Compressed(_) => Entry { word, bitmap: u64::from(u32::MAX) },
+            _ if mutant::is(Mutant::WholeClusterAllocated) => Entry { word, bitmap: u64::from(u32::MAX) },
+            _ => Entry { word, ..old }.with_allocated(mask),
+        }
     }
 
     /// Entries of an L2 table.
@@ -269,6 +328,24 @@ mod tests {
         assert_eq!(external.place(standard(COPIED), 0, 0), Ok((Place::Data(0), 0x1_0000)));
         assert_eq!(place(plain, COPIED), Ok((Place::Unallocated, rest)));
         assert_eq!(place(external, COMPRESSED), Err(BadEntry));
+    }
+
+    #[test]
+    fn a_write_allocates_subclusters_and_keeps_the_others() {
+        let extended = Geometry { has_extended_l2: true, ..geometry(16) };
+        assert_eq!(extended.subclusters_in(2048..2049), 0b10);
+        assert_eq!(extended.subclusters_in(2047..4097), 0b111);
+        assert_eq!(extended.subclusters_in(0..0x1_0000), u32::MAX);
+        let old = Entry { word: 0, bitmap: 0b110 << 32 };
+        let new = Entry { word: 0x5_0000 | COPIED, bitmap: 0b10 | 0b100 << 32 };
+        assert_eq!(extended.written(old, 0x5_0000, 0b10), new);
+        assert_eq!(new.with_zeroes(0b11), Entry { bitmap: 0b111 << 32, ..new });
+        let all = Entry { bitmap: u64::from(u32::MAX), ..new };
+        assert_eq!(extended.written(standard(COMPRESSED | 0x600), 0x5_0000, 1), all);
+        assert_eq!(geometry(16).written(Entry::NONE, 0x5_0000, 1), standard(0x5_0000 | COPIED));
+        assert!(extended.is_own(new) && !extended.is_own(standard(COPIED)));
+        let external = Geometry { has_data_file: true, ..geometry(16) };
+        assert!(external.is_own(standard(COPIED)) && !external.is_own(Entry::NONE));
     }
 
     #[test]

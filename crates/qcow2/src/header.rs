@@ -327,7 +327,10 @@ impl Header {
             room = room.saturating_sub(padded as u64);
             area = area.get(padded..).unwrap_or(&[]);
         }
-        Ok(())
+        match area.iter().any(|byte| *byte != 0) && room < 8 {
+            true => Err(invalid(format!("header extension of {room} bytes: want at least 8"))),
+            false => Ok(()),
+        }
     }
 
     fn read_extension(&mut self, kind: u32, bytes: &[u8]) -> Result<(), Problem> {

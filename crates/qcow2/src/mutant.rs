@@ -34,6 +34,10 @@ pub enum Mutant {
     RestNotZeroed,
     /// The rest of a cluster that is copied is not copied.
     RestNotCopied,
+    /// A write to a subcluster allocates all subclusters of its cluster.
+    WholeClusterAllocated,
+    /// Subclusters that a write does not touch are not copied to the new cluster.
+    SubclustersNotCopied,
     /// A failed write does not give its new cluster back.
     FailedWriteLeaks,
     /// The reference of an entry that changed is dropped twice.
@@ -46,7 +50,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 17] = [
+    pub const ALL: [Mutant; 19] = [
         Mutant::EntryBeforeData,
         Mutant::EntryBeforeRefcount,
         Mutant::RefcountTableBeforeBlock,
@@ -60,6 +64,8 @@ impl Mutant {
         Mutant::FuaWithoutTables,
         Mutant::RestNotZeroed,
         Mutant::RestNotCopied,
+        Mutant::WholeClusterAllocated,
+        Mutant::SubclustersNotCopied,
         Mutant::FailedWriteLeaks,
         Mutant::DroppedTwice,
         Mutant::NeverDropped,

@@ -116,6 +116,26 @@ fn writes_go_to_the_top_of_a_chain_and_nowhere_else() {
 }
 
 #[test]
+fn a_data_file_is_written_when_the_image_is() {
+    let folder = tempfile::tempdir().unwrap();
+    img(&folder, "create -q -f qcow2 -o data_file=data.raw,data_file_raw=on disk.qcow2 1M");
+    let data = folder.path().join("data.raw");
+    let text = at(folder.path(), &format!("disk.qcow2,data={}", data.display()));
+    let error = open(&at(folder.path(), "disk.qcow2")).err().unwrap();
+    assert!(error.contains(r#"the data file "data.raw" is not open"#), "{error}");
+    assert!(open(&format!("{text},readonly=on")).unwrap().limits().read_only);
+    let device = open(&text).unwrap();
+    reactor::run(async move {
+        let channel = device.open_channel().unwrap();
+        let mut buffer = reactor::current().buffers().take(512).await;
+        buffer.as_mut_slice().fill(9);
+        assert_eq!(buffer.transfer(&*channel, Op::Write, Flags::NONE, 3 << 16).await.1, Ok(()));
+    });
+    assert!(std::fs::read(&data).unwrap()[3 << 16..][..512] == [9; 512]);
+    img(&folder, "check -q disk.qcow2");
+}
+
+#[test]
 fn a_chain_that_ends_nowhere_or_elsewhere_is_refused() {
     let folder = chain();
     img(&folder, "rebase -u -F qcow2 -b top.qcow2 low.qcow2");
@@ -162,8 +182,6 @@ fn data_file_and_snapshot_are_chosen_by_key() {
     let device =
         open(&at(folder.path(), &format!("disk.qcow2,readonly=on,data={}", data.display()))).unwrap();
     assert_eq!(first_bytes(device, 2), [5, 0]);
-    let error = open(&at(folder.path(), "disk.qcow2")).err().unwrap();
-    assert!(error.contains("images with an external data file are not written yet"), "{error}");
     let error = open(&at(folder.path(), "disk.qcow2,readonly=on")).err().unwrap();
     assert!(error.ends_with(r#"disk.qcow2: the data file "data.raw" is not open"#), "{error}");
     img(&folder, "create -q -f qcow2 snap.qcow2 1M");

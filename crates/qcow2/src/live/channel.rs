@@ -1,14 +1,14 @@
 //! The requests of one core to an image that is written.
 
-use super::home::{Change, Clear, Entries, home, is_own};
+use super::home::{Change, Clear, Entries, entry, fetch, home, is_own};
 use super::metadata::Metadata;
 use crate::content::{Content, Places};
 use crate::entry::{BadEntry, Entry, Geometry, Place};
 use crate::lookup::Run;
 use crate::mutant::{self, Mutant};
-use block::{Channel, Flags, IoError, IoFuture, IoResult, Op, Request, StatusReport};
+use block::{Channel, Flags, IoError, IoFuture, IoResult, Op, Request, Status, StatusReport};
 use reactor::{BufferPool, MAX_BUFFER};
-use std::sync::atomic::Ordering;
+use std::ops::Range;
 
 /// Longest transfer of bytes that are copied.
 const PART: u64 = 128 << 10;
@@ -17,33 +17,33 @@ const PART: u64 = 128 << 10;
 pub(super) struct Live(pub Entries);
 
 impl Live {
-    fn place(&self, word: u64, at: u64) -> Result<(Place, u64), IoError> {
+    fn place(&self, entry: Entry, at: u64) -> Result<(Place, u64), IoError> {
         let geometry = self.geometry();
         let within = at % geometry.cluster_size();
-        let entry = Entry { word, bitmap: 0 };
         geometry.place(entry, at - within, within).map_err(|BadEntry| IoError::Corrupt)
     }
 
-    fn entry(&self, at: u64) -> Option<u64> {
-        self.0.entry(at / self.geometry().cluster_size())
+    fn entry(&self, at: u64) -> Option<Entry> {
+        entry(&self.0, at / self.geometry().cluster_size())
+    }
+
+    /// The place at which the byte `at` of the disk can be written, and the length of its run.
+    fn own_place(&self, at: u64) -> Option<Result<(Place, u64), IoError>> {
+        let entry = self.entry(at).filter(|entry| is_own(self.geometry(), *entry))?;
+        Some(self.place(entry, at))
     }
 
     /// The byte of the file, and the length of the run from there, at which the disk's bytes at
-    /// `offset` can be written in place. `None` if the first cluster has no place of its own, or
-    /// its entry is not here.
+    /// `offset` can be written in place. `None` if the first one has no place of its own, or its
+    /// entry is not here.
     fn own_run(&self, offset: u64, len: u64) -> Option<Result<(u64, u64), IoError>> {
-        let word = self.entry(offset).filter(|word| is_own(*word))?;
-        let (start, mut run) = match self.place(word, offset) {
+        let (start, mut run) = match self.own_place(offset)? {
             Ok((Place::Data(start), run)) => (start, run),
             Ok(_) => return None,
             Err(error) => return Some(Err(error)),
         };
         while run < len {
-            match self
-                .entry(offset + run)
-                .filter(|word| is_own(*word))
-                .map(|word| self.place(word, offset + run))
-            {
+            match self.own_place(offset + run) {
                 Some(Ok((place, more))) if Place::Data(start).continues(run, place) => run += more,
                 _ => break,
             }
@@ -58,7 +58,7 @@ impl Places for Live {
     }
 
     fn data_end(&self) -> u64 {
-        self.0.format().capacity.load(Ordering::Relaxed)
+        self.0.format().data_end()
     }
 
     #[inline]
@@ -69,7 +69,7 @@ impl Places for Live {
         };
         while run < len {
             // An entry that is damaged is an error of the requests that reach it.
-            match self.entry(offset + run).map(|word| self.place(word, offset + run)) {
+            match self.entry(offset + run).map(|entry| self.place(entry, offset + run)) {
                 Some(Ok((next, more))) if place.continues(run, next) => run += more,
                 _ => break,
             }
@@ -82,7 +82,7 @@ impl Places for Live {
             if let Some(run) = self.try_run(offset, len) {
                 return run;
             }
-            self.0.fetch(offset / self.geometry().cluster_size()).await?;
+            fetch(&self.0, offset / self.geometry().cluster_size()).await?;
         }
     }
 }
@@ -161,9 +161,9 @@ impl LiveChannel {
                 continue;
             }
             // The entry may have to be loaded first.
-            let word = self.view().fetch(at / cluster_size).await?;
-            if !is_own(word) {
-                done += self.write_elsewhere(&req.part(done, rest), at).await?;
+            match entry(self.view(), at / cluster_size) {
+                Some(_) => done += self.write_elsewhere(&req.part(done, rest), at).await?,
+                None => fetch(self.view(), at / cluster_size).await?,
             }
         }
         Ok(())
@@ -180,8 +180,9 @@ impl LiveChannel {
     async fn write_elsewhere(&self, req: &Request<'_>, offset: u64) -> Result<u64, IoError> {
         let cluster_size = self.content.places.geometry().cluster_size();
         let (first, within) = (offset / cluster_size, offset % cluster_size);
-        let count = (within + req.len).div_ceil(cluster_size);
-        let change = self.ask(move |view| async move { home(&view).begin(&view, first, count).await });
+        let wanted = req.len;
+        let change =
+            self.ask(move |view| async move { home(&view).begin(&view, first, within, wanted).await });
         let Some(change) = change.await? else { return Ok(0) };
         let number = change.number;
         let end = change.count * cluster_size;
@@ -204,7 +205,7 @@ impl LiveChannel {
     }
 
     /// Writes the clusters of a change: `len` bytes of the request, and what the disk has before
-    /// and behind them.
+    /// and behind them, as far as it must have a place there.
     async fn fill(&self, change: &Change, req: &Request<'_>, offset: u64, len: u64) -> IoResult {
         let cluster_size = self.content.places.geometry().cluster_size();
         let (within, end) = (offset % cluster_size, change.count * cluster_size);
@@ -212,107 +213,234 @@ impl LiveChannel {
         // Data is durable together with its entry, not before.
         let data = req.part(0, len).with_flags(Flags::NONE);
         self.content.data.channel.submit(&data, change.offset + within).await?;
-        self.rest(change, change.old[0], start, 0, within).await?;
-        self.rest(change, change.old[1], start, within + len, end).await
+        let unit = self.content.places.geometry().unit();
+        let touched = within / unit * unit..(within + len).next_multiple_of(unit);
+        self.rest(change, change.old[0], start, &touched, 0..within).await?;
+        self.rest(change, change.old[1], start, &touched, within + len..end).await
     }
 
-    /// Writes the bytes `from` to `to` of the clusters of a change, which begin at byte `start` of
-    /// the disk. `old`: their entry.
-    async fn rest(&self, change: &Change, old: u64, start: u64, from: u64, to: u64) -> IoResult {
+    /// Writes bytes of the clusters of a change, which begin at byte `start` of the disk. `old`:
+    /// their entry. `touched`: the subclusters that are written in part.
+    async fn rest(
+        &self,
+        change: &Change,
+        old: Entry,
+        start: u64,
+        touched: &Range<u64>,
+        bytes: Range<u64>,
+    ) -> IoResult {
         // Bytes behind the end of the disk are zeroes.
-        let inside = to.min((self.content.limits().capacity - start).max(from));
-        self.copy(change, old, start, from, inside).await?;
-        match change.are_zero || inside == to {
-            true => Ok(()),
-            false => self.zero(change.offset + inside, to - inside).await,
+        let disk_end = self.content.limits().capacity - start;
+        let mut at = bytes.start;
+        while at < bytes.end {
+            let (place, run) = self.content.places.place(old, start + at)?;
+            let part = at..(at + run).min(bytes.end);
+            at = part.end;
+            let part = match place {
+                // It has its place.
+                Place::Data(place) if place == change.offset + part.start => continue,
+                Place::Data(_) if part.end <= touched.start && mutant::is(Mutant::SubclustersNotCopied) => {
+                    continue;
+                }
+                Place::Data(_) | Place::Compressed(_) => part,
+                Place::Zero(_) | Place::Unallocated => {
+                    part.start.max(touched.start)..part.end.min(touched.end)
+                }
+            };
+            let inside = part.end.min(disk_end).max(part.start);
+            if part.start < inside {
+                self.copy(change, place, start, part.start..inside).await?;
+            }
+            if inside < part.end && !change.are_zero && !self.content.places.geometry().has_data_file {
+                self.zero(change, inside..part.end).await?;
+            }
         }
+        Ok(())
     }
 
-    /// As [`LiveChannel::rest`], for bytes on the disk.
-    async fn copy(&self, change: &Change, old: u64, start: u64, from: u64, to: u64) -> IoResult {
-        if from == to {
-            return Ok(());
-        }
-        let (place, _) = self.content.places.place(old, start + from)?;
-        if self.content.is_zero(place, start + from) {
+    /// Writes bytes of the disk, which have this place, to the clusters of a change.
+    async fn copy(&self, change: &Change, place: Place, start: u64, bytes: Range<u64>) -> IoResult {
+        if self.content.is_zero(place, start + bytes.start) {
             return match change.are_zero || mutant::is(Mutant::RestNotZeroed) {
                 true => Ok(()),
-                false => self.zero(change.offset + from, to - from).await,
+                false => self.zero(change, bytes).await,
             };
         }
         if mutant::is(Mutant::RestNotCopied) {
             return Ok(());
         }
-        let mut at = from;
-        while at < to {
-            let len = (to - at).min(PART);
+        for at in bytes.clone().step_by(PART as usize) {
+            let len = (bytes.end - at).min(PART);
             let buffer = self.buffers.take(len as usize).await;
             let (buffer, read) = buffer.transfer(self, Op::Read, Flags::NONE, start + at).await;
             read?;
             let target = &*self.content.data.channel;
             buffer.transfer(target, Op::Write, Flags::NONE, change.offset + at).await.1?;
-            at += len;
         }
         Ok(())
     }
 
-    /// Writes zeroes to the file.
-    async fn zero(&self, offset: u64, len: u64) -> IoResult {
+    /// Writes zeroes to the clusters of a change. Those that the disk had before keep their room.
+    async fn zero(&self, change: &Change, bytes: Range<u64>) -> IoResult {
+        let kept = if change.are_kept { Flags::NO_UNMAP } else { Flags::NONE };
+        self.zero_file(change.offset + bytes.start, bytes.end - bytes.start, kept).await
+    }
+
+    /// Writes zeroes to the data's device.
+    async fn zero_file(&self, offset: u64, len: u64, flags: Flags) -> IoResult {
         let target = &*self.content.data.channel;
-        let flags = Flags::NO_FALLBACK;
-        let zeroed = target.submit(&Request::write_zeroes(len, flags), offset).await;
+        let zeroes = Request::write_zeroes(len, flags.with(Flags::NO_FALLBACK));
+        let zeroed = target.submit(&zeroes, offset).await;
         if zeroed != Err(IoError::Unsupported) {
             return zeroed;
         }
-        let mut at = 0;
-        while at < len {
-            let part = (len - at).min(PART);
-            let mut buffer = self.buffers.take(part as usize).await;
+        for at in (0..len).step_by(PART as usize) {
+            let mut buffer = self.buffers.take((len - at).min(PART) as usize).await;
             buffer.as_mut_slice().fill(0);
             buffer.transfer(target, Op::Write, Flags::NONE, offset + at).await.1?;
-            at += part;
         }
         Ok(())
     }
 
-    /// Discards or zeroes: whole clusters by their entries, the parts of others by writing zeroes.
+    /// Discards or zeroes: whole clusters and subclusters by their entries, the parts of others by
+    /// writing zeroes.
     async fn clear(&self, req: &Request<'_>, offset: u64) -> IoResult {
-        let cluster_size = self.content.places.geometry().cluster_size();
+        let geometry = *self.content.places.geometry();
+        let cluster_size = geometry.cluster_size();
         let end = offset + req.len;
         let how = match req.op {
             Op::Discard => Clear::Discard,
             _ if req.flags.contains(Flags::NO_UNMAP) => Clear::ZeroInPlace,
             _ => Clear::Zero,
         };
-        // The last cluster of a disk may be incomplete.
-        let is_last = end == self.content.limits().capacity;
-        let whole_end = if is_last { end.div_ceil(cluster_size) } else { end / cluster_size };
-        let whole = offset.div_ceil(cluster_size)..whole_end;
-        if whole.is_empty() {
-            return self.clear_part(offset, req.len, how).await;
+        // The bytes of the disk are those of a raw data file, whatever the entries say.
+        if self.metadata().has_raw_data() {
+            return self.clear_part(offset..end, how).await;
         }
-        let (start, stop) = (whole.start * cluster_size, (whole.end * cluster_size).min(end));
-        self.clear_part(offset, start - offset, how).await?;
-        self.ask(move |view| async move { home(&view).clear(&view, whole, how).await }).await?;
-        self.clear_part(stop, end - stop, how).await
+        // The last cluster of a disk may be incomplete.
+        let end_in = |unit: u64| match end == self.content.limits().capacity {
+            true => end.next_multiple_of(unit),
+            false => end / unit * unit,
+        };
+        // The end of the part in the first cluster, and the start of that in the last one.
+        let (first, last) = (offset.next_multiple_of(cluster_size), end_in(cluster_size));
+        if first > last {
+            return self.clear_subclusters(offset..end, offset..end_in(geometry.unit()), how).await;
+        }
+        let stop = last.min(end);
+        self.clear_subclusters(offset..first.min(end), offset..first, how).await?;
+        if first < last {
+            self.clear_entries(first..last, how).await?;
+        }
+        self.clear_subclusters(stop..end, stop..end_in(geometry.unit()), how).await
     }
 
-    /// Zeroes a part of a cluster, unless it reads as zeroes.
-    async fn clear_part(&self, offset: u64, len: u64, how: Clear) -> IoResult {
+    /// Clears whole clusters, or subclusters.
+    async fn clear_entries(&self, range: Range<u64>, how: Clear) -> IoResult {
+        let bytes = range.clone();
+        self.ask(move |view| async move { home(&view).clear(&view, range, how).await }).await?;
+        if self.metadata().data_file.is_none() || how == Clear::ZeroInPlace {
+            return Ok(());
+        }
+        // The room in the data file has no other use. Only a loss of room if that fails.
+        let end = bytes.end.min(self.content.places.data_end());
+        let most = self.metadata().most_data_discard();
+        let mut at = bytes.start;
+        while at < end && most > 0 {
+            let len = (end - at).min(most);
+            let _ = self.content.data.channel.submit(&Request::discard(len), at).await;
+            at += len;
+        }
+        Ok(())
+    }
+
+    /// Zeroes a part of a cluster, as far as possible by its entry. `known`: the part whose end is
+    /// the end of a subcluster.
+    async fn clear_subclusters(&self, range: Range<u64>, known: Range<u64>, how: Clear) -> IoResult {
+        let geometry = *self.content.places.geometry();
+        let whole = known.start.next_multiple_of(geometry.unit())..known.end;
+        if how == Clear::Discard || !geometry.has_extended_l2 || whole.is_empty() {
+            return self.clear_ends(range, how).await;
+        }
+        let run = self.content.places.run(whole.start, geometry.unit()).await?;
+        if let Place::Compressed(_) = run.place {
+            return self.clear_part(range, how).await;
+        }
+        let stop = whole.end.min(range.end);
+        self.clear_ends(range.start..whole.start, how).await?;
+        self.clear_entries(whole, how).await?;
+        self.clear_ends(stop..range.end, how).await
+    }
+
+    /// Zeroes a part of a cluster that has no whole subcluster.
+    async fn clear_ends(&self, range: Range<u64>, how: Clear) -> IoResult {
+        let unit = self.content.places.geometry().unit();
+        let mut at = range.start;
+        while at < range.end {
+            let end = (at / unit + 1) * unit;
+            let part = at..end.min(range.end);
+            at = part.end;
+            if !self.clear_around(&part, how).await? {
+                self.clear_part(part, how).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Zeroes a part of a subcluster, of which the rest reads as zeroes, by its entry. Returns
+    /// whether that was so. Only for one that the backing device has: its content cannot change
+    /// while its entry does not.
+    async fn clear_around(&self, part: &Range<u64>, how: Clear) -> Result<bool, IoError> {
+        let geometry = *self.content.places.geometry();
+        let cluster = part.start / geometry.cluster_size();
+        if entry(self.view(), cluster).is_none() {
+            fetch(self.view(), cluster).await?;
+        }
+        let Some(old) = entry(self.view(), cluster) else { return Ok(false) };
+        let (place, _) = self.content.places.place(old, part.start)?;
+        if how == Clear::Discard || place != Place::Unallocated || geometry.is_v2 || part.is_empty() {
+            return Ok(false);
+        }
+        let start = part.start / geometry.unit() * geometry.unit();
+        let unit = start..start + geometry.unit();
+        let disk_end = unit.end.min(self.content.limits().capacity);
+        for rest in [start..part.start, part.end..disk_end] {
+            let report = StatusReport::new();
+            self.content.status(&report, rest.start, rest.end - rest.start).await?;
+            let is_zero = report.extents().all(|extent| extent.status.contains(Status::ZERO));
+            if !is_zero || report.covered() < rest.end - rest.start {
+                return Ok(false);
+            }
+        }
+        self.ask(move |view| async move { home(&view).clear_if(&view, unit, old, how).await }).await
+    }
+
+    /// Zeroes bytes of the disk by writing them, unless they read as zeroes.
+    async fn clear_part(&self, range: Range<u64>, how: Clear) -> IoResult {
         if how == Clear::Discard {
             return Ok(());
         }
-        let mut done = 0;
-        while done < len {
-            let at = offset + done;
-            let run = self.content.places.run(at, len - done).await?;
-            let part = run.len.min(PART);
-            if !self.content.is_zero(run.place, at) {
-                let mut buffer = self.buffers.take(part as usize).await;
-                buffer.as_mut_slice().fill(0);
-                buffer.transfer(&Plain(self), Op::Write, Flags::NONE, at).await.1?;
+        let mut at = range.start;
+        while at < range.end {
+            let rest = range.end - at;
+            let run = self.content.places.run(at, rest).await?;
+            let mut len = run.len.min(PART);
+            match self.content.places.own_run(at, rest) {
+                Some(own) if self.metadata().has_raw_data() => {
+                    let (place, own_len) = own?;
+                    len = own_len;
+                    let kept = if how == Clear::ZeroInPlace { Flags::NO_UNMAP } else { Flags::NONE };
+                    self.check_inside(place, len)?;
+                    self.zero_file(place, len, kept).await?;
+                }
+                _ if self.content.is_zero(run.place, at) && !self.metadata().has_raw_data() => {}
+                _ => {
+                    let mut buffer = self.buffers.take(len as usize).await;
+                    buffer.as_mut_slice().fill(0);
+                    buffer.transfer(&Plain(self), Op::Write, Flags::NONE, at).await.1?;
+                }
             }
-            done += part;
+            at += len;
         }
         Ok(())
     }

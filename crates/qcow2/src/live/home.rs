@@ -14,12 +14,12 @@
 //! most.
 
 use super::file::File;
-use super::metadata::{ENTRY, Metadata};
+use super::metadata::{Metadata, WORD};
 use super::refcounts::{Clusters, Refcounts};
-use crate::entry::{BadEntry, COMPRESSED, COPIED, Cluster, Entry, OFFSET, ZERO};
+use crate::entry::{BadEntry, COPIED, Cluster, Entry, Geometry, Place, ZERO};
 use crate::header::{autoclear, be_bytes, be64, incompatible};
 use crate::mutant::{self, Mutant};
-use block::{DeviceError, Flags, IoError, IoResult};
+use block::{Channel, DeviceError, Flags, IoError, IoResult, Request};
 use mapping::{ENTRIES, Format, Leaf, Slot, View};
 use reactor::{Permits, yield_now};
 use std::cell::{Cell, OnceCell, RefCell};
@@ -42,9 +42,14 @@ pub(super) type Entries = Rc<View<Metadata>>;
 /// See the module.
 pub(super) struct Home {
     file: Rc<File>,
+    /// The external data file, if there is one.
+    data: Option<Rc<dyn Channel>>,
     refcounts: Refcounts,
     /// One L2 table is made at a time.
     making: Permits,
+    /// Clusters for L2 tables that will be written with their first entry, by index in the L1
+    /// table.
+    reserved: RefCell<BTreeMap<usize, u64>>,
     settling: Permits,
     flushing: Permits,
     changes: RefCell<BTreeMap<u64, Open>>,
@@ -59,9 +64,17 @@ pub(super) struct Home {
 
 /// A change that has begun and not ended.
 struct Open {
-    slots: Vec<Slot<Metadata>>,
+    slots: Vec<Locked>,
     clusters: Clusters,
     is_new: bool,
+    /// The bytes that are written, from the first cluster on.
+    range: Range<u64>,
+}
+
+/// A locked entry.
+struct Locked {
+    slot: Slot<Metadata>,
+    entry: Entry,
 }
 
 /// A change as the core that asked for it sees it.
@@ -75,8 +88,10 @@ pub(super) struct Change {
     pub count: u64,
     /// Whether the clusters in the file read as zeroes.
     pub are_zero: bool,
+    /// Whether the disk has these clusters already.
+    pub are_kept: bool,
     /// The entries of the first and the last cluster.
-    pub old: [u64; 2],
+    pub old: [Entry; 2],
 }
 
 /// How clusters lose their content.
@@ -96,16 +111,39 @@ pub(super) fn home(view: &Entries) -> Rc<Home> {
     view.local().get().expect("the image has its home here").clone()
 }
 
-/// Whether a cluster with this entry can be written in place.
+/// Whether a cluster with this entry can be written in place, as far as it has data.
 #[inline]
-pub(super) fn is_own(word: u64) -> bool {
-    let is_data = word & (COMPRESSED | ZERO) == 0 && word & OFFSET != 0;
-    is_data && (word & COPIED != 0 || mutant::is(Mutant::SharedClusterInPlace))
+pub(super) fn is_own(geometry: &Geometry, entry: Entry) -> bool {
+    let is_data = || matches!(geometry.cluster(entry), Cluster::Data(_));
+    geometry.is_own(entry) || mutant::is(Mutant::SharedClusterInPlace) && is_data()
+}
+
+/// The entry of a cluster of the disk, if it is on this core.
+#[inline]
+pub(super) fn entry(view: &Entries, cluster: u64) -> Option<Entry> {
+    if view.format().geometry.has_extended_l2 {
+        let (word, bitmap) = view.entry_pair(cluster * 2)?;
+        return Some(Entry { word, bitmap });
+    }
+    Some(Entry { word: view.entry(cluster)?, bitmap: 0 })
+}
+
+/// Brings the entry of a cluster of the disk to this core. It may have to be asked for again.
+///
+/// # Errors
+/// [`IoError::Corrupt`] if its table is damaged; the device's.
+pub(super) async fn fetch(view: &Entries, cluster: u64) -> IoResult {
+    view.fetch(cluster * view.format().geometry.entry_words()).await?;
+    if entry(view, cluster).is_none() {
+        // It is being changed.
+        yield_now().await;
+    }
+    Ok(())
 }
 
 /// The place in the file that an entry names.
-fn place(metadata: &Metadata, word: u64) -> Option<u64> {
-    match metadata.geometry.cluster(Entry { word, bitmap: 0 }) {
+fn place(metadata: &Metadata, entry: Entry) -> Option<u64> {
+    match metadata.geometry.cluster(entry) {
         Cluster::Data(offset) | Cluster::ZeroAllocated(offset) => Some(offset),
         _ => None,
     }
@@ -115,12 +153,17 @@ fn place(metadata: &Metadata, word: u64) -> Option<u64> {
 ///
 /// # Errors
 /// [`IoError::Corrupt`] if it is invalid; the device's.
-async fn lock(view: &Entries, cluster: u64) -> Result<Slot<Metadata>, IoError> {
-    let slot = view.lock(cluster).await?;
+async fn lock(view: &Entries, cluster: u64) -> Result<Locked, IoError> {
     let geometry = view.format().geometry;
-    let entry = Entry { word: slot.entry(), bitmap: 0 };
+    let slot = view.lock(cluster * geometry.entry_words()).await?;
+    let entry = loop {
+        match entry(view, cluster) {
+            Some(entry) => break entry,
+            None => fetch(view, cluster).await?,
+        }
+    };
     match geometry.place(entry, cluster * geometry.cluster_size(), 0) {
-        Ok(_) => Ok(slot),
+        Ok(_) => Ok(Locked { slot, entry }),
         Err(BadEntry) => Err(IoError::Corrupt),
     }
 }
@@ -133,11 +176,14 @@ impl Home {
     pub(super) async fn open(view: &Entries) -> Result<Rc<Home>, IoError> {
         let metadata = view.format();
         let cluster_size = metadata.geometry.cluster_size();
-        let file = File::open(&metadata.image, cluster_size, &metadata.capacity);
-        let file = Rc::new(file.map_err(|error| {
+        let refused = |error: DeviceError| {
             tracing::error!(%error, "an image cannot be opened for writing");
             IoError::DeviceGone
-        })?);
+        };
+        let file = File::open(&metadata.image, cluster_size, &metadata.capacity);
+        let file = Rc::new(file.map_err(refused)?);
+        let data = metadata.data_file.as_ref().map(|device| device.open_channel());
+        let data = data.transpose().map_err(refused)?;
         metadata.fixed.iter().for_each(|(offset, bytes)| file.note_metadata(*offset, *bytes));
         for index in 0..metadata.l1.len() {
             if let Some((table, _)) = metadata.table(index)? {
@@ -151,14 +197,19 @@ impl Home {
             refcounts.write_header(AUTOCLEAR, &known.to_be_bytes()).await?;
         }
         // The file may end inside its last cluster.
-        let end = metadata.capacity.load(Ordering::Relaxed).next_multiple_of(cluster_size);
-        if let Err(error) = file.resize(end) {
+        let capacity = metadata.capacity.load(Ordering::Relaxed);
+        let end = capacity.next_multiple_of(cluster_size);
+        if end > capacity
+            && let Err(error) = file.resize(end)
+        {
             tracing::debug!(%error, "an image has a fixed size");
         }
         let home = Rc::new(Home {
             file,
+            data,
             refcounts,
             making: Permits::new(1),
+            reserved: RefCell::default(),
             settling: Permits::new(1),
             flushing: Permits::new(1),
             changes: RefCell::default(),
@@ -175,14 +226,14 @@ impl Home {
     }
 
     /// Whether the data of an entry is in a cluster with metadata.
-    fn overlaps(&self, metadata: &Metadata, word: u64) -> bool {
-        let place = place(metadata, word);
+    fn overlaps(&self, metadata: &Metadata, entry: Entry) -> bool {
+        let place = place(metadata, entry).filter(|_| metadata.data_file.is_none());
         place.is_some_and(|offset| self.file.is_metadata(offset / self.file.cluster_size()))
     }
 
-    /// Begins to change up to `count` clusters of the disk from `first` on, which are then locked:
-    /// those that cannot be written in place get new clusters in the file. `None` if the first one
-    /// can.
+    /// Begins a write of `len` bytes of the disk, from byte `within` of the cluster `first` on. The
+    /// clusters that it changes, at least one, are locked then. Those that cannot be written in
+    /// place get new clusters in the file. `None` if the first byte can be written in place.
     ///
     /// # Errors
     /// [`IoError::NoSpace`], [`IoError::Corrupt`], the device's.
@@ -190,36 +241,40 @@ impl Home {
         &self,
         view: &Entries,
         first: u64,
-        count: u64,
+        within: u64,
+        len: u64,
     ) -> Result<Option<Change>, IoError> {
         if view.format().is_corrupt() {
             return Err(IoError::Corrupt);
         }
-        let mut slots = Vec::new();
+        let cluster_size = self.file.cluster_size();
+        let count = (within + len).div_ceil(cluster_size).min(MOST_CLUSTERS);
+        let mut slots: Vec<Locked> = Vec::new();
         let mut kept = None;
-        for cluster in first..first + count.min(MOST_CLUSTERS) {
-            let slot = lock(view, cluster).await?;
-            let word = slot.entry();
-            if is_own(word) {
+        for cluster in first..first + count {
+            let locked = lock(view, cluster).await?;
+            let at = if slots.is_empty() { within } else { 0 };
+            if self.is_in_place(view, locked.entry, cluster, at)? {
                 break;
             }
-            // Zeroes with a place of their own: it is used again.
-            let place = self.own_place(view, word);
-            if place.is_some() && !slots.is_empty() {
+            // A place of its own without data is used again.
+            let place = self.own_place(view, locked.entry, cluster);
+            let continues = kept.is_none_or(|kept| place == Some(kept + slots.len() as u64 * cluster_size));
+            if !slots.is_empty() && (kept.is_some() != place.is_some() || !continues) {
                 break;
             }
-            slots.push(slot);
-            if place.is_some() {
-                kept = place;
-                break;
-            }
+            kept = kept.or(place);
+            slots.push(locked);
         }
         if slots.is_empty() {
             return Ok(None);
         }
-        let cluster_size = self.file.cluster_size();
+        self.reserve_tables(view, first..first + slots.len() as u64).await?;
         let (clusters, is_new) = match kept {
-            Some(offset) => (Clusters { first: offset / cluster_size, count: 1, are_zero: false }, false),
+            Some(offset) => {
+                let count = slots.len() as u64;
+                (Clusters { first: offset / cluster_size, count, are_zero: false }, false)
+            }
             None => {
                 let taken = self.refcounts.allocate(slots.len() as u64).await;
                 (self.note_corruption(view, taken).await?, true)
@@ -227,16 +282,33 @@ impl Home {
         };
         let Clusters { first, count, are_zero } = clusters;
         slots.truncate(count as usize);
-        let old = [0, slots.len() - 1].map(|at| slots[at].entry());
+        let old = [0, slots.len() - 1].map(|at| slots[at].entry);
         let number = self.number();
-        self.changes.borrow_mut().insert(number, Open { slots, clusters, is_new });
-        Ok(Some(Change { number, offset: first * cluster_size, count, are_zero, old }))
+        let range = within..(within + len).min(count * cluster_size);
+        self.changes.borrow_mut().insert(number, Open { slots, clusters, is_new, range });
+        let offset = first * cluster_size;
+        Ok(Some(Change { number, offset, count, are_zero, are_kept: !is_new, old }))
     }
 
-    /// The place that an entry for zeroes keeps, if no snapshot shares it.
-    fn own_place(&self, view: &Entries, word: u64) -> Option<u64> {
-        match view.format().geometry.cluster(Entry { word, bitmap: 0 }) {
-            Cluster::ZeroAllocated(offset) if word & COPIED != 0 => Some(offset),
+    /// Whether byte `within` of a cluster of the disk can be written in place.
+    fn is_in_place(&self, view: &Entries, entry: Entry, cluster: u64, within: u64) -> Result<bool, IoError> {
+        let geometry = view.format().geometry;
+        let place = geometry.place(entry, cluster * geometry.cluster_size(), within);
+        let (place, _) = place.map_err(|BadEntry| IoError::Corrupt)?;
+        Ok(is_own(&geometry, entry) && matches!(place, Place::Data(_)))
+    }
+
+    /// The place of a cluster of the disk that no snapshot shares: that of its entry, or the one in
+    /// an external data file.
+    fn own_place(&self, view: &Entries, entry: Entry, cluster: u64) -> Option<u64> {
+        let geometry = view.format().geometry;
+        if geometry.has_data_file {
+            return Some(cluster * geometry.cluster_size());
+        }
+        match geometry.cluster(entry) {
+            Cluster::ZeroAllocated(offset) | Cluster::Data(offset) if entry.word & COPIED != 0 => {
+                Some(offset)
+            }
             _ => None,
         }
     }
@@ -247,10 +319,15 @@ impl Home {
     /// [`IoError::DeviceGone`] when there is no such change.
     pub(super) async fn commit(&self, view: &Entries, number: u64) -> IoResult {
         let open = self.changes.borrow_mut().remove(&number);
-        let Some(Open { mut slots, clusters, is_new }) = open else { return Err(IoError::DeviceGone) };
-        for (cluster, slot) in (clusters.first..).zip(&mut slots) {
-            let old = slot.entry();
-            self.set(view, slot, (cluster * self.file.cluster_size()) | COPIED).await?;
+        let Some(Open { mut slots, clusters, is_new, range }) = open else { return Err(IoError::DeviceGone) };
+        let (geometry, cluster_size) = (view.format().geometry, self.file.cluster_size());
+        for (number, locked) in (0..).zip(&mut slots) {
+            let start = number * cluster_size;
+            let written = range.start.saturating_sub(start)..(range.end - start).min(cluster_size);
+            let place = (clusters.first + number) * cluster_size;
+            let old = locked.entry;
+            let new = geometry.written(old, place, geometry.subclusters_in(written));
+            self.set(view, locked, new).await?;
             if is_new {
                 self.drop_place(view, old);
             }
@@ -271,25 +348,22 @@ impl Home {
         }
     }
 
-    /// Clears clusters of the disk.
+    /// Clears whole clusters of the disk, or subclusters: `range` is in bytes.
     ///
     /// # Errors
     /// [`IoError::Corrupt`], the device's. Some clusters may be clear then.
-    pub(super) async fn clear(&self, view: &Entries, clusters: Range<u64>, how: Clear) -> IoResult {
+    pub(super) async fn clear(&self, view: &Entries, range: Range<u64>, how: Clear) -> IoResult {
+        let cluster_size = self.file.cluster_size();
+        let clusters = range.start / cluster_size..range.end.div_ceil(cluster_size);
         for (done, cluster) in clusters.enumerate() {
             if view.format().is_corrupt() {
                 return Err(IoError::Corrupt);
             }
-            let mut slot = lock(view, cluster).await?;
-            let old = slot.entry();
-            let new = self.cleared(view, old, how);
-            if new != old {
-                self.set(view, &mut slot, new).await?;
-                if place(view.format(), new).is_none() {
-                    self.drop_place(view, old);
-                }
-            }
-            drop(slot);
+            let start = cluster * cluster_size;
+            let part = range.start.saturating_sub(start)..(range.end - start).min(cluster_size);
+            let mask = view.format().geometry.subclusters_in(part);
+            let locked = lock(view, cluster).await?;
+            self.clear_cluster(view, locked, cluster, mask, how).await?;
             if done % 64 == 63 {
                 self.tidy(view);
                 yield_now().await;
@@ -299,35 +373,92 @@ impl Home {
         Ok(())
     }
 
-    /// The entry of a cluster after it was cleared.
-    fn cleared(&self, view: &Entries, old: u64, how: Clear) -> u64 {
+    /// As [`Home::clear`], for a part of a cluster, if the cluster still has the entry `old`.
+    /// Returns whether it had.
+    ///
+    /// # Errors
+    /// As [`Home::clear`].
+    pub(super) async fn clear_if(
+        &self,
+        view: &Entries,
+        range: Range<u64>,
+        old: Entry,
+        how: Clear,
+    ) -> Result<bool, IoError> {
+        let cluster_size = self.file.cluster_size();
+        let cluster = range.start / cluster_size;
+        let start = cluster * cluster_size;
+        let mask = view.format().geometry.subclusters_in(range.start - start..range.end - start);
+        let locked = lock(view, cluster).await?;
+        let is_same = locked.entry == old;
+        if is_same {
+            self.clear_cluster(view, locked, cluster, mask, how).await?;
+        }
+        Ok(is_same)
+    }
+
+    async fn clear_cluster(
+        &self,
+        view: &Entries,
+        mut locked: Locked,
+        cluster: u64,
+        mask: u32,
+        how: Clear,
+    ) -> IoResult {
+        let old = locked.entry;
+        let new = self.cleared(view, old, mask, how);
+        if new != old {
+            self.reserve_tables(view, cluster..cluster + 1).await?;
+            self.set(view, &mut locked, new).await?;
+            if place(view.format(), new).is_none() {
+                self.drop_place(view, old);
+            }
+        }
+        Ok(())
+    }
+
+    /// The entry of a cluster after its subclusters of `mask` were cleared.
+    fn cleared(&self, view: &Entries, old: Entry, mask: u32, how: Clear) -> Entry {
         let metadata = view.format();
-        // Without a backing file a cluster without a place reads as zeroes.
-        let no_place = if metadata.has_backing { ZERO } else { 0 };
-        match metadata.geometry.cluster(Entry { word: old, bitmap: 0 }) {
-            Cluster::Unallocated if how == Clear::Discard => old,
+        let is_extended = metadata.geometry.has_extended_l2;
+        let zeroes = |entry: Entry| match is_extended {
+            true => entry.with_zeroes(mask),
+            false => Entry { word: entry.word | ZERO, ..entry },
+        };
+        if mask != u32::MAX && is_extended {
+            return zeroes(old);
+        }
+        let zero = if metadata.geometry.is_v2 { Entry::NONE } else { zeroes(Entry::NONE) };
+        match metadata.geometry.cluster(old) {
+            // Without a backing file these read as zeroes.
+            Cluster::Unallocated if how == Clear::Discard || !metadata.has_backing => old,
             Cluster::Zero => old,
             Cluster::Data(_) | Cluster::ZeroAllocated(_)
-                if how == Clear::ZeroInPlace && old & COPIED != 0 =>
+                if how == Clear::ZeroInPlace && old.word & COPIED != 0 =>
             {
-                old | ZERO
+                zeroes(old)
             }
-            _ => no_place,
+            _ => zero,
         }
     }
 
     /// Sets an entry, whose data was written.
-    async fn set(&self, view: &Entries, slot: &mut Slot<Metadata>, word: u64) -> IoResult {
+    async fn set(&self, view: &Entries, locked: &mut Locked, entry: Entry) -> IoResult {
         view.format().set.fetch_add(1, Ordering::AcqRel);
-        slot.set(word).await
+        locked.entry = entry;
+        match view.format().geometry.has_extended_l2 {
+            true => locked.slot.set_pair(entry.word, entry.bitmap).await,
+            false => locked.slot.set(entry.word).await,
+        }
     }
 
-    /// Notes that an entry no longer refers to its clusters.
-    fn drop_place(&self, view: &Entries, old: u64) {
-        if mutant::is(Mutant::NeverDropped) {
+    /// Notes that an entry no longer refers to its clusters. Those of a data file have no
+    /// refcounts.
+    fn drop_place(&self, view: &Entries, old: Entry) {
+        if mutant::is(Mutant::NeverDropped) || view.format().data_file.is_some() {
             return;
         }
-        let clusters = view.format().geometry.host_clusters(Entry { word: old, bitmap: 0 });
+        let clusters = view.format().geometry.host_clusters(old);
         let mut dropped = self.dropped.borrow_mut();
         dropped.extend(clusters.clone());
         if mutant::is(Mutant::DroppedTwice) {
@@ -381,6 +512,9 @@ impl Home {
             self.refcounts.write().await?;
         }
         if !mutant::is(Mutant::EntryBeforeData) {
+            if let Some(data) = &self.data {
+                data.submit(&Request::flush(), 0).await?;
+            }
             self.file.flush().await?;
         }
         metadata.settled.fetch_max(now, Ordering::AcqRel);
@@ -399,6 +533,40 @@ impl Home {
         self.making.during(1, self.make_table(view, index)).await
     }
 
+    /// Takes the clusters for the L2 tables of some clusters of the disk, so that a flush needs no
+    /// room for them.
+    ///
+    /// # Errors
+    /// [`IoError::NoSpace`], [`IoError::Corrupt`], the device's.
+    async fn reserve_tables(&self, view: &Entries, clusters: Range<u64>) -> IoResult {
+        let metadata = view.format();
+        let entries = metadata.geometry.l2_entries();
+        for index in (clusters.start / entries) as usize..clusters.end.div_ceil(entries) as usize {
+            let has_table = || {
+                let is_own = metadata.table(index).map(|table| table.is_some_and(|(_, is_own)| is_own));
+                is_own.map(|is_own| is_own || self.reserved.borrow().contains_key(&index))
+            };
+            if has_table()? {
+                continue;
+            }
+            let reserve = async {
+                if !has_table()? {
+                    let cluster = self.take_cluster(view).await?;
+                    self.reserved.borrow_mut().insert(index, cluster);
+                }
+                Ok(())
+            };
+            self.making.during(1, reserve).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes a cluster for metadata.
+    async fn take_cluster(&self, view: &Entries) -> Result<u64, IoError> {
+        let taken = self.refcounts.allocate(1).await;
+        Ok(self.note_corruption(view, taken).await?.first)
+    }
+
     async fn make_table(&self, view: &Entries, index: usize) -> Result<u64, IoError> {
         let metadata = view.format();
         let shared = match metadata.table(index)? {
@@ -412,12 +580,15 @@ impl Home {
             None => vec![0; cluster_size as usize],
         };
         // Its clusters are shared, too.
-        for entry in bytes.chunks_exact_mut(8) {
+        for entry in bytes.chunks_exact_mut(metadata.geometry.entry_bytes()) {
             let word = be64(entry, 0) & !COPIED;
-            entry.copy_from_slice(&word.to_be_bytes());
+            entry[..8].copy_from_slice(&word.to_be_bytes());
         }
-        let taken = self.refcounts.allocate(1).await;
-        let Clusters { first, .. } = self.note_corruption(view, taken).await?;
+        let reserved = self.reserved.borrow_mut().remove(&index);
+        let first = match reserved {
+            Some(cluster) => cluster,
+            None => self.take_cluster(view).await?,
+        };
         let table = first * cluster_size;
         let written = async {
             self.file.write(table, &bytes, Flags::NONE).await?;
@@ -427,8 +598,7 @@ impl Home {
             Ok(())
         };
         if let Err(error) = written.await {
-            let dropped = self.refcounts.drop_references(&[first]).await;
-            self.note_corruption(view, dropped).await?;
+            self.reserved.borrow_mut().insert(index, first);
             return Err(error);
         }
         let in_block = (metadata.block_size / 8) as usize;
@@ -546,10 +716,20 @@ impl Home {
 
     /// Writes refcounts, and cuts off the end of the file.
     async fn finish(&self, view: &Entries, least: u64) -> IoResult {
+        let unused: Vec<u64> = self.reserved.take().into_values().collect();
+        let dropped = self.refcounts.drop_references(&unused).await;
+        self.note_corruption(view, dropped).await?;
         if !mutant::is(Mutant::CloseWithoutRefcounts) {
             self.settle_all(view).await?;
         }
-        let end = self.refcounts.end().await?.max(least);
+        let mut end = self.refcounts.end().await?.max(least);
+        // A file that ended inside its last cluster ends there again, unless data came behind it.
+        if end - least < self.file.cluster_size() && end > least {
+            let tail = self.file.reader.read(least, end - least).await?;
+            if tail.iter().all(|byte| *byte == 0) {
+                end = least;
+            }
+        }
         if end < self.file.capacity() {
             self.file.resize(end).map_err(|error| {
                 tracing::warn!(%error, "the end of an image stays");
@@ -594,19 +774,26 @@ impl Format for Metadata {
         let (metadata, home) = (view.format(), home(view));
         for (index, at, slots) in metadata.parts(leaf, 0..ENTRIES) {
             let Some((table, is_own)) = metadata.table(index)? else { continue };
-            let bytes = home.file.reader.read_named(table + at, slots.len() as u64 * ENTRY).await?;
-            for (slot, word) in slots.zip(bytes.chunks_exact(8)) {
-                let mut word = be64(word, 0);
-                // The bits of a table that a snapshot shares are not up to date.
-                if !is_own {
-                    word &= !COPIED;
+            let bytes = home.file.reader.read_named(table + at, slots.len() as u64 * WORD).await?;
+            let (geometry, words) = (metadata.geometry, metadata.geometry.entry_words());
+            for (slot, bytes) in slots.step_by(words as usize).zip(bytes.chunks_exact(geometry.entry_bytes()))
+            {
+                let mut entry = geometry.entry(bytes, 0);
+                // The bits of a table that a snapshot shares are not up to date. No valid entry has
+                // all bits.
+                if !is_own || entry.word == u64::MAX {
+                    entry.word &= !COPIED;
                 }
-                if home.overlaps(metadata, word) {
-                    let cluster = leaf * ENTRIES as u64 + slot as u64;
+                if home.overlaps(metadata, entry) {
+                    let cluster = (leaf * ENTRIES as u64 + slot as u64) / words;
+                    let word = entry.word;
                     let text = format!("cluster {cluster} of the disk is in metadata: entry {word:#x}");
                     home.set_corrupt(view, &text).await;
                 }
-                entries.set(slot, word);
+                entries.set(slot, entry.word);
+                if words > 1 {
+                    entries.set(slot + 1, entry.bitmap);
+                }
             }
         }
         Ok(())
@@ -615,7 +802,7 @@ impl Format for Metadata {
     async fn save(view: &Rc<View<Metadata>>, leaf: u64, entries: &Leaf, slots: Range<usize>) -> IoResult {
         let (metadata, home) = (view.format(), home(view));
         // Whole blocks of the device.
-        let unit = (metadata.block_size / ENTRY) as usize;
+        let unit = (metadata.block_size / WORD) as usize;
         let slots = slots.start / unit * unit..slots.end.next_multiple_of(unit);
         let words: Vec<u64> = slots.clone().map(|slot| entries.get(slot)).collect();
         home.settle(view).await?;

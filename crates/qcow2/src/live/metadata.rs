@@ -1,20 +1,22 @@
 //! The properties of an image that all its cores know.
 
 use crate::entry::{BadEntry, COPIED, Geometry};
-use crate::header::Header;
+use crate::header::{Header, autoclear};
 use block::{Device, IoError};
 use mapping::ENTRIES;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Bytes of an L2 entry. Extended ones are not written.
-pub(super) const ENTRY: u64 = 8;
+/// Bytes of a word of an L2 entry.
+pub(super) const WORD: u64 = 8;
 
-/// See the module. As a table of [`mapping`] it has an entry for each cluster of the disk: the word
-/// of the L2 entry.
+/// See the module. As a table of [`mapping`] it has the words of all L2 entries: one for each
+/// cluster of the disk, or two.
 pub(super) struct Metadata {
     pub image: Arc<dyn Device>,
+    /// The external data file, if there is one.
+    pub data_file: Option<Arc<dyn Device>>,
     pub header: Header,
     pub geometry: Geometry,
     pub has_backing: bool,
@@ -58,10 +60,28 @@ impl Metadata {
         Ok(table.map(|table| (table, entry & COPIED != 0)))
     }
 
+    /// Bytes of the device with the data.
+    pub fn data_end(&self) -> u64 {
+        match &self.data_file {
+            Some(file) => file.limits().capacity,
+            None => self.capacity.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whether the data file has the bytes of the disk, whatever entries say.
+    pub fn has_raw_data(&self) -> bool {
+        self.header.autoclear & autoclear::RAW_DATA != 0
+    }
+
+    /// Longest discard of the data file.
+    pub fn most_data_discard(&self) -> u64 {
+        self.data_file.as_ref().map_or(0, |file| file.limits().max_discard)
+    }
+
     /// The parts of a leaf's slots in each L2 table: index in the L1 table, byte in the L2 table,
     /// and slots.
     pub fn parts(&self, leaf: u64, slots: Range<usize>) -> impl Iterator<Item = (usize, u64, Range<usize>)> {
-        let per_table = self.geometry.l2_entries();
+        let per_table = self.geometry.cluster_size() / WORD;
         let first = leaf * ENTRIES as u64;
         let mut at = slots.start;
         std::iter::from_fn(move || {
@@ -72,7 +92,7 @@ impl Metadata {
             let rest = (per_table - entry % per_table).min((slots.end - at) as u64) as usize;
             let part = at..at + rest;
             at += rest;
-            Some(((entry / per_table) as usize, entry % per_table * ENTRY, part))
+            Some(((entry / per_table) as usize, entry % per_table * WORD, part))
         })
     }
 }

@@ -105,8 +105,10 @@ impl LiveImage {
         check_others(&image, &others).map_err(fail)?;
         let limits = writable(limits(&image, &others).map_err(fail)?, &image);
         let (device, file_bytes) = (image.device.clone(), image.device.limits().capacity);
-        let metadata = metadata_of(image, others.backing.is_some());
-        let entries = metadata.header.size.div_ceil(metadata.geometry.cluster_size());
+        check_data_file(&image, &others).map_err(fail)?;
+        let metadata = metadata_of(image, &others);
+        let clusters = metadata.header.size.div_ceil(metadata.geometry.cluster_size());
+        let entries = clusters * metadata.geometry.entry_words();
         let table = Table::open(metadata, std::slice::from_ref(&home), Config { entries, cache_bytes });
         let table = Arc::new(table.map_err(|error| fail(error.to_string()))?);
         let opening = table.clone();
@@ -120,7 +122,8 @@ impl LiveImage {
     }
 
     fn children(&self) -> impl Iterator<Item = &Arc<dyn Device>> {
-        [Some(&self.image), self.others.backing.as_ref()].into_iter().flatten()
+        let others = [&self.others.backing, &self.others.data_file];
+        [&self.image].into_iter().chain(others.into_iter().flatten())
     }
 }
 
@@ -132,8 +135,6 @@ fn check_can_write(image: &Image) -> Result<(), String> {
         (image.device.limits().read_only, "the file is open for reading only".to_owned()),
         (header.is_corrupt(), "marked as corrupt".into()),
         (header.is_dirty(), "marked as dirty (qemu-img check -r all repairs that)".into()),
-        (header.has_data_file(), "images with an external data file are not written yet".into()),
-        (header.has_extended_l2(), "images with extended L2 entries are not written yet".into()),
         (bitmaps > 0, format!("{bitmaps} dirty bitmaps, which writes do not keep yet")),
         (image.size != header.size || image.is_snapshot, "a snapshot is only read".into()),
     ];
@@ -141,6 +142,21 @@ fn check_can_write(image: &Image) -> Result<(), String> {
         Some((_, why)) => Err(format!("cannot be written: {why} (readonly=on only reads)")),
         None => Ok(()),
     }
+}
+
+/// Lets an external data file have all bytes of the disk: each has the same place there.
+fn check_data_file(image: &Image, others: &Others) -> Result<(), String> {
+    let Some(file) = &others.data_file else { return Ok(()) };
+    let (name, limits) = (file.name(), file.limits());
+    if limits.read_only {
+        return Err(format!("cannot be written: the data file {name} is open for reading only"));
+    }
+    if limits.capacity >= image.size {
+        return Ok(());
+    }
+    let cannot =
+        |error| format!("data file {name} has {} bytes, not {}: {error}", limits.capacity, image.size);
+    file.resize(image.size).map(drop).map_err(cannot)
 }
 
 /// Refuses L1 tables of snapshots that are not in the file, or overlap: they would need much time
@@ -176,7 +192,7 @@ fn writable(limits: Limits, image: &Image) -> Limits {
     }
 }
 
-fn metadata_of(image: Image, has_backing: bool) -> Metadata {
+fn metadata_of(image: Image, others: &Others) -> Metadata {
     let Image { device, header, snapshots, snapshot_bytes, l1, .. } = image;
     let mut fixed = vec![
         (0, header.cluster_size()),
@@ -188,7 +204,8 @@ fn metadata_of(image: Image, has_backing: bool) -> Metadata {
     let limits = device.limits();
     Metadata {
         geometry: Geometry::of(&header),
-        has_backing,
+        has_backing: others.backing.is_some(),
+        data_file: others.data_file.clone(),
         block_size: u64::from(limits.block_size),
         l1: l1.iter().map(|entry| AtomicU64::new(*entry)).collect(),
         fixed,

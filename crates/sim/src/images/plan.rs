@@ -10,6 +10,8 @@ pub struct Shape {
     pub size: u64,
     /// The cluster size as a power of two.
     pub cluster_bits: u32,
+    /// Whether clusters have subclusters.
+    pub has_extended_l2: bool,
     /// A refcount has `1 << refcount_order` bits.
     pub refcount_order: u32,
     /// Of twelve clusters of the new image so many have data.
@@ -63,8 +65,9 @@ impl Plan {
 
 impl Shape {
     fn draw(rng: &mut Rng) -> Shape {
-        let cluster_bits = 9 + rng.below(5) as u32;
-        let block_size = if cluster_bits >= 12 && rng.one_in(3) { 4096 } else { 512 };
+        let has_extended_l2 = rng.one_in(4);
+        let cluster_bits = if has_extended_l2 { 14 } else { 9 + rng.below(5) as u32 };
+        let block_size = if cluster_bits >= 12 && !has_extended_l2 && rng.one_in(3) { 4096 } else { 512 };
         // With the widest refcounts and the smallest clusters the refcount table soon is too short.
         let is_long = cluster_bits == 9 && rng.one_in(3);
         let size = match is_long {
@@ -84,6 +87,7 @@ impl Shape {
         Shape {
             size,
             cluster_bits,
+            has_extended_l2,
             refcount_order,
             // 4096 clusters fill the first refcount table: 164 of them have metadata.
             most_data: if is_long { 3850 + rng.below(60) } else { u64::MAX },

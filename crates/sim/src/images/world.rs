@@ -171,6 +171,7 @@ fn create(shape: &Shape, oracle: &mut Oracle, content: &mut [u8], rng: &mut Rng)
     let mut options = Options::new(shape.size);
     options.cluster_bits = shape.cluster_bits;
     options.refcount_order = shape.refcount_order;
+    options.has_extended_l2 = shape.has_extended_l2;
     options.backing = shape.backing.map(|_| ("backing".into(), "raw".into()));
     let cluster = options.cluster_size();
     let mut writer = Writer::new(options, Bytes(Vec::new())).expect("options that fit");
@@ -209,13 +210,13 @@ fn share(image: &mut Vec<u8>, shape: &Shape) -> bool {
         |image: &[u8], at: u64| u64::from_be_bytes(image[at as usize..][..8].try_into().expect("8 bytes"));
     let geometry = Geometry {
         cluster_bits: shape.cluster_bits,
-        has_extended_l2: false,
+        has_extended_l2: shape.has_extended_l2,
         has_data_file: false,
         is_v2: false,
     };
     let cluster = geometry.cluster_size();
     let (l1, refcounts) = (word(image, 40), word(image, 48));
-    let l1_bytes = 8 * shape.size.div_ceil(cluster / 8 * cluster);
+    let l1_bytes = 8 * shape.size.div_ceil(geometry.l2_entries() * cluster);
     let refer = |image: &mut Vec<u8>, number: u64| {
         let (per_block, width) = (cluster / 2, 2);
         let at = (word(image, refcounts + number / per_block * 8) + number % per_block * width) as usize;
@@ -241,7 +242,7 @@ fn share(image: &mut Vec<u8>, shape: &Shape) -> bool {
             continue;
         }
         refer(image, entry / cluster);
-        for slot in (entry..entry + cluster).step_by(8) {
+        for slot in (entry..entry + cluster).step_by(geometry.entry_bytes()) {
             let data = word(image, slot) & !COPIED;
             image[slot as usize..][..8].copy_from_slice(&data.to_be_bytes());
             let clusters = geometry.host_clusters(Entry { word: data, bitmap: 0 });

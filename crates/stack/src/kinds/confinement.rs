@@ -54,9 +54,8 @@ fn keep_file(profile: &mut Profile, options: &io_uring::Options) {
 }
 
 fn keep_image(profile: &mut Profile, options: &qcow2::Options) {
-    profile.allow(&options.file, if options.is_writable() { Access::Resize } else { Access::Read });
-    if let Some(data) = &options.data {
-        profile.allow(data, Access::Read);
+    for file in [Some(&options.file), options.data.as_ref()].into_iter().flatten() {
+        profile.allow(file, if options.is_writable() { Access::Resize } else { Access::Read });
     }
     if options.follow {
         profile.allow(options.directory(), Access::Read);

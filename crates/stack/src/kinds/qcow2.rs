@@ -100,10 +100,11 @@ impl Options {
     /// When a file cannot be opened or is no valid image, or the image names a file that may not be
     /// opened.
     pub fn open(&self) -> Result<Arc<dyn Device>, DeviceError> {
-        let top = match self.is_writable() {
-            true => open_for_writing(&self.file)?,
-            false => open_file(&self.file)?,
+        let open = |path: &PathBuf| match self.is_writable() {
+            true => open_for_writing(path),
+            false => open_file(path),
         };
+        let top = open(&self.file)?;
         let header = read_header(top.clone())?;
         let below =
             if self.follow { chain(&self.file, &header, self.image_dir.as_deref())? } else { Vec::new() };
@@ -120,7 +121,7 @@ impl Options {
                 false => open_image(device, Others { backing, data_file: None }, None, self.cache_bytes)?,
             });
         }
-        let data_file = self.data.as_deref().map(open_file).transpose()?;
+        let data_file = self.data.as_ref().map(open).transpose()?;
         let others = Others { backing, data_file };
         match self.is_writable() {
             true => open_live(top, others, self.cache_bytes),
