@@ -62,3 +62,21 @@ fn a_killed_server_leaves_a_valid_image_and_a_stopped_one_a_clean_image() {
         assert_eq!(check(folder), 0);
     }
 }
+
+#[test]
+fn an_image_that_was_not_closed_is_repaired_before_it_is_served() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    assert_eq!(qemu_img(folder, "create -q -f qcow2 -o lazy_refcounts=on top.qcow2 32M"), 0);
+    let mut io = Command::new("qemu-io");
+    io.args(["-f", "qcow2", "-c", "write 0 16M", "-c", "flush", "-c", "abort", "top.qcow2"]);
+    let output = io.current_dir(folder).output().unwrap();
+    let features = || std::fs::read(folder.join("top.qcow2")).unwrap()[72..88].to_vec();
+    assert_eq!((features()[7], features()[15]), (1, 1), "dirty, with lazy refcounts: {output:?}");
+    let server = serve(folder, "");
+    write(&folder.join("s"));
+    let (code, said) = server.stop();
+    assert!(code == 0 && said.contains("an image that was not closed was repaired"), "{code}: {said}");
+    assert_eq!(check(folder), 0);
+    assert_eq!((features()[7], features()[15]), (0, 1));
+}

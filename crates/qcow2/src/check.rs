@@ -27,6 +27,8 @@ const MAX_CLUSTERS: u64 = i32::MAX as u64;
 const MAX_OFFSET: u64 = i64::MAX as u64 - (2 << 20);
 /// Bits 9 to 63 of an entry of the refcount table.
 const REFCOUNT_BLOCK: u64 = !0x1ff;
+/// Most entries with an invalid place that a check notes for a repair.
+const MAX_MISPLACED: usize = 1 << 20;
 /// Extra data that every snapshot of a version 3 image has, in bytes.
 const V3_SNAPSHOT_EXTRA: u32 = 16;
 
@@ -74,79 +76,110 @@ pub async fn check(device: &dyn Device) -> Result<Report, Error> {
     let run = async {
         let reader = open_reader(device)?;
         let header = read_header(&reader).await?;
-        Check::new(reader, header)?.run().await
+        Ok(Check::run(&reader, &header).await?.report)
     };
     run.await.map_err(|problem| Error::new(device.name(), problem))
 }
 
 /// References to an L2 table.
 #[derive(Clone, Copy, Default)]
-struct Uses {
+pub(crate) struct Uses {
     /// By all L1 tables.
-    all: u64,
+    pub all: u64,
     /// Whether the active L1 table is among them.
-    is_active: bool,
+    pub is_active: bool,
 }
 
-struct Check {
+/// Everything that a check finds. A repair works with it.
+pub(crate) struct Check {
     reader: Reader,
-    header: Header,
-    geometry: Geometry,
-    width: Width,
-    counts: Counts,
+    pub header: Header,
+    pub geometry: Geometry,
+    pub width: Width,
+    /// References to each cluster, up to the largest refcount.
+    pub counts: Counts,
     /// Clusters of the file, and behind it if a reference ends inside the next one.
-    clusters: u64,
+    pub clusters: u64,
+    /// The active L1 table.
+    pub l1: Vec<u64>,
     /// The L2 tables by their first byte.
-    tables: BTreeMap<u64, Uses>,
+    pub tables: BTreeMap<u64, Uses>,
     refcount_table: Vec<u64>,
     /// Clusters whose refcount is 1.
     ones: Counts,
     /// Places in the refcount table with an invalid pointer.
     invalid_blocks: BTreeSet<u64>,
-    report: Report,
+    /// L2 entries for zeroes with an invalid place: first byte of the table and index.
+    pub misplaced_zeroes: Vec<(u64, usize)>,
+    /// A refcount block is missing, invalid or used for something else.
+    pub needs_new_refcounts: bool,
+    /// A table or an entry is not counted, so that there may be more references.
+    pub is_incomplete: bool,
+    /// A cluster has more references than a refcount can count.
+    pub has_overflow: bool,
+    pub report: Report,
 }
 
 impl Check {
-    fn new(reader: Reader, header: Header) -> Result<Check, Problem> {
+    /// An empty check of the image that `reader` reads.
+    ///
+    /// # Errors
+    /// When the image is too large.
+    fn new(reader: &Reader, header: &Header) -> Result<Check, Problem> {
         let clusters = reader.capacity().div_ceil(header.cluster_size());
         if clusters > MAX_CLUSTERS {
             return Err(Problem::Refused(format!("{clusters} clusters: at most {MAX_CLUSTERS} are checked")));
         }
         let disk = (header.size / 512 * 512).div_ceil(header.cluster_size());
         Ok(Check {
-            geometry: Geometry::of(&header),
+            geometry: Geometry::of(header),
             width: Width { order: header.refcount_order },
             counts: Counts::default(),
             clusters,
+            l1: Vec::new(),
             tables: BTreeMap::new(),
             refcount_table: Vec::new(),
             ones: Counts::default(),
             invalid_blocks: BTreeSet::new(),
+            misplaced_zeroes: Vec::new(),
+            needs_new_refcounts: false,
+            is_incomplete: false,
+            has_overflow: false,
             report: Report { total_clusters: disk, ..Report::default() },
-            reader,
-            header,
+            reader: reader.clone(),
+            header: header.clone(),
         })
     }
 
-    async fn run(mut self) -> Result<Report, Problem> {
-        let snapshots = self.read_snapshots().await?;
-        self.read_refcount_table().await?;
-        let cluster_size = self.geometry.cluster_size();
-        self.count(0, cluster_size, 1);
-        let (l1_offset, l1_entries) = (self.header.l1_offset, self.header.l1_entries);
-        let l1 = self.read_l1(l1_offset, l1_entries, true).await?;
-        self.read_snapshot_l1s(&snapshots.snapshots).await?;
-        self.read_l2_tables().await?;
-        self.count(self.header.snapshots_offset, snapshots.bytes, 1);
-        let table_bytes = u64::from(self.header.refcount_table_clusters) << self.header.cluster_bits;
-        self.count(self.header.refcount_table_offset, table_bytes, 1);
-        if let Some(bitmaps) = self.header.bitmaps {
-            self.read_bitmaps(bitmaps).await?;
+    /// Checks everything.
+    ///
+    /// # Errors
+    /// When a table that all others depend on cannot be read.
+    pub(crate) async fn run(reader: &Reader, header: &Header) -> Result<Check, Problem> {
+        let mut check = Check::references(reader, header).await?;
+        check.read_refcount_table().await?;
+        check.check_refcount_blocks();
+        check.compare().await?;
+        check.check_copied().await?;
+        Ok(check)
+    }
+
+    /// Counts all references but those to the refcount table and its blocks.
+    ///
+    /// # Errors
+    /// As [`Check::run`].
+    pub(crate) async fn references(reader: &Reader, header: &Header) -> Result<Check, Problem> {
+        let mut check = Check::new(reader, header)?;
+        let snapshots = check.read_snapshots().await?;
+        check.count(0, header.cluster_size(), 1);
+        check.l1 = check.read_l1(header.l1_offset, header.l1_entries, true).await?;
+        check.read_snapshot_l1s(&snapshots.snapshots).await?;
+        check.read_l2_tables().await?;
+        check.count(header.snapshots_offset, snapshots.bytes, 1);
+        if let Some(bitmaps) = header.bitmaps {
+            check.read_bitmaps(bitmaps).await?;
         }
-        self.check_refcount_blocks();
-        self.compare().await?;
-        self.check_copied(&l1).await?;
-        Ok(self.report)
+        Ok(check)
     }
 
     /// Counts `uses` references to the clusters of a range of the file.
@@ -165,6 +198,7 @@ impl Check {
             self.clusters = self.clusters.max(cluster + 1);
             if !self.counts.add(cluster, uses, self.width.most()) {
                 let most = self.width.most();
+                self.has_overflow = true;
                 self.report.corrupt(|| format!("cluster {cluster}: more references than {most}"));
             }
         }
@@ -194,6 +228,7 @@ impl Check {
         let table = self.reader.read_padded(offset, inside).await;
         let table = table.map_err(|error| Problem::Io { part: "the refcount table", offset, error })?;
         self.refcount_table = table.chunks_exact(8).map(|entry| be64(entry, 0)).collect();
+        self.count(offset, bytes, 1);
         Ok(())
     }
 
@@ -222,8 +257,10 @@ impl Check {
             let (id, offset) = (&snapshot.id, snapshot.l1_offset);
             let bytes = u64::from(snapshot.l1_entries) * 8;
             if !offset.is_multiple_of(self.geometry.cluster_size()) {
+                self.is_incomplete = true;
                 self.report.corrupt(|| format!("snapshot {id}: L1 table at byte {offset}: not aligned"));
             } else if bytes > MAX_L1_BYTES {
+                self.is_incomplete = true;
                 self.report.corrupt(|| format!("snapshot {id}: L1 table of {bytes} bytes"));
             } else {
                 let inside = self.reader.capacity().saturating_sub(offset).min(bytes);
@@ -243,29 +280,35 @@ impl Check {
         for (offset, uses) in std::mem::take(&mut self.tables) {
             self.count(offset, cluster_size, uses.all);
             if !offset.is_multiple_of(cluster_size) {
+                self.is_incomplete = true;
                 self.report.corrupt(|| format!("L2 table at byte {offset}: not aligned"));
                 continue;
             }
             self.tables.insert(offset, uses);
             let mut next = None;
-            for entry in self.read_l2(offset).await? {
-                self.count_entry(entry, uses, &mut next);
+            for (index, entry) in self.read_l2(offset).await? {
+                let is_right = self.count_entry(entry, uses, &mut next);
+                if !is_right && self.misplaced_zeroes.len() < MAX_MISPLACED {
+                    self.misplaced_zeroes.push((offset, index));
+                }
             }
         }
         Ok(())
     }
 
-    /// The entries of an L2 table that are not empty.
-    async fn read_l2(&self, offset: u64) -> Result<Vec<Entry>, Problem> {
+    /// The entries of an L2 table that are not empty, with their indices.
+    async fn read_l2(&self, offset: u64) -> Result<Vec<(usize, Entry)>, Problem> {
         let inside = self.reader.capacity().saturating_sub(offset).min(self.geometry.cluster_size());
         let table = self.reader.read_padded(offset, inside).await;
         let table = table.map_err(|error| Problem::Io { part: "an L2 table", offset, error })?;
         let bytes = self.geometry.entry_bytes();
-        let entries = (0..table.len() / bytes).map(|index| self.geometry.entry(&table, index * bytes));
-        Ok(entries.filter(|entry| *entry != Entry { word: 0, bitmap: 0 }).collect())
+        let entry = |index| (index, self.geometry.entry(&table, index * bytes));
+        let is_empty = |entry: Entry| entry == Entry { word: 0, bitmap: 0 };
+        Ok((0..table.len() / bytes).map(entry).filter(|(_, entry)| !is_empty(*entry)).collect())
     }
 
-    fn count_entry(&mut self, entry: Entry, uses: Uses, next: &mut Option<u64>) {
+    /// Returns `false` for an entry that has no data and an invalid place.
+    fn count_entry(&mut self, entry: Entry, uses: Uses, next: &mut Option<u64>) -> bool {
         let (word, bitmap) = (entry.word, entry.bitmap);
         let cluster_size = self.geometry.cluster_size();
         let cluster = self.geometry.cluster(entry);
@@ -278,8 +321,9 @@ impl Check {
                     self.report.corrupt(|| format!("L2 entry {word:#x}: compressed, with the COPIED bit"));
                 }
                 if self.geometry.has_data_file || bitmap != 0 {
+                    self.is_incomplete = true;
                     self.report.corrupt(|| format!("L2 entry {word:#x}: compressed in such an image"));
-                    return;
+                    return true;
                 }
                 self.count(data.offset, data.len, uses.all);
                 self.report.allocated_clusters += u64::from(uses.is_active);
@@ -287,10 +331,12 @@ impl Check {
                 self.report.fragmented_clusters += u64::from(uses.is_active);
             }
             Cluster::Data(_) | Cluster::ZeroAllocated(_) if (bitmap >> 32) & bitmap != 0 => {
+                self.is_incomplete = true;
                 self.report.corrupt(|| format!("L2 entry {word:#x}: invalid subclusters {bitmap:#x}"));
             }
             Cluster::Data(offset) | Cluster::ZeroAllocated(offset) => {
-                if !offset.is_multiple_of(cluster_size) {
+                let is_aligned = offset.is_multiple_of(cluster_size);
+                if !is_aligned {
                     self.report.corrupt(|| format!("L2 entry {word:#x}: the cluster is not aligned"));
                 }
                 if uses.is_active {
@@ -302,12 +348,18 @@ impl Check {
                 if !self.geometry.has_data_file {
                     self.count(offset, cluster_size, uses.all);
                 }
+                let has_data = match self.geometry.has_extended_l2 {
+                    true => bitmap as u32 != 0,
+                    false => matches!(cluster, Cluster::Data(_)),
+                };
+                return is_aligned || has_data;
             }
             Cluster::Unallocated if bitmap as u32 != 0 => {
                 self.report.corrupt(|| format!("L2 entry {word:#x}: subclusters {bitmap:#x} without data"));
             }
             Cluster::Unallocated | Cluster::Zero => {}
         }
+        true
     }
 
     async fn read_bitmaps(&mut self, bitmaps: Bitmaps) -> Result<(), Problem> {
@@ -342,16 +394,19 @@ impl Check {
             let block = entry & REFCOUNT_BLOCK;
             self.refcount_table.push(block);
             if entry != block || !block.is_multiple_of(cluster_size) || block > MAX_OFFSET {
+                self.needs_new_refcounts = true;
                 self.report.corrupt(|| format!("refcount table entry {index} ({entry:#x}): invalid"));
                 if !block.is_multiple_of(cluster_size) || block > MAX_OFFSET {
                     self.invalid_blocks.insert(index as u64);
                 }
             } else if block / cluster_size >= self.clusters {
+                self.needs_new_refcounts = true;
                 self.report.corrupt(|| format!("refcount block {index} at byte {block}: behind the file"));
             } else if block != 0 {
                 self.count(block, cluster_size, 1);
                 let uses = self.counts.get(block / cluster_size);
                 if uses != 1 {
+                    self.needs_new_refcounts = true;
                     self.report.corrupt(|| format!("refcount block {index}: {uses} references"));
                 }
             }
@@ -366,7 +421,6 @@ impl Check {
         for first in (0..self.clusters).step_by(in_block as usize) {
             let last = (first + in_block).min(self.clusters);
             let index = first / in_block;
-            let block = self.refcount_table.get(index as usize).copied().unwrap_or(0);
             if self.invalid_blocks.contains(&index) {
                 self.report.check_errors += last - first;
                 self.report.note(|| format!("refcounts of clusters {first} to {last}: invalid block"));
@@ -374,17 +428,15 @@ impl Check {
                 highest = referenced.map_or(highest, |(cluster, _)| cluster);
                 continue;
             }
-            if block == 0 || block >= self.reader.capacity() {
+            let Some((_, refcounts)) = self.read_block(index).await? else {
                 let wrong: Vec<_> = self.counts.referenced(first..last).collect();
                 for (cluster, references) in wrong {
+                    self.needs_new_refcounts = true;
                     self.compare_one(cluster, 0, references);
                     highest = cluster;
                 }
                 continue;
-            }
-            let refcounts = self.reader.read_padded(block, cluster_size).await;
-            let refcounts =
-                refcounts.map_err(|error| Problem::Io { part: "a refcount block", offset: block, error })?;
+            };
             for cluster in first..last {
                 let refcount = self.width.get(&refcounts, (cluster - first) as usize);
                 let references = self.counts.get(cluster);
@@ -399,6 +451,21 @@ impl Check {
         }
         self.report.image_end_offset = (highest + 1) * cluster_size;
         Ok(())
+    }
+
+    /// The refcount block at `index` of the refcount table with its first byte, if it is in the
+    /// file.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) async fn read_block(&self, index: u64) -> Result<Option<(u64, Vec<u8>)>, Problem> {
+        let block = self.refcount_table.get(index as usize).copied().unwrap_or(0);
+        if block == 0 || block >= self.reader.capacity() || self.invalid_blocks.contains(&index) {
+            return Ok(None);
+        }
+        let refcounts = self.reader.read_padded(block, self.geometry.cluster_size()).await;
+        let failed = |error| Problem::Io { part: "a refcount block", offset: block, error };
+        Ok(Some((block, refcounts.map_err(failed)?)))
     }
 
     fn compare_one(&mut self, cluster: u64, refcount: u64, references: u64) {
@@ -419,27 +486,47 @@ impl Check {
     }
 
     /// Checks the COPIED bits of the active tables.
-    async fn check_copied(&mut self, l1: &[u64]) -> Result<(), Problem> {
-        for (index, entry) in l1.iter().copied().enumerate().filter(|(_, entry)| entry & OFFSET != 0) {
-            if self.is_one(entry & OFFSET).is_some_and(|is_one| is_one != (entry & COPIED != 0)) {
-                self.report.corrupt(|| format!("L1 entry {index} ({entry:#x}): wrong COPIED bit"));
-            }
+    async fn check_copied(&mut self) -> Result<(), Problem> {
+        for (index, entry) in self.wrong_in_l1() {
+            self.report.corrupt(|| format!("L1 entry {index} ({entry:#x}): wrong COPIED bit"));
         }
-        let active: Vec<u64> =
-            self.tables.iter().filter(|(_, uses)| uses.is_active).map(|(at, _)| *at).collect();
-        for table in active {
-            for entry in self.read_l2(table).await? {
-                let (Cluster::Data(offset) | Cluster::ZeroAllocated(offset)) = self.geometry.cluster(entry)
-                else {
-                    continue;
-                };
-                let is_one = if self.geometry.has_data_file { Some(true) } else { self.is_one(offset) };
-                if is_one.is_some_and(|is_one| is_one != (entry.word & COPIED != 0)) {
-                    self.report.corrupt(|| format!("L2 entry {:#x}: wrong COPIED bit", entry.word));
-                }
+        for table in self.active_tables() {
+            for (_, word) in self.wrong_in_l2(table).await? {
+                self.report.corrupt(|| format!("L2 entry {word:#x}: wrong COPIED bit"));
             }
         }
         Ok(())
+    }
+
+    /// The L2 tables that the disk uses.
+    pub(crate) fn active_tables(&self) -> Vec<u64> {
+        self.tables.iter().filter(|(_, uses)| uses.is_active).map(|(at, _)| *at).collect()
+    }
+
+    /// Entries of the active L1 table with a wrong COPIED bit, with their indices.
+    pub(crate) fn wrong_in_l1(&self) -> Vec<(usize, u64)> {
+        let is_wrong = |entry: u64| {
+            let is_one = if entry & OFFSET == 0 { None } else { self.is_one(entry & OFFSET) };
+            is_one.is_some_and(|is_one| is_one != (entry & COPIED != 0))
+        };
+        self.l1.iter().copied().enumerate().filter(|(_, entry)| is_wrong(*entry)).collect()
+    }
+
+    /// Entries of an active L2 table with a wrong COPIED bit, with their indices.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) async fn wrong_in_l2(&self, table: u64) -> Result<Vec<(usize, u64)>, Problem> {
+        let is_wrong = |entry: Entry| {
+            let (Cluster::Data(offset) | Cluster::ZeroAllocated(offset)) = self.geometry.cluster(entry)
+            else {
+                return false;
+            };
+            let is_one = if self.geometry.has_data_file { Some(true) } else { self.is_one(offset) };
+            is_one.is_some_and(|is_one| is_one != (entry.word & COPIED != 0))
+        };
+        let entries = self.read_l2(table).await?.into_iter();
+        Ok(entries.filter(|(_, entry)| is_wrong(*entry)).map(|(index, entry)| (index, entry.word)).collect())
     }
 }
 

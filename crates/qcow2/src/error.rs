@@ -1,8 +1,8 @@
-//! The error of opening and checking an image.
+//! The error of opening, checking and changing an image.
 
 use block::IoError;
 
-/// Why an image cannot be opened or checked. `Display` names the image, the part and the value.
+/// Why an image cannot be opened, checked or changed. `Display` names image, part and value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{image}: {problem}")]
 pub struct Error {
@@ -36,6 +36,16 @@ pub enum Problem {
     /// A part of the image cannot be read.
     #[error("cannot read {part} at byte {offset}: {error}")]
     Io {
+        /// The part, e.g. `the L1 table`.
+        part: &'static str,
+        /// Its first byte in the file.
+        offset: u64,
+        /// The device's error.
+        error: IoError,
+    },
+    /// A part of the image cannot be written.
+    #[error("cannot write {part} at byte {offset}: {error}")]
+    Write {
         /// The part, e.g. `the L1 table`.
         part: &'static str,
         /// Its first byte in the file.

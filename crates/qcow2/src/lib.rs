@@ -17,6 +17,7 @@
 //! | [`header`] | the header and its extensions: bytes and rules, without I/O |
 //! | [`entry`] | entries of L1 and L2 tables, without I/O |
 //! | [`check`](mod@check) | refcounts, pointers and COPIED bits against each other |
+//! | [`repair`](mod@repair) | makes refcounts and COPIED bits right |
 //! | [`image`] | reading the metadata of an image, internal snapshots |
 //! | [`map`] | where each byte of a disk is, for tools |
 //! | [`device`] | an image that is only read, as a [`block::Device`] |
@@ -43,8 +44,10 @@ pub mod live;
 mod lookup;
 pub mod map;
 pub mod mutant;
+mod offline;
 mod reader;
 mod refcount;
+pub mod repair;
 mod snapshot;
 pub mod write;
 
@@ -58,4 +61,5 @@ pub use image::Image;
 pub use live::LiveImage;
 pub use lookup::Run;
 pub use map::Map;
+pub use repair::{Level, Repaired, repair};
 pub use snapshot::Snapshot;

@@ -1,8 +1,8 @@
-//! `freestone image check`.
+//! `freestone image check` and `repair`.
 
 use super::{FileArgs, failed, print_json};
 use crate::error::Error;
-use qcow2::{Problem, Report};
+use qcow2::{Level, Problem, Repaired, Report};
 use serde_json::{Map, Value, json};
 use std::process::ExitCode;
 
@@ -13,30 +13,86 @@ const LEAKS: u8 = 3;
 /// Exit code: the format has no check.
 const UNSUPPORTED: u8 = 63;
 
-pub(super) fn run(file: &FileArgs, is_json: bool) -> Result<ExitCode, Error> {
-    let device = file.device()?;
-    let report = match reactor::run(async move { qcow2::check(&*device).await }) {
-        Ok(report) => report,
+/// The arguments of `freestone image check`.
+#[derive(clap::Args, Debug)]
+pub(super) struct CheckArgs {
+    #[command(flatten)]
+    pub(super) file: FileArgs,
+    /// Repair the image, which nothing else may have open
+    #[arg(short, long, value_enum)]
+    repair: Option<Repair>,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Repair {
+    /// Free leaked clusters
+    Leaks,
+    /// Repair everything that can be repaired
+    All,
+}
+
+pub(super) fn run(args: &CheckArgs, is_json: bool) -> Result<ExitCode, Error> {
+    let level = args.repair.map(|repair| match repair {
+        Repair::Leaks => Level::Leaks,
+        Repair::All => Level::All,
+    });
+    run_at(level, &args.file, is_json)
+}
+
+/// Repairs everything that can be repaired.
+pub(super) fn repair(file: &FileArgs, is_json: bool) -> Result<ExitCode, Error> {
+    run_at(Some(Level::All), file, is_json)
+}
+
+fn run_at(level: Option<Level>, file: &FileArgs, is_json: bool) -> Result<ExitCode, Error> {
+    let result = match level {
+        None => {
+            let device = file.device()?;
+            reactor::run(async move { qcow2::check(&*device).await })
+                .map(|after| Repaired { before: after.clone(), after })
+        }
+        Some(level) => {
+            let device = file.writable_device()?;
+            reactor::run(async move { qcow2::repair(&device, level).await })
+        }
+    };
+    match result {
+        Ok(repaired) => Ok(print(&file.name(), &repaired, is_json)),
         Err(error) if matches!(error.problem, Problem::NotQcow2(_)) => {
             eprintln!("freestone: {error}");
-            return Ok(ExitCode::from(UNSUPPORTED));
+            Ok(ExitCode::from(UNSUPPORTED))
         }
-        Err(error) => return Err(failed(error)),
-    };
-    match is_json {
-        true => print_json(&as_json(&file.name(), &report)),
-        false => print!("{}", as_text(&report)),
+        Err(error) => Err(failed(error)),
     }
+}
+
+fn print(name: &str, repaired: &Repaired, is_json: bool) -> ExitCode {
+    let (leaks, corruptions) = (repaired.leaks_fixed(), repaired.corruptions_fixed());
+    let report = &repaired.after;
+    let is_changed = leaks > 0 || corruptions > 0;
+    if is_json {
+        print_json(&as_json(name, repaired));
+    } else {
+        if is_changed {
+            println!("The following inconsistencies were found and repaired:\n");
+            println!("    {leaks} leaked clusters\n    {corruptions} corruptions\n");
+            println!("Double checking the fixed image now...");
+        }
+        print!("{}", as_text(report));
+    }
+    let ended = repaired.before.messages.iter().filter(|message| !report.messages.contains(message));
+    ended.for_each(|message| eprintln!("{message}: repaired"));
     report.messages.iter().for_each(|message| eprintln!("{message}"));
-    Ok(ExitCode::from(match report {
+    ExitCode::from(match report {
         Report { check_errors: 1.., .. } => crate::error::EXIT_FAILURE,
         Report { corruptions: 1.., .. } => CORRUPT,
         Report { leaks: 1.., .. } => LEAKS,
         _ => 0,
-    }))
+    })
 }
 
-fn as_json(name: &str, report: &Report) -> Value {
+fn as_json(name: &str, repaired: &Repaired) -> Value {
+    let report = &repaired.after;
     let always = json!({
         "filename": name,
         "format": "qcow2",
@@ -47,6 +103,8 @@ fn as_json(name: &str, report: &Report) -> Value {
     let sometimes = [
         ("corruptions", report.corruptions),
         ("leaks", report.leaks),
+        ("corruptions-fixed", repaired.corruptions_fixed()),
+        ("leaks-fixed", repaired.leaks_fixed()),
         ("allocated-clusters", report.allocated_clusters),
         ("fragmented-clusters", report.fragmented_clusters),
         ("compressed-clusters", report.compressed_clusters),

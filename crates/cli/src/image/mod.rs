@@ -30,7 +30,9 @@ enum ImageCommand {
     /// Print the properties of an image
     Info(FileArgs),
     /// Check all metadata of an image; exit with 2 for errors, 3 for leaks, 63 for another format
-    Check(FileArgs),
+    Check(check::CheckArgs),
+    /// Repair the metadata of an image: the same as `check --repair all`
+    Repair(FileArgs),
     /// Print where each byte of an image is
     Map(MapArgs),
     /// Create an empty image
@@ -107,7 +109,8 @@ pub fn run(args: &ImageArgs) -> Result<ExitCode, Error> {
     let is_json = |file: &FileArgs| args.common.json || file.output == Form::Json;
     match &args.command {
         ImageCommand::Info(file) => info::run(file, is_json(file)).map(|()| ExitCode::SUCCESS),
-        ImageCommand::Check(file) => check::run(file, is_json(file)),
+        ImageCommand::Check(check) => check::run(check, is_json(&check.file)),
+        ImageCommand::Repair(file) => check::repair(file, is_json(file)),
         ImageCommand::Map(map) => map::run(map, is_json(&map.file)).map(|()| ExitCode::SUCCESS),
         ImageCommand::Create(create) => create::run(create).map(|()| ExitCode::SUCCESS),
         ImageCommand::Convert(convert) => convert::run(convert).map(|()| ExitCode::SUCCESS),
@@ -124,6 +127,14 @@ impl FileArgs {
         open_device(&self.file, self.force_share)
     }
 
+    /// Opens the file for changes.
+    fn writable_device(&self) -> Result<Arc<dyn Device>, Error> {
+        if self.force_share {
+            return Err(Error::Usage("--force-share: only for reading".into()));
+        }
+        open_writable(&self.file)
+    }
+
     fn open(&self) -> Result<Image, Error> {
         let device = self.device()?;
         reactor::run(async move { Image::open(device).await }).map_err(failed)
@@ -134,6 +145,11 @@ impl FileArgs {
 fn open_device(path: &Path, force_share: bool) -> Result<Arc<dyn Device>, Error> {
     let options = Options { read_only: true, refuse_writers: !force_share, ..Options::new(path) };
     Ok(Arc::new(UringDevice::open(&options)?))
+}
+
+/// Opens a file for changes, which nothing else may have open.
+fn open_writable(path: &Path) -> Result<Arc<dyn Device>, Error> {
+    Ok(Arc::new(UringDevice::open(&Options::new(path))?))
 }
 
 fn failed(error: qcow2::Error) -> Error {

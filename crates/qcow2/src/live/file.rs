@@ -16,10 +16,10 @@ const LEAST_STEP: u64 = 1 << 20;
 const MOST_STEP: u64 = 1 << 30;
 
 /// See the module.
-pub(super) struct File {
+pub(crate) struct File {
     device: Arc<dyn Device>,
     channel: Rc<dyn Channel>,
-    pub(super) reader: Reader,
+    pub(crate) reader: Reader,
     buffers: BufferPool,
     cluster_size: u64,
     /// Bytes of the file, which all cores know.
@@ -33,7 +33,7 @@ impl File {
     ///
     /// # Errors
     /// When the channel cannot be opened.
-    pub(super) fn open(
+    pub(crate) fn open(
         device: &Arc<dyn Device>,
         cluster_size: u64,
         capacity: &Arc<AtomicU64>,
@@ -51,30 +51,30 @@ impl File {
     }
 
     /// Bytes of a cluster.
-    pub(super) fn cluster_size(&self) -> u64 {
+    pub(crate) fn cluster_size(&self) -> u64 {
         self.cluster_size
     }
 
     /// Bytes of the file.
-    pub(super) fn capacity(&self) -> u64 {
+    pub(crate) fn capacity(&self) -> u64 {
         self.capacity.load(Ordering::Relaxed)
     }
 
     /// Notes clusters with metadata.
-    pub(super) fn note_metadata(&self, offset: u64, bytes: u64) {
+    pub(crate) fn note_metadata(&self, offset: u64, bytes: u64) {
         let clusters = offset / self.cluster_size..(offset + bytes).div_ceil(self.cluster_size);
         self.known.borrow_mut().extend(clusters);
     }
 
     /// Forgets clusters that had metadata.
-    pub(super) fn forget_metadata(&self, offset: u64, bytes: u64) {
+    pub(crate) fn forget_metadata(&self, offset: u64, bytes: u64) {
         let clusters = offset / self.cluster_size..(offset + bytes).div_ceil(self.cluster_size);
         let mut known = self.known.borrow_mut();
         known.retain(|cluster| !clusters.contains(cluster));
     }
 
     /// Whether a cluster has metadata.
-    pub(super) fn is_metadata(&self, cluster: u64) -> bool {
+    pub(crate) fn is_metadata(&self, cluster: u64) -> bool {
         self.known.borrow().contains(&cluster)
     }
 
@@ -82,7 +82,7 @@ impl File {
     ///
     /// # Errors
     /// [`IoError::NoSpace`] when it cannot grow.
-    pub(super) fn make_room(&self, end: u64) -> IoResult {
+    pub(crate) fn make_room(&self, end: u64) -> IoResult {
         let capacity = self.capacity();
         if end <= capacity {
             return Ok(());
@@ -100,7 +100,7 @@ impl File {
     ///
     /// # Errors
     /// The device's.
-    pub(super) fn resize(&self, bytes: u64) -> Result<(), DeviceError> {
+    pub(crate) fn resize(&self, bytes: u64) -> Result<(), DeviceError> {
         let capacity = self.device.resize(bytes)?.capacity;
         self.capacity.store(capacity, Ordering::Relaxed);
         self.reader.set_capacity(capacity);
@@ -111,7 +111,7 @@ impl File {
     ///
     /// # Errors
     /// The device's.
-    pub(super) async fn write(&self, offset: u64, bytes: &[u8], flags: Flags) -> IoResult {
+    pub(crate) async fn write(&self, offset: u64, bytes: &[u8], flags: Flags) -> IoResult {
         for (number, part) in (0u64..).zip(bytes.chunks(PART)) {
             let mut buffer = self.buffers.take(part.len()).await;
             buffer.as_mut_slice().copy_from_slice(part);
@@ -121,16 +121,29 @@ impl File {
         Ok(())
     }
 
+    /// Replaces bytes of the file, which may share blocks with others.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) async fn patch(&self, offset: u64, bytes: &[u8], flags: Flags) -> IoResult {
+        let unit = u64::from(self.device.limits().block_size);
+        let start = offset / unit * unit;
+        let end = (offset + bytes.len() as u64).next_multiple_of(unit);
+        let mut blocks = self.reader.read_padded(start, end - start).await?;
+        blocks[(offset - start) as usize..][..bytes.len()].copy_from_slice(bytes);
+        self.write(start, &blocks, flags).await
+    }
+
     /// Makes completed writes durable.
     ///
     /// # Errors
     /// The device's.
-    pub(super) async fn flush(&self) -> IoResult {
+    pub(crate) async fn flush(&self) -> IoResult {
         self.channel.submit(&Request::flush(), 0).await
     }
 
     /// Tells the device that a cluster is not used, if it can take that.
-    pub(super) async fn discard(&self, cluster: u64) {
+    pub(crate) async fn discard(&self, cluster: u64) {
         let (offset, len) = (cluster * self.cluster_size, self.cluster_size);
         if len <= self.device.limits().max_discard && offset + len <= self.capacity() {
             // Only a loss of room.

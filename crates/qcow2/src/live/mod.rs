@@ -19,7 +19,7 @@
 //! | [`file`](mod@file) | reads and writes of metadata |
 
 mod channel;
-mod file;
+pub(crate) mod file;
 mod home;
 mod metadata;
 mod refcounts;
@@ -133,8 +133,8 @@ fn check_can_write(image: &Image) -> Result<(), String> {
     let bitmaps = header.bitmaps.map_or(0, |bitmaps| bitmaps.count);
     let refusals = [
         (image.device.limits().read_only, "the file is open for reading only".to_owned()),
-        (header.is_corrupt(), "marked as corrupt".into()),
-        (header.is_dirty(), "marked as dirty (qemu-img check -r all repairs that)".into()),
+        (header.is_corrupt(), "marked as corrupt (freestone image repair ends that)".into()),
+        (header.is_dirty(), "marked as dirty (freestone image repair ends that)".into()),
         (bitmaps > 0, format!("{bitmaps} dirty bitmaps, which writes do not keep yet")),
         (image.size != header.size || image.is_snapshot, "a snapshot is only read".into()),
     ];

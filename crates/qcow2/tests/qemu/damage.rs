@@ -7,19 +7,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Damages of each image.
-const SEEDS: u64 = 48;
+pub const SEEDS: u64 = 48;
 
 /// Verdicts of `qemu-img check`.
-const CLEAN: i32 = 0;
+pub const CLEAN: i32 = 0;
 const ERROR: i32 = 1;
 const CORRUPT: i32 = 2;
 const LEAKS: i32 = 3;
 
-fn check(device: Arc<dyn Device>) -> Result<Report, qcow2::Error> {
+pub fn check(device: Arc<dyn Device>) -> Result<Report, qcow2::Error> {
     reactor::run(async move { qcow2::check(&*device).await })
 }
 
-fn verdict(result: &Result<Report, qcow2::Error>) -> i32 {
+pub fn verdict(result: &Result<Report, qcow2::Error>) -> i32 {
     match result {
         Err(_) => ERROR,
         Ok(report) if report.check_errors > 0 => ERROR,
@@ -30,7 +30,7 @@ fn verdict(result: &Result<Report, qcow2::Error>) -> i32 {
 }
 
 /// Images with every structure, by name.
-fn images(folder: &Folder) -> Vec<String> {
+pub fn images(folder: &Folder) -> Vec<String> {
     let kinds = [
         ("v2", "compat=0.10,cluster_size=512", 1 << 20),
         ("v3", "cluster_size=4096", 3 << 20),
@@ -108,7 +108,7 @@ fn metadata(bytes: &[u8]) -> Vec<(&'static str, usize, usize)> {
 }
 
 /// Changes a number in the metadata. Returns what was changed.
-fn damage(bytes: &mut [u8], seed: u64) -> String {
+pub fn damage(bytes: &mut [u8], seed: u64) -> String {
     let mut random = base::Rng::new(seed);
     let parts = metadata(bytes);
     let (part, start, end) = parts[(seed % parts.len() as u64) as usize];

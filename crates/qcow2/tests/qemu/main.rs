@@ -2,5 +2,6 @@
 
 mod damage;
 mod read;
+mod repair;
 mod tools;
 mod write;

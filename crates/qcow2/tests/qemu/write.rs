@@ -380,8 +380,8 @@ fn images_that_writes_would_damage_are_refused() {
     mark("corrupt.qcow2", 2);
     for (image, why) in [
         ("bitmaps.qcow2", "1 dirty bitmaps, which writes do not keep yet"),
-        ("dirty.qcow2", "marked as dirty (qemu-img check -r all repairs that)"),
-        ("corrupt.qcow2", "marked as corrupt"),
+        ("dirty.qcow2", "marked as dirty (freestone image repair ends that)"),
+        ("corrupt.qcow2", "marked as corrupt (freestone image repair ends that)"),
     ] {
         let before = std::fs::read(folder.path(image)).unwrap();
         let text = try_open(&folder.path(image), None).err().unwrap().to_string();

@@ -9,7 +9,7 @@ use crate::spec::{Kind, Spec, SpecError, Switch, Value, key};
 use base::Size;
 use block::{Device, DeviceError};
 use drivers::io_uring;
-use qcow2::{DEFAULT_CACHE_BYTES, Header, Image, LiveImage, Others, Qcow2};
+use qcow2::{DEFAULT_CACHE_BYTES, Header, Image, Level, LiveImage, Others, Qcow2};
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -275,8 +275,24 @@ fn open_live(
     others: Others,
     cache_bytes: u64,
 ) -> Result<Arc<dyn Device>, DeviceError> {
-    let image = reactor::run(async move { Image::open(device).await }).map_err(as_device_error)?;
+    let opened = reactor::run(async move {
+        repair_if_dirty(&device).await?;
+        Image::open(device).await
+    });
+    let image = opened.map_err(as_device_error)?;
     Ok(Arc::new(LiveImage::open(image, others, cache_bytes).map_err(as_device_error)?))
+}
+
+/// Repairs an image whose last writer did not close it, and had left refcounts behind.
+async fn repair_if_dirty(device: &Arc<dyn Device>) -> Result<(), qcow2::Error> {
+    let header = Image::open_header(&**device).await?;
+    if !header.is_dirty() || header.is_corrupt() {
+        return Ok(());
+    }
+    let repaired = qcow2::repair(device, Level::All).await?;
+    let (leaks, corruptions) = (repaired.leaks_fixed(), repaired.corruptions_fixed());
+    tracing::warn!(image = device.name(), leaks, corruptions, "an image that was not closed was repaired");
+    Ok(())
 }
 
 #[cfg(test)]
