@@ -163,6 +163,38 @@ fn repairs_have_the_exit_codes_and_figures_of_qemu() {
 }
 
 #[test]
+fn snapshots_are_those_of_qemu() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    images(folder);
+    let done = |arguments: &str| {
+        let output = ours(folder, &format!("snapshot {arguments}"));
+        assert!(output.status.success() && output.stdout.is_empty(), "{arguments}: {output:?}");
+    };
+    done("list sub/base.qcow2");
+    done("create v2.qcow2 third");
+    write(folder, "v2.qcow2", &["write -P 9 0 64k"]);
+    let info = |image: &str| json(&qemu(folder, &format!("info --output json {image}")).stdout);
+    let listed = json(&ours(folder, "snapshot list --output json v2.qcow2").stdout);
+    assert_eq!(listed, info("v2.qcow2")["snapshots"]);
+    let names: Vec<_> = listed.as_array().unwrap().iter().map(|entry| entry["name"].clone()).collect();
+    assert_eq!(names, ["first", "second", "third"]);
+    let said = text(&ours(folder, "snapshot list v2.qcow2").stdout);
+    assert!(said.starts_with("Snapshot list:\nID") && said.contains("\n3         third "), "{said}");
+    done("apply v2.qcow2 3");
+    assert!(qemu(folder, "convert -f qcow2 -O raw -l third v2.qcow2 third.raw").status.success());
+    assert!(qemu(folder, "compare -f raw -F qcow2 third.raw v2.qcow2").status.success());
+    done("delete v2.qcow2 first");
+    done("delete v2.qcow2 second");
+    done("delete v2.qcow2 third");
+    assert!(info("v2.qcow2").get("snapshots").is_none());
+    assert_check(folder, "v2.qcow2", 0);
+    let missing = ours(folder, "snapshot delete v2.qcow2 third");
+    assert_eq!(missing.status.code(), Some(1));
+    assert!(text(&missing.stderr).contains("no snapshot \"third\": the image has []"), "{missing:?}");
+}
+
+#[test]
 fn maps_are_those_of_qemu() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();

@@ -172,6 +172,7 @@ impl Check {
         let mut check = Check::new(reader, header)?;
         let snapshots = check.read_snapshots().await?;
         check.count(0, header.cluster_size(), 1);
+        check.count(header.l1_offset, u64::from(header.l1_entries) * 8, 1);
         check.l1 = check.read_l1(header.l1_offset, header.l1_entries, true).await?;
         check.read_snapshot_l1s(&snapshots.snapshots).await?;
         check.read_l2_tables().await?;
@@ -179,6 +180,22 @@ impl Check {
         if let Some(bitmaps) = header.bitmaps {
             check.read_bitmaps(bitmaps).await?;
         }
+        Ok(check)
+    }
+
+    /// Counts the references of an L1 table and its L2 tables.
+    ///
+    /// # Errors
+    /// As [`Check::run`].
+    pub(crate) async fn tree(
+        reader: &Reader,
+        header: &Header,
+        l1_offset: u64,
+        l1_entries: u32,
+    ) -> Result<Check, Problem> {
+        let mut check = Check::new(reader, header)?;
+        check.l1 = check.read_l1(l1_offset, l1_entries, false).await?;
+        check.read_l2_tables().await?;
         Ok(check)
     }
 
@@ -232,10 +249,9 @@ impl Check {
         Ok(())
     }
 
-    /// Reads an L1 table, counts it and notes the L2 tables. Entries behind the file are empty.
+    /// Reads an L1 table and notes its L2 tables. Entries behind the file are empty.
     async fn read_l1(&mut self, offset: u64, entries: u32, is_active: bool) -> Result<Vec<u64>, Problem> {
         let bytes = u64::from(entries) * 8;
-        self.count(offset, bytes, 1);
         let inside = self.reader.capacity().saturating_sub(offset).min(bytes);
         let table = self.reader.read_padded(offset, inside).await;
         let table = table.map_err(|error| Problem::Io { part: "an L1 table", offset, error })?;
@@ -268,6 +284,7 @@ impl Check {
                 room = room.checked_sub(inside).ok_or_else(|| {
                     Problem::Invalid(format!("snapshot {id}: L1 tables of snapshots overlap"))
                 })?;
+                self.count(offset, bytes, 1);
                 self.read_l1(offset, snapshot.l1_entries, false).await?;
             }
         }
@@ -297,7 +314,7 @@ impl Check {
     }
 
     /// The entries of an L2 table that are not empty, with their indices.
-    async fn read_l2(&self, offset: u64) -> Result<Vec<(usize, Entry)>, Problem> {
+    pub(crate) async fn read_l2(&self, offset: u64) -> Result<Vec<(usize, Entry)>, Problem> {
         let inside = self.reader.capacity().saturating_sub(offset).min(self.geometry.cluster_size());
         let table = self.reader.read_padded(offset, inside).await;
         let table = table.map_err(|error| Problem::Io { part: "an L2 table", offset, error })?;

@@ -3,7 +3,7 @@
 use crate::bitmap::{self, Bitmap};
 use crate::entry::Geometry;
 use crate::error::{Error, Problem, invalid};
-use crate::header::{Header, MAX_L1_BYTES, be64};
+use crate::header::{Header, be64};
 use crate::reader::Reader;
 use crate::snapshot::{self, Snapshot, Table};
 use block::Device;
@@ -43,7 +43,7 @@ impl Image {
             if header.refcount_table_clusters == 0 {
                 return Err(invalid("no refcount table"));
             }
-            let Table { snapshots, bytes } = snapshot::read(&reader, &header).await?;
+            let Table { snapshots, bytes, .. } = snapshot::read(&reader, &header).await?;
             check_inside(&reader, "snapshot table", header.snapshots_offset, bytes)?;
             let l1 = read_l1(&reader, header.l1_offset, header.l1_entries).await?;
             Ok((header, snapshots, bytes, l1))
@@ -72,29 +72,13 @@ impl Image {
     /// # Errors
     /// When there is no such snapshot, or its L1 table is invalid.
     pub async fn at_snapshot(self, wanted: &str) -> Result<Image, Error> {
-        let found = self.snapshots.iter().find(|snapshot| snapshot.id == wanted);
-        let found = found.or_else(|| self.snapshots.iter().find(|snapshot| snapshot.name == wanted)).cloned();
-        let Some(Snapshot { l1_offset, l1_entries, size, .. }) = found else {
-            let known: Vec<_> = self.snapshots.iter().map(|snapshot| snapshot.name.as_str()).collect();
-            let text = format!("no snapshot {wanted:?}: the image has [{}]", known.join(", "));
-            return Err(Error::new(&self.name, Problem::Refused(text)));
-        };
-        let size = size.unwrap_or(self.header.size);
         let read = async {
-            if self.header.has_data_file() {
-                return Err(invalid("a snapshot in an image with an external data file"));
-            }
-            let bytes = u64::from(l1_entries) * 8;
-            self.header.check_table("the snapshot's L1 table", l1_offset, bytes, MAX_L1_BYTES)?;
-            let needed = size.div_ceil(self.header.l2_table_span());
-            if needed > u64::from(l1_entries) {
-                let text = format!("snapshot {wanted:?}: L1 table of {l1_entries} entries: want {needed}");
-                return Err(invalid(text));
-            }
-            read_l1(&open_reader(&*self.device)?, l1_offset, l1_entries).await
+            let found = snapshot::find(&self.snapshots, wanted)?;
+            let size = found.check(&self.header)?;
+            Ok((read_l1(&open_reader(&*self.device)?, found.l1_offset, found.l1_entries).await?, size))
         };
         match read.await {
-            Ok(l1) => Ok(Image { l1, size, is_snapshot: true, ..self }),
+            Ok((l1, size)) => Ok(Image { l1, size, is_snapshot: true, ..self }),
             Err(problem) => Err(Error::new(&self.name, problem)),
         }
     }

@@ -17,11 +17,11 @@
 //! | [`header`] | the header and its extensions: bytes and rules, without I/O |
 //! | [`entry`] | entries of L1 and L2 tables, without I/O |
 //! | [`check`](mod@check) | refcounts, pointers and COPIED bits against each other |
-//! | [`repair`](mod@repair) | makes refcounts and COPIED bits right |
 //! | [`image`] | reading the metadata of an image, internal snapshots |
 //! | [`map`] | where each byte of a disk is, for tools |
 //! | [`device`] | an image that is only read, as a [`block::Device`] |
 //! | [`live`] | an image that is read and written, as a [`block::Device`] |
+//! | [`offline`] | commands that change an image which nothing else has open |
 //! | [`mutant`] | broken rules that the simulator must catch |
 //! | [`write`](mod@write) | a new image, from its first to its last byte |
 //!
@@ -44,10 +44,9 @@ pub mod live;
 mod lookup;
 pub mod map;
 pub mod mutant;
-mod offline;
+pub mod offline;
 mod reader;
 mod refcount;
-pub mod repair;
 mod snapshot;
 pub mod write;
 
@@ -61,5 +60,5 @@ pub use image::Image;
 pub use live::LiveImage;
 pub use lookup::Run;
 pub use map::Map;
-pub use repair::{Level, Repaired, repair};
+pub use offline::repair::{Level, Repaired, repair};
 pub use snapshot::Snapshot;

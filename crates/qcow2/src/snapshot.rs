@@ -3,7 +3,7 @@
 //! Source: QEMU `docs/interop/qcow2.rst`, section *Snapshots*.
 
 use crate::error::{Problem, invalid};
-use crate::header::{Header, be32, be64};
+use crate::header::{Header, MAX_L1_BYTES, be32, be64};
 use crate::reader::Reader;
 
 /// Length of the fixed part of an entry.
@@ -11,7 +11,7 @@ const ENTRY: u64 = 40;
 /// Most bytes of extra data in an entry.
 const MAX_EXTRA: u64 = 1024;
 /// Most bytes of the table.
-const MAX_TABLE: u64 = 64 << 20;
+pub(crate) const MAX_TABLE: u64 = 64 << 20;
 
 /// An internal snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,11 +40,47 @@ pub struct Snapshot {
     pub extra_bytes: u32,
 }
 
+impl Snapshot {
+    /// Checks that the snapshot is a disk of the image with this header. Returns the disk's size in
+    /// bytes.
+    ///
+    /// # Errors
+    /// When it is not.
+    pub(crate) fn check(&self, header: &Header) -> Result<u64, Problem> {
+        if header.has_data_file() {
+            return Err(invalid("a snapshot in an image with an external data file"));
+        }
+        let (bytes, size) = (u64::from(self.l1_entries) * 8, self.size.unwrap_or(header.size));
+        header.check_table("the snapshot's L1 table", self.l1_offset, bytes, MAX_L1_BYTES)?;
+        let needed = size.div_ceil(header.l2_table_span());
+        if needed > u64::from(self.l1_entries) {
+            let (name, has) = (&self.name, self.l1_entries);
+            return Err(invalid(format!("snapshot {name:?}: L1 table of {has} entries: want {needed}")));
+        }
+        Ok(size)
+    }
+}
+
+/// The snapshot with the identifier `wanted` or, if none has it, with that name.
+///
+/// # Errors
+/// When there is none.
+pub(crate) fn find<'a>(snapshots: &'a [Snapshot], wanted: &str) -> Result<&'a Snapshot, Problem> {
+    let by_id = snapshots.iter().find(|snapshot| snapshot.id == wanted);
+    let found = by_id.or_else(|| snapshots.iter().find(|snapshot| snapshot.name == wanted));
+    found.ok_or_else(|| {
+        let known: Vec<_> = snapshots.iter().map(|snapshot| snapshot.name.as_str()).collect();
+        Problem::Refused(format!("no snapshot {wanted:?}: the image has [{}]", known.join(", ")))
+    })
+}
+
 /// The snapshot table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     /// The entries in their order.
     pub snapshots: Vec<Snapshot>,
+    /// The place of each entry: offset and length in the table.
+    pub places: Vec<(u64, u64)>,
     /// Length of the table in bytes.
     pub bytes: u64,
 }
@@ -61,7 +97,9 @@ pub(crate) async fn read(reader: &Reader, header: &Header) -> Result<Table, Prob
             table.bytes = bytes.at + rest * ENTRY - header.snapshots_offset;
             return Ok(table);
         }
+        let start = bytes.at;
         table.snapshots.push(read_entry(&mut bytes, number).await?);
+        table.places.push((start - header.snapshots_offset, bytes.at - start));
         table.bytes = bytes.at - header.snapshots_offset;
         if table.bytes > MAX_TABLE {
             return Err(invalid(format!("snapshot table: more than {MAX_TABLE} bytes")));

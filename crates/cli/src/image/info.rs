@@ -1,14 +1,13 @@
 //! `freestone image info`.
 
-use super::{FileArgs, failed, print_json};
+use super::{FileArgs, failed, print_json, readable};
 use crate::error::Error;
 use qcow2::header::{LAZY_REFCOUNTS, autoclear};
-use qcow2::{Bitmap, Image, Snapshot};
+use qcow2::{Bitmap, Image};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{Duration, UNIX_EPOCH};
 
 /// Bytes of a block in the allocated size of a file (`stat(2)`).
 const STAT_BLOCK: u64 = 512;
@@ -92,25 +91,9 @@ fn as_json(name: &str, image: &Image, bitmaps: &[Bitmap], disk_bytes: u64) -> Va
         }
     }
     if !image.snapshots.is_empty() {
-        info["snapshots"] = image.snapshots.iter().map(snapshot_as_json).collect();
+        info["snapshots"] = super::snapshot::list_as_json(&image.snapshots);
     }
     info
-}
-
-fn snapshot_as_json(snapshot: &Snapshot) -> Value {
-    let mut entry = json!({
-        "id": snapshot.id,
-        "name": snapshot.name,
-        "vm-state-size": snapshot.vm_state_bytes,
-        "date-sec": snapshot.seconds,
-        "date-nsec": snapshot.nanoseconds,
-        "vm-clock-sec": snapshot.vm_clock_ns / 1_000_000_000,
-        "vm-clock-nsec": snapshot.vm_clock_ns % 1_000_000_000,
-    });
-    if let Some(count) = snapshot.instructions {
-        entry["icount"] = count.into();
-    }
-    entry
 }
 
 fn as_text(name: &str, image: &Image, bitmaps: &[Bitmap], disk_bytes: u64) -> String {
@@ -136,10 +119,7 @@ fn as_text(name: &str, image: &Image, bitmaps: &[Bitmap], disk_bytes: u64) -> St
         }
     }
     if !image.snapshots.is_empty() {
-        line(format_args!("Snapshot list:"));
-        let (id, tag, size) = ("ID", "TAG", "VM SIZE");
-        line(format_args!("{id:<10}{tag:<16}{size:>9}{:>20}{:>13}{:>11}", "DATE", "VM CLOCK", "ICOUNT"));
-        image.snapshots.iter().for_each(|snapshot| line(format_args!("{}", snapshot_as_text(snapshot))));
+        line(format_args!("{}", super::snapshot::list_as_text(&image.snapshots)));
     }
     line(format_args!("Format specific information:"));
     line(format_args!("    compat: {}", compat(image)));
@@ -169,49 +149,9 @@ fn as_text(name: &str, image: &Image, bitmaps: &[Bitmap], disk_bytes: u64) -> St
     text
 }
 
-/// A line of the list of snapshots. The date is UTC.
-fn snapshot_as_text(snapshot: &Snapshot) -> String {
-    let date = UNIX_EPOCH + Duration::from_secs(snapshot.seconds.into());
-    let date = humantime::format_rfc3339_seconds(date).to_string().replace('T', " ").replace('Z', "");
-    let ms = snapshot.vm_clock_ns / 1_000_000;
-    let (seconds, ms) = (ms / 1000, ms % 1000);
-    let clock = format!("{:02}:{:02}:{:02}.{ms:03}", seconds / 3600, seconds / 60 % 60, seconds % 60);
-    let count = snapshot.instructions.map_or(String::new(), |count| count.to_string());
-    let (id, name, size) = (&snapshot.id, &snapshot.name, readable(snapshot.vm_state_bytes));
-    format!("{id:<10}{name:<16}{size:>9}{date:>20}{clock:>13}{count:>11}")
-}
-
-/// A number of bytes with three digits, as QEMU writes it.
-fn readable(bytes: u64) -> String {
-    const UNITS: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1000.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let decimals = if value >= 100.0 {
-        0
-    } else if value >= 10.0 {
-        1
-    } else {
-        2
-    };
-    let text = format!("{value:.decimals$}");
-    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-    format!("{text} {}B", UNITS[unit])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_have_three_digits() {
-        let sizes = [0, 512, 1000, 102_400, 1_536_000, 3 << 20, 1023 << 20, 10 << 40];
-        let text = ["0 B", "512 B", "0.98 KiB", "100 KiB", "1.46 MiB", "3 MiB", "1 GiB", "10 TiB"];
-        assert_eq!(sizes.map(readable), text);
-    }
 
     #[test]
     fn a_backing_file_is_seen_from_the_folder_of_its_image() {

@@ -6,12 +6,14 @@ mod convert;
 mod create;
 mod info;
 mod map;
+mod snapshot;
 
 use crate::error::Error;
 use crate::parse::CommonArgs;
 use block::Device;
 use drivers::io_uring::{Options, UringDevice};
 use qcow2::Image;
+use snapshot::{SnapshotArgs, SnapshotCommand};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -33,6 +35,8 @@ enum ImageCommand {
     Check(check::CheckArgs),
     /// Repair the metadata of an image: the same as `check --repair all`
     Repair(FileArgs),
+    /// List, make, apply and delete internal snapshots
+    Snapshot(snapshot::SnapshotArgs),
     /// Print where each byte of an image is
     Map(MapArgs),
     /// Create an empty image
@@ -111,9 +115,19 @@ pub fn run(args: &ImageArgs) -> Result<ExitCode, Error> {
         ImageCommand::Info(file) => info::run(file, is_json(file)).map(|()| ExitCode::SUCCESS),
         ImageCommand::Check(check) => check::run(check, is_json(&check.file)),
         ImageCommand::Repair(file) => check::repair(file, is_json(file)),
+        ImageCommand::Snapshot(args) => run_snapshot(args, is_json).map(|()| ExitCode::SUCCESS),
         ImageCommand::Map(map) => map::run(map, is_json(&map.file)).map(|()| ExitCode::SUCCESS),
         ImageCommand::Create(create) => create::run(create).map(|()| ExitCode::SUCCESS),
         ImageCommand::Convert(convert) => convert::run(convert).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+fn run_snapshot(args: &SnapshotArgs, is_json: impl Fn(&FileArgs) -> bool) -> Result<(), Error> {
+    match &args.command {
+        SnapshotCommand::List(file) => snapshot::list(file, is_json(file)),
+        SnapshotCommand::Create(name) => snapshot::create(name),
+        SnapshotCommand::Apply(name) => snapshot::apply(name),
+        SnapshotCommand::Delete(name) => snapshot::delete(name),
     }
 }
 
@@ -159,4 +173,37 @@ fn failed(error: qcow2::Error) -> Error {
 /// The value as JSON on several lines, as `qemu-img` prints it.
 fn print_json(value: &serde_json::Value) {
     println!("{value:#}");
+}
+
+/// A number of bytes with three digits, as QEMU writes it.
+fn readable(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let decimals = if value >= 100.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else {
+        2
+    };
+    let text = format!("{value:.decimals$}");
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text} {}B", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_three_digits() {
+        let sizes = [0, 512, 1000, 102_400, 1_536_000, 3 << 20, 1023 << 20, 10 << 40];
+        let text = ["0 B", "512 B", "0.98 KiB", "100 KiB", "1.46 MiB", "3 MiB", "1 GiB", "10 TiB"];
+        assert_eq!(sizes.map(readable), text);
+    }
 }

@@ -3,5 +3,6 @@
 mod damage;
 mod read;
 mod repair;
+mod snapshots;
 mod tools;
 mod write;

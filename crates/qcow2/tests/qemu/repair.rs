@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Bytes that are read at a time: a cluster of most images.
 const PART: u64 = 4096;
 
-fn writable(path: &Path) -> Arc<dyn Device> {
+pub fn writable(path: &Path) -> Arc<dyn Device> {
     Arc::new(UringDevice::open(&Options::new(path)).unwrap())
 }
 
@@ -96,12 +96,12 @@ fn repaired_images_have_the_verdict_of_qemu_and_their_bytes() {
 }
 
 /// A device whose writes all fail after some of them, as seen from a disk after a crash.
-struct Stopping {
-    child: Arc<dyn Device>,
-    left: Arc<AtomicU64>,
+pub struct Stopping {
+    pub child: Arc<dyn Device>,
+    pub left: Arc<AtomicU64>,
 }
 
-struct StoppingChannel(Rc<dyn Channel>, Arc<AtomicU64>);
+pub struct StoppingChannel(Rc<dyn Channel>, Arc<AtomicU64>);
 
 impl Channel for StoppingChannel {
     fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {

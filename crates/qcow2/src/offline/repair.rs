@@ -11,17 +11,15 @@
 //!
 //! Source: QEMU `docs/interop/qcow2.rst`.
 
+use super::{INCOMPATIBLE, Offline, REFCOUNT_TABLE};
 use crate::check::{Check, Report};
 use crate::entry::{COPIED, ZERO};
 use crate::error::{Error, Problem};
 use crate::header::{MAX_REFCOUNT_TABLE_BYTES, be_bytes, incompatible};
-use crate::offline::{INCOMPATIBLE, Offline};
 use block::Device;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Place of the refcount table's offset and length in the header.
-const REFCOUNT_TABLE: usize = 48;
 /// The bitmap of an extended L2 entry whose subclusters read as zeroes.
 const ALL_ZERO: u64 = 0xffff_ffff << 32;
 
@@ -61,57 +59,42 @@ impl Repaired {
 /// When the header is invalid, a table cannot be read that all others depend on, or a write fails.
 pub async fn repair(device: &Arc<dyn Device>, level: Level) -> Result<Repaired, Error> {
     let run = async {
-        let image = Offline::open(device).await?;
-        Repair { image, level, has_begun: false }.run().await
+        let (before, found) = repair_image(&mut Offline::open(device).await?, level).await?;
+        Ok(Repaired { before, after: found.report })
     };
     run.await.map_err(|problem| Error::new(device.name(), problem))
 }
 
-struct Repair {
-    image: Offline,
-    level: Level,
-    /// Whether the image was prepared for writes.
-    has_begun: bool,
+/// Repairs an image. Returns the report of the check before, and the check after it.
+///
+/// # Errors
+/// As [`repair`].
+pub(crate) async fn repair_image(image: &mut Offline, level: Level) -> Result<(Report, Check), Problem> {
+    let mut found = image.check().await?;
+    let before = found.report.clone();
+    if level == Level::All && image.clear_misplaced(&found).await? {
+        found = image.check().await?;
+    }
+    let has_changed = match level == Level::All && found.needs_new_refcounts {
+        true => image.replace_refcounts(&found).await?,
+        false => image.correct_refcounts(&found, level).await?,
+    };
+    if has_changed {
+        found = image.check().await?;
+    }
+    if level == Level::All {
+        if image.correct_copied(&found).await? {
+            found = image.check().await?;
+        }
+        image.clear_features(&found).await?;
+    }
+    Ok((before, found))
 }
 
-impl Repair {
-    async fn run(mut self) -> Result<Repaired, Problem> {
-        let mut found = self.check().await?;
-        let before = found.report.clone();
-        if self.level == Level::All && self.clear_misplaced(&found).await? {
-            found = self.check().await?;
-        }
-        let has_changed = match self.level == Level::All && found.needs_new_refcounts {
-            true => self.replace_refcounts(&found).await?,
-            false => self.correct_refcounts(&found).await?,
-        };
-        if has_changed {
-            found = self.check().await?;
-        }
-        if self.level == Level::All {
-            if self.correct_copied(&found).await? {
-                found = self.check().await?;
-            }
-            self.clear_features(&found).await?;
-        }
-        Ok(Repaired { before, after: found.report })
-    }
-
-    async fn check(&self) -> Result<Check, Problem> {
-        Check::run(self.image.reader(), &self.image.header).await
-    }
-
-    async fn begin(&mut self) -> Result<(), Problem> {
-        if !self.has_begun {
-            self.image.begin().await?;
-            self.has_begun = true;
-        }
-        Ok(())
-    }
-
+impl Offline {
     /// Whether a table has its clusters for itself, so that a write to it changes nothing else.
     fn is_alone(&self, found: &Check, offset: u64, bytes: u64, uses: u64) -> bool {
-        let size = self.image.header.cluster_size();
+        let size = self.header.cluster_size();
         let clusters = offset / size..(offset + bytes).div_ceil(size);
         clusters.into_iter().all(|cluster| found.counts.get(cluster) == uses)
     }
@@ -135,15 +118,15 @@ impl Repair {
             for index in indices {
                 let at = table + (index * found.geometry.entry_bytes()) as u64;
                 let bytes = if has_extended_l2 { be_bytes([0, ALL_ZERO]) } else { be_bytes([ZERO]) };
-                self.image.write("an L2 table", at, &bytes).await?;
+                self.write("an L2 table", at, &bytes).await?;
             }
         }
-        self.image.flush().await?;
+        self.flush().await?;
         Ok(!tables.is_empty())
     }
 
     /// Writes the right refcounts to blocks that can be used. Returns whether one was wrong.
-    async fn correct_refcounts(&mut self, found: &Check) -> Result<bool, Problem> {
+    pub(super) async fn correct_refcounts(&mut self, found: &Check, level: Level) -> Result<bool, Problem> {
         let size = found.geometry.cluster_size();
         let in_block = found.width.entries(size);
         let mut has_changed = false;
@@ -155,7 +138,7 @@ impl Repair {
                 let (now, wanted) = (found.width.get(&block, index), found.counts.get(cluster));
                 let is_ours = match now > wanted {
                     true => !found.is_incomplete,
-                    false => self.level == Level::All && now < wanted,
+                    false => level == Level::All && now < wanted,
                 };
                 if is_ours {
                     found.width.set(&mut block, index, wanted);
@@ -166,11 +149,11 @@ impl Repair {
             if let Some(range) = changed.filter(|_| self.is_alone(found, offset, 1, 1)) {
                 self.begin().await?;
                 let at = offset + range.start as u64;
-                self.image.write("a refcount block", at, &block[range]).await?;
+                self.write("a refcount block", at, &block[range]).await?;
                 has_changed = true;
             }
         }
-        self.image.flush().await?;
+        self.flush().await?;
         Ok(has_changed)
     }
 
@@ -178,17 +161,14 @@ impl Repair {
     /// name them. Returns `true`.
     async fn replace_refcounts(&mut self, found: &Check) -> Result<bool, Problem> {
         self.begin().await?;
-        let mut needed = Check::references(self.image.reader(), &self.image.header).await?;
+        let mut needed = Check::references(self.reader(), &self.header).await?;
         if found.is_incomplete {
             keep_refcounts(found, &mut needed).await?;
         }
         let size = found.geometry.cluster_size();
-        let start = needed.clusters.max(self.image.file.capacity().div_ceil(size));
+        let start = needed.clusters.max(self.file.capacity().div_ceil(size));
         let plan = Plan::new(&needed, start, size)?;
-        self.image
-            .file
-            .resize(plan.end() * size)
-            .map_err(|error| Problem::Refused(format!("no room for new refcounts: {error}")))?;
+        self.make_room(plan.end() * size)?;
         let in_block = found.width.entries(size);
         let mut table = vec![0; (plan.table * size / 8) as usize];
         for (cluster, number) in (start + plan.table..).zip(&plan.blocks) {
@@ -199,20 +179,18 @@ impl Repair {
             for (cluster, count) in needed.counts.referenced(first..first + in_block).chain(own) {
                 needed.width.set(&mut block, (cluster - first) as usize, count);
             }
-            self.image.write("a refcount block", cluster * size, &block).await?;
+            self.write("a refcount block", cluster * size, &block).await?;
             table[*number as usize] = cluster * size;
         }
-        self.image.write("the refcount table", start * size, &be_bytes(table)).await?;
+        self.write("the refcount table", start * size, &be_bytes(table)).await?;
         let mut fields = (start * size).to_be_bytes().to_vec();
         fields.extend((plan.table as u32).to_be_bytes());
-        self.image.write_header(REFCOUNT_TABLE, &fields).await?;
-        self.image.header.refcount_table_offset = start * size;
-        self.image.header.refcount_table_clusters = plan.table as u32;
+        self.write_header(REFCOUNT_TABLE, &fields).await?;
         Ok(true)
     }
 
     /// Corrects the COPIED bits of the active tables. Returns whether one was wrong.
-    async fn correct_copied(&mut self, found: &Check) -> Result<bool, Problem> {
+    pub(super) async fn correct_copied(&mut self, found: &Check) -> Result<bool, Problem> {
         let mut has_changed = false;
         // A cluster with too many references must not be written in place.
         let may_change = |word: u64| word & COPIED != 0 || !found.has_overflow;
@@ -221,7 +199,7 @@ impl Repair {
             for (index, word) in found.wrong_in_l1().into_iter().filter(|(_, word)| may_change(*word)) {
                 self.begin().await?;
                 let at = l1_offset + index as u64 * 8;
-                self.image.write("the L1 table", at, &(word ^ COPIED).to_be_bytes()).await?;
+                self.write("the L1 table", at, &(word ^ COPIED).to_be_bytes()).await?;
                 has_changed = true;
             }
         }
@@ -234,24 +212,24 @@ impl Repair {
                 if may_change(word) {
                     self.begin().await?;
                     let at = table + (index * found.geometry.entry_bytes()) as u64;
-                    self.image.write("an L2 table", at, &(word ^ COPIED).to_be_bytes()).await?;
+                    self.write("an L2 table", at, &(word ^ COPIED).to_be_bytes()).await?;
                     has_changed = true;
                 }
             }
         }
-        self.image.flush().await?;
+        self.flush().await?;
         Ok(has_changed)
     }
 
     /// Removes the marks of an image that is dirty or corrupt, if nothing is wrong any more.
     async fn clear_features(&mut self, found: &Check) -> Result<(), Problem> {
-        let features = self.image.header.incompatible & !(incompatible::DIRTY | incompatible::CORRUPT);
+        let features = self.header.incompatible & !(incompatible::DIRTY | incompatible::CORRUPT);
         let is_right = found.report.corruptions == 0 && found.report.check_errors == 0;
-        if features == self.image.header.incompatible || !is_right || found.header.version < 3 {
+        if features == self.header.incompatible || !is_right || found.header.version < 3 {
             return Ok(());
         }
         self.begin().await?;
-        self.image.write_header(INCOMPATIBLE, &features.to_be_bytes()).await
+        self.write_header(INCOMPATIBLE, &features.to_be_bytes()).await
     }
 }
 

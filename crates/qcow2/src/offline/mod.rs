@@ -1,0 +1,146 @@
+//! Commands that change an image which nothing else has open.
+//!
+//! ```text
+//!   references are counted ─► refcounts rise ─► new tables behind the end ─► one write of the header
+//!                                                        refcounts fall, COPIED bits are set ◄─┘
+//! ```
+//!
+//! The write of the header's first sector makes a change count. Everything before it is durable
+//! then, and leaves the old tables as they were. Everything after it is the [`repair`] of leaks and
+//! COPIED bits, which a later repair can do as well.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | [`repair`](mod@repair) | makes refcounts and COPIED bits right |
+//! | [`area`] | new clusters behind the end, with their refcounts |
+//! | [`snapshots`] | makes, applies and deletes internal snapshots |
+
+pub(crate) mod area;
+pub mod repair;
+pub mod snapshots;
+
+use crate::check::Check;
+use crate::error::Problem;
+use crate::header::{Header, autoclear};
+use crate::image::{open_reader, read_header};
+use crate::live::file::File;
+use crate::reader::Reader;
+use block::{Device, Flags};
+use repair::{Level, repair_image};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+/// Places of fields in the header.
+const SIZE: usize = 24;
+const REFCOUNT_TABLE: usize = 48;
+const SNAPSHOTS: usize = 60;
+const INCOMPATIBLE: usize = 72;
+const AUTOCLEAR: usize = 88;
+
+/// An image that a command changes.
+pub(crate) struct Offline {
+    file: File,
+    /// The header as it stands in the file.
+    header: Header,
+    /// Whether the image was prepared for writes.
+    has_begun: bool,
+}
+
+impl Offline {
+    /// Reads the header. Changes nothing.
+    ///
+    /// # Errors
+    /// When it is invalid or cannot be read, or the file is open for reading only.
+    pub(crate) async fn open(device: &Arc<dyn Device>) -> Result<Offline, Problem> {
+        let limits = device.limits();
+        if limits.read_only {
+            return Err(Problem::Refused("the file is open for reading only".into()));
+        }
+        let header = read_header(&open_reader(&**device)?).await?;
+        let capacity = Arc::new(AtomicU64::new(limits.capacity));
+        let file = File::open(device, header.cluster_size(), &capacity);
+        let file = file.map_err(|error| Problem::Refused(error.to_string()))?;
+        Ok(Offline { file, header, has_begun: false })
+    }
+
+    /// Opens an image whose metadata is to change. One that is dirty is repaired, and leaks are
+    /// freed. Also returns what it refers to.
+    ///
+    /// # Errors
+    /// When the image has errors; as [`Offline::open`].
+    pub(crate) async fn open_clean(device: &Arc<dyn Device>) -> Result<(Offline, Check), Problem> {
+        let mut image = Offline::open(device).await?;
+        if image.header.is_corrupt() {
+            let text = "marked as corrupt (freestone image repair ends that)";
+            return Err(Problem::Refused(text.into()));
+        }
+        let level = if image.header.is_dirty() { Level::All } else { Level::Leaks };
+        let found = repair_image(&mut image, level).await?.1;
+        let errors = found.report.corruptions + found.report.check_errors;
+        if errors > 0 || found.report.leaks > 0 {
+            let text = format!("{errors} errors in the metadata (freestone image repair may end that)");
+            return Err(Problem::Refused(text));
+        }
+        Ok((image, found))
+    }
+
+    fn reader(&self) -> &Reader {
+        &self.file.reader
+    }
+
+    /// Checks everything.
+    async fn check(&self) -> Result<Check, Problem> {
+        Check::run(self.reader(), &self.header).await
+    }
+
+    /// Prepares the first write: the file ends with a whole cluster, and features are cleared that
+    /// writers must know.
+    async fn begin(&mut self) -> Result<(), Problem> {
+        if self.has_begun {
+            return Ok(());
+        }
+        self.has_begun = true;
+        let end = self.file.capacity().next_multiple_of(self.header.cluster_size());
+        if let Err(error) = self.file.resize(end) {
+            tracing::debug!(%error, "an image has a fixed size");
+        }
+        let known = self.header.autoclear & (autoclear::BITMAPS | autoclear::RAW_DATA);
+        if known != self.header.autoclear {
+            self.write_header(AUTOCLEAR, &known.to_be_bytes()).await?;
+        }
+        Ok(())
+    }
+
+    /// Lets the file have at least `end` bytes.
+    fn make_room(&self, end: u64) -> Result<(), Problem> {
+        if end <= self.file.capacity() {
+            return Ok(());
+        }
+        let grown = self.file.resize(end);
+        grown.map_err(|error| Problem::Refused(format!("no room for {end} bytes: {error}")))
+    }
+
+    /// Replaces bytes of a part of the image.
+    async fn write(&self, part: &'static str, offset: u64, bytes: &[u8]) -> Result<(), Problem> {
+        debug_assert!(self.has_begun);
+        let written = self.file.patch(offset, bytes, Flags::NONE).await;
+        written.map_err(|error| Problem::Write { part, offset, error })
+    }
+
+    /// Replaces bytes of the header's first sector, all at once, and makes them durable. Everything
+    /// that was written before is durable first.
+    async fn write_header(&mut self, at: usize, bytes: &[u8]) -> Result<(), Problem> {
+        debug_assert!(self.has_begun && at + bytes.len() <= 512, "one sector");
+        self.flush().await?;
+        let written = self.file.patch(at as u64, bytes, Flags::FUA).await;
+        written.map_err(|error| Problem::Write { part: "the header", offset: at as u64, error })?;
+        self.header = read_header(self.reader()).await?;
+        Ok(())
+    }
+
+    /// Makes everything durable that was written.
+    async fn flush(&self) -> Result<(), Problem> {
+        let flushed = self.file.flush().await;
+        flushed.map_err(|error| Problem::Write { part: "the file's cache", offset: 0, error })
+    }
+}

@@ -1,0 +1,220 @@
+//! Internal snapshots: made, applied and deleted while nothing else has the image open.
+//!
+//! Source: QEMU `docs/interop/qcow2.rst`, section *Snapshots*.
+
+use super::repair::{Level, repair_image};
+use super::{Offline, SIZE, SNAPSHOTS};
+use crate::check::Check;
+use crate::entry::{COPIED, Cluster};
+use crate::error::{Error, Problem};
+use crate::header::{MAX_SNAPSHOTS, be_bytes};
+use crate::snapshot::{self, MAX_TABLE, Table};
+use block::Device;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest name in bytes, as in QEMU.
+const MAX_NAME: usize = 255;
+/// Most bytes of a new entry.
+const MOST_ENTRY: u64 = 512;
+/// Bytes of extra data of a new entry: size of the state, size of the disk, instructions.
+const EXTRA: u32 = 24;
+
+/// Makes a snapshot of the disk of the image on `device`, on the calling core. `now` is the time
+/// since 1970. Returns its identifier.
+///
+/// # Errors
+/// When the image has errors, a snapshot with this name, or refcounts that are too narrow; the
+/// device's. The snapshot does not exist then.
+pub async fn create(device: &Arc<dyn Device>, name: &str, now: Duration) -> Result<String, Error> {
+    let run = async {
+        let (mut image, mut found) = Offline::open_clean(device).await?;
+        image.create_snapshot(&mut found, name, now).await
+    };
+    run.await.map_err(|problem| Error::new(device.name(), problem))
+}
+
+/// Lets the disk of the image on `device` have the content and the size of a snapshot, which is
+/// named by identifier or name. The present content is lost.
+///
+/// # Errors
+/// When the image has errors, or no such snapshot; the device's.
+pub async fn apply(device: &Arc<dyn Device>, wanted: &str) -> Result<(), Error> {
+    let run = async {
+        let (mut image, mut found) = Offline::open_clean(device).await?;
+        image.apply_snapshot(&mut found, wanted).await
+    };
+    run.await.map_err(|problem| Error::new(device.name(), problem))
+}
+
+/// Deletes a snapshot of the image on `device`, which is named by identifier or name.
+///
+/// # Errors
+/// When the image has errors, or no such snapshot; the device's.
+pub async fn delete(device: &Arc<dyn Device>, wanted: &str) -> Result<(), Error> {
+    let run = async {
+        let (mut image, found) = Offline::open_clean(device).await?;
+        image.delete_snapshot(&found, wanted).await
+    };
+    run.await.map_err(|problem| Error::new(device.name(), problem))
+}
+
+impl Offline {
+    async fn create_snapshot(
+        &mut self,
+        found: &mut Check,
+        name: &str,
+        now: Duration,
+    ) -> Result<String, Problem> {
+        if !(1..=MAX_NAME).contains(&name.len()) {
+            let len = name.len();
+            return Err(Problem::Refused(format!("name of {len} bytes: want 1 to {MAX_NAME}")));
+        }
+        if self.header.has_data_file() {
+            let text = "an image with an external data file cannot have snapshots";
+            return Err(Problem::Refused(text.into()));
+        }
+        let (list, mut table) = self.read_snapshots().await?;
+        if list.snapshots.iter().any(|snapshot| snapshot.name == name) {
+            return Err(Problem::Refused(format!("snapshot {name:?}: the image has one with this name")));
+        }
+        if self.header.snapshot_count >= MAX_SNAPSHOTS {
+            return Err(Problem::Refused(format!("the image has {MAX_SNAPSHOTS} snapshots: no more fit")));
+        }
+        if table.len() as u64 + MOST_ENTRY > MAX_TABLE {
+            return Err(Problem::Refused(format!("the snapshot table is longer than {MAX_TABLE} bytes")));
+        }
+        let (l1_offset, l1_entries) = (self.header.l1_offset, self.header.l1_entries);
+        let used = self.share(found, l1_offset, l1_entries).await?;
+        // The disk shares its clusters now.
+        let shared = self.check().await?;
+        self.correct_copied(&shared).await?;
+        let number = |id: &String| id.parse::<u64>().unwrap_or(0);
+        let id = list.snapshots.iter().map(|snapshot| number(&snapshot.id)).max().unwrap_or(0);
+        let id = id.saturating_add(1).to_string();
+        let l1 = be_bytes(used.l1.iter().map(|entry| entry & !COPIED));
+        let start = found.report.image_end_offset / self.header.cluster_size();
+        let first = if l1.is_empty() { 0 } else { start * self.header.cluster_size() };
+        table.extend(entry(first, l1_entries, &id, name, now, self.header.size));
+        let places = self.append(start, &[&l1, &table]).await?;
+        self.commit_snapshots(self.header.snapshot_count + 1, places[1]).await?;
+        self.settle().await?;
+        Ok(id)
+    }
+
+    async fn delete_snapshot(&mut self, found: &Check, wanted: &str) -> Result<(), Problem> {
+        let (list, table) = self.read_snapshots().await?;
+        let index = position(&list, wanted)?;
+        let (start, len) = list.places[index];
+        let rest = [&table[..start as usize], &table[(start + len) as usize..]].concat();
+        let count = self.header.snapshot_count - 1;
+        self.begin().await?;
+        let place = match count {
+            0 => 0,
+            _ => {
+                let start = found.report.image_end_offset / self.header.cluster_size();
+                self.append(start, &[&rest]).await?[0]
+            }
+        };
+        self.commit_snapshots(count, place).await?;
+        self.settle().await
+    }
+
+    async fn apply_snapshot(&mut self, found: &mut Check, wanted: &str) -> Result<(), Problem> {
+        let (list, _) = self.read_snapshots().await?;
+        let snapshot = snapshot::find(&list.snapshots, wanted)?;
+        let size = snapshot.check(&self.header)?;
+        if let Some(bitmaps) = self.header.bitmaps {
+            let count = bitmaps.count;
+            return Err(Problem::Refused(format!("{count} dirty bitmaps, which the snapshot does not fit")));
+        }
+        let used = self.share(found, snapshot.l1_offset, snapshot.l1_entries).await?;
+        self.clear_copied(&used).await?;
+        let l1 = be_bytes(used.l1.iter().map(|entry| entry & !COPIED));
+        let start = found.report.image_end_offset / self.header.cluster_size();
+        let place = self.append(start, &[&l1]).await?[0];
+        self.commit_l1(size, used.l1.len() as u32, place).await?;
+        self.settle().await
+    }
+
+    /// The snapshot table, also as its bytes.
+    async fn read_snapshots(&self) -> Result<(Table, Vec<u8>), Problem> {
+        let list = snapshot::read(self.reader(), &self.header).await?;
+        let offset = self.header.snapshots_offset;
+        let bytes = self.reader().read(offset, list.bytes).await;
+        Ok((list, bytes.map_err(|error| Problem::Io { part: "the snapshot table", offset, error })?))
+    }
+
+    /// Raises the refcounts of everything that an L1 table refers to by one reference each. Returns
+    /// those.
+    async fn share(&mut self, found: &mut Check, offset: u64, entries: u32) -> Result<Check, Problem> {
+        let used = Check::tree(self.reader(), &self.header, offset, entries).await?;
+        let most = found.width.most();
+        for (cluster, more) in used.counts.referenced(0..used.clusters) {
+            if !found.counts.add(cluster, more, most) {
+                let text = format!("cluster {cluster} would have more than {most} references");
+                return Err(Problem::Refused(text));
+            }
+        }
+        self.correct_refcounts(found, Level::All).await?;
+        Ok(used)
+    }
+
+    /// Clears the COPIED bits of L2 tables that are about to be used by the disk.
+    async fn clear_copied(&mut self, used: &Check) -> Result<(), Problem> {
+        for table in used.tables.keys() {
+            for (index, entry) in used.read_l2(*table).await? {
+                let is_data =
+                    matches!(used.geometry.cluster(entry), Cluster::Data(_) | Cluster::ZeroAllocated(_));
+                if is_data && entry.word & COPIED != 0 {
+                    self.begin().await?;
+                    let at = table + (index * used.geometry.entry_bytes()) as u64;
+                    self.write("an L2 table", at, &(entry.word & !COPIED).to_be_bytes()).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn commit_snapshots(&mut self, count: u32, offset: u64) -> Result<(), Problem> {
+        let fields = [&count.to_be_bytes()[..], &offset.to_be_bytes()].concat();
+        self.write_header(SNAPSHOTS, &fields).await
+    }
+
+    /// Lets the disk have this size and this L1 table.
+    pub(super) async fn commit_l1(&mut self, size: u64, entries: u32, offset: u64) -> Result<(), Problem> {
+        let (size, no_encryption) = (size.to_be_bytes(), 0u32.to_be_bytes());
+        let fields = [&size[..], &no_encryption, &entries.to_be_bytes(), &offset.to_be_bytes()].concat();
+        self.write_header(SIZE, &fields).await
+    }
+
+    /// Frees all that is not used any more, and sets COPIED bits.
+    pub(super) async fn settle(&mut self) -> Result<(), Problem> {
+        repair_image(self, Level::All).await.map(drop)
+    }
+}
+
+fn position(list: &Table, wanted: &str) -> Result<usize, Problem> {
+    let found = snapshot::find(&list.snapshots, wanted)?;
+    let is_found = |snapshot: &snapshot::Snapshot| std::ptr::eq(snapshot, found);
+    Ok(list.snapshots.iter().position(is_found).expect("it is in the list"))
+}
+
+/// An entry of the snapshot table.
+fn entry(l1_offset: u64, l1_entries: u32, id: &str, name: &str, now: Duration, size: u64) -> Vec<u8> {
+    let mut bytes = l1_offset.to_be_bytes().to_vec();
+    bytes.extend(l1_entries.to_be_bytes());
+    bytes.extend((id.len() as u16).to_be_bytes());
+    bytes.extend((name.len() as u16).to_be_bytes());
+    bytes.extend((now.as_secs() as u32).to_be_bytes());
+    bytes.extend(now.subsec_nanos().to_be_bytes());
+    bytes.extend([0; 12]); // no virtual machine: no clock, no state
+    bytes.extend(EXTRA.to_be_bytes());
+    bytes.extend(0u64.to_be_bytes());
+    bytes.extend(size.to_be_bytes());
+    bytes.extend(u64::MAX.to_be_bytes()); // instructions were not counted
+    bytes.extend(id.as_bytes());
+    bytes.extend(name.as_bytes());
+    bytes.resize(bytes.len().next_multiple_of(8), 0);
+    bytes
+}
