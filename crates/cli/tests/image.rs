@@ -195,6 +195,45 @@ fn snapshots_are_those_of_qemu() {
 }
 
 #[test]
+fn disks_are_resized_as_by_qemu() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    images(folder);
+    let size = |image: &str| {
+        json(&qemu(folder, &format!("info --output json {image}")).stdout)["virtual-size"].clone()
+    };
+    let done = |arguments: &str, image: &str, bytes: u64| {
+        let output = ours(folder, &format!("resize {arguments}"));
+        assert!(output.status.success(), "{arguments}: {output:?}");
+        assert_eq!(text(&output.stdout), "Image resized.\n");
+        assert_eq!(size(image), bytes, "{arguments}");
+    };
+    done("sub/base.qcow2 3M", "sub/base.qcow2", 3 << 20);
+    done("--backing auto top.qcow2 +1M", "top.qcow2", 2524 << 10);
+    assert!(qemu(folder, "convert -f qcow2 -O raw top.qcow2 top.raw").status.success());
+    let bytes = std::fs::read(folder.join("top.raw")).unwrap();
+    assert!(bytes[1500 << 10..].iter().all(|byte| *byte == 0), "the backing file is seen");
+    done("--shrink top.qcow2 -1500K", "top.qcow2", 1 << 20);
+    done("--shrink extended.qcow2 +0", "extended.qcow2", 3 << 20);
+    for image in ["sub/base.qcow2", "top.qcow2", "extended.qcow2"] {
+        assert_eq!(qemu(folder, &format!("check -q {image}")).status.code(), Some(0), "{image}");
+    }
+    std::fs::write(folder.join("disk.raw"), [1; 4096]).unwrap();
+    done("-f raw disk.raw 1M", "disk.raw", 1 << 20);
+    done("-f raw --shrink disk.raw 512", "disk.raw", 512);
+    for (arguments, code, why) in [
+        ("sub/base.qcow2 1M", 1, "size 1048576: less than 3145728 (--shrink allows that)"),
+        ("-f raw disk.raw -512", 2, "a disk of 512 bytes cannot change by -512 bytes"),
+        ("top.qcow2 +1M", 1, "names the backing file \"sub/base.qcow2\", which --backing auto would open"),
+        ("top.qcow2 1X", 2, "want a number with K, M, G or T"),
+        ("v2.qcow2 2M", 1, "version 2 with snapshots"),
+    ] {
+        let output = ours(folder, &format!("resize {arguments}"));
+        assert!(output.status.code() == Some(code) && text(&output.stderr).contains(why), "{output:?}");
+    }
+}
+
+#[test]
 fn maps_are_those_of_qemu() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();

@@ -6,6 +6,7 @@ mod convert;
 mod create;
 mod info;
 mod map;
+mod resize;
 mod snapshot;
 
 use crate::error::Error;
@@ -35,6 +36,8 @@ enum ImageCommand {
     Check(check::CheckArgs),
     /// Repair the metadata of an image: the same as `check --repair all`
     Repair(FileArgs),
+    /// Change the size of the disk of an image
+    Resize(resize::ResizeArgs),
     /// List, make, apply and delete internal snapshots
     Snapshot(snapshot::SnapshotArgs),
     /// Print where each byte of an image is
@@ -115,6 +118,7 @@ pub fn run(args: &ImageArgs) -> Result<ExitCode, Error> {
         ImageCommand::Info(file) => info::run(file, is_json(file)).map(|()| ExitCode::SUCCESS),
         ImageCommand::Check(check) => check::run(check, is_json(&check.file)),
         ImageCommand::Repair(file) => check::repair(file, is_json(file)),
+        ImageCommand::Resize(args) => resize::run(args).map(|()| ExitCode::SUCCESS),
         ImageCommand::Snapshot(args) => run_snapshot(args, is_json).map(|()| ExitCode::SUCCESS),
         ImageCommand::Map(map) => map::run(map, is_json(&map.file)).map(|()| ExitCode::SUCCESS),
         ImageCommand::Create(create) => create::run(create).map(|()| ExitCode::SUCCESS),

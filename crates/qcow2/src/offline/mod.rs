@@ -14,9 +14,11 @@
 //! | [`repair`](mod@repair) | makes refcounts and COPIED bits right |
 //! | [`area`] | new clusters behind the end, with their refcounts |
 //! | [`snapshots`] | makes, applies and deletes internal snapshots |
+//! | [`resize`](mod@resize) | another size of the disk |
 
 pub(crate) mod area;
 pub mod repair;
+pub mod resize;
 pub mod snapshots;
 
 use crate::check::Check;

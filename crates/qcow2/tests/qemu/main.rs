@@ -3,6 +3,7 @@
 mod damage;
 mod read;
 mod repair;
+mod resize;
 mod snapshots;
 mod tools;
 mod write;

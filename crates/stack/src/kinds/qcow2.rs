@@ -106,21 +106,14 @@ impl Options {
         };
         let top = open(&self.file)?;
         let header = read_header(top.clone())?;
-        let below =
-            if self.follow { chain(&self.file, &header, self.image_dir.as_deref())? } else { Vec::new() };
         if let (false, Some(name)) = (self.follow, &header.backing_file) {
             let message = format!("names the backing file {name:?}, which backing=auto would open");
             return Err(DeviceError::new(top.name(), message));
         }
-        // From the lowest file up: each is the backing device of the one before.
-        let mut backing = None;
-        for link in below.into_iter().rev() {
-            let device = open_file(&link.path)?;
-            backing = Some(match link.is_raw {
-                true => device,
-                false => open_image(device, Others { backing, data_file: None }, None, self.cache_bytes)?,
-            });
-        }
+        let backing = match self.follow {
+            true => open_backing(&self.file, &header, self.image_dir.as_deref(), self.cache_bytes)?,
+            false => None,
+        };
         let data_file = self.data.as_ref().map(open).transpose()?;
         let others = Others { backing, data_file };
         match self.is_writable() {
@@ -168,6 +161,29 @@ pub fn chain(path: &Path, header: &Header, image_dir: Option<&Path>) -> Result<V
         at = next;
     }
     Ok(links)
+}
+
+/// The device of the backing file of the image at `path`, over those below it; `None` if the image
+/// names none. The files are only read.
+///
+/// # Errors
+/// As [`chain`], or when a file cannot be opened.
+pub fn open_backing(
+    path: &Path,
+    header: &Header,
+    image_dir: Option<&Path>,
+    cache_bytes: u64,
+) -> Result<Option<Arc<dyn Device>>, DeviceError> {
+    // From the lowest file up: each is the backing device of the one before.
+    let mut backing = None;
+    for link in chain(path, header, image_dir)?.into_iter().rev() {
+        let device = open_file(&link.path)?;
+        backing = Some(match link.is_raw {
+            true => device,
+            false => open_image(device, Others { backing, data_file: None }, None, cache_bytes)?,
+        });
+    }
+    Ok(backing)
 }
 
 /// The directory that backing files must be in.
