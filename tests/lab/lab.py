@@ -77,10 +77,15 @@ class Lab:
         """Start the server and boot a guest whose /dev/vda it serves. Returns the guest."""
         self.serve(server)
         disk = Disk(server.socket, server.queues, packed, options=disk_options)
-        self.guest = Guest([disk], cpus, directory=self.directory)
-        self._ends.enter_context(self.guest)
-        self.guest.attach_disks()
-        return self.guest
+        guest = self.start(Guest([disk], cpus, directory=self.directory))
+        guest.attach_disks()
+        return guest
+
+    def start(self, guest):
+        """Boot a guest, which ends with the test. Returns it."""
+        self.guest = guest
+        self._ends.enter_context(guest)
+        return guest
 
     def kernel_modules(self, kernel):
         """The directory with the modules of kernel/ for a kernel of the lab. Skips the test where they do not know its
@@ -92,9 +97,7 @@ class Lab:
 
     def boot_alone(self, cpus=1, **options):
         """Boot a guest that has no disk of ours: Freestone runs in it. options: Guest's. Returns the guest."""
-        self.guest = Guest(cpus=cpus, directory=self.directory, **options)
-        self._ends.enter_context(self.guest)
-        return self.guest
+        return self.start(Guest(cpus=cpus, directory=self.directory, **options))
 
     def boot_with_vhost_blk(self, kernel, **options):
         """Boot a guest with the module vhost_blk, checks of memory, and null_blk without disks. options: Guest's. Returns
@@ -109,8 +112,7 @@ class Lab:
     def boot_with(self, *devices, cpus=1, **options):
         """Boot a guest with devices of devices.py, attached, and no server. options: Guest's. Returns the guest; it has
         `devices`."""
-        self.guest = Guest(cpus=cpus, directory=self.directory, devices=devices, **options)
-        self._ends.enter_context(self.guest)
+        self.start(Guest(cpus=cpus, directory=self.directory, devices=devices, **options))
         for device in devices:
             for image in dict.fromkeys(getattr(device, "images", [])):  # once, however often the guest booted
                 self._ends.callback(os.unlink, image)
@@ -122,10 +124,15 @@ class Lab:
         """What every test ends with: no complaint in the guest's kernel; a server, if any, is alive and ends cleanly."""
         if self.guest is not None:
             self._check_guest()
-        if self.server is None:
-            return  # a test of something else has looked after its own
-        self.server.stop()
-        log = paths.tail(self.server.log, 10000)
+        if self.server is not None:  # a test of something else has looked after its own
+            self.stop_server()
+
+    def stop_server(self):
+        """The server under test is alive, ends cleanly, and had no complaint."""
+        server, self.server = self.server, None
+        self.parts.append(server)
+        server.stop()
+        log = paths.tail(server.log, 10000)
         assert "panicked" not in log, "the server panicked"
         assert workload.REFUSED not in log, "a server needs a system call that its sandbox does not know"
 

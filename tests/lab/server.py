@@ -41,10 +41,14 @@ class Server:
         self.socket = os.path.join(self.directory, "vhost.sock")
         self.process = None
 
+    def device(self):
+        """What is served."""
+        return f"io_uring:path={self.image},direct=on{self.device_options}"
+
     def command(self):
         return [
             paths.FREESTONE, "serve",
-            "--device", f"io_uring:path={self.image},direct=on{self.device_options}",
+            "--device", self.device(),
             "--export", f"vhost-user-blk:socket={self.socket},queues={self.queues}{self.export_options}",
             "--cores", self.cores,
         ]

@@ -69,6 +69,11 @@ class UblkServer:
                       timeout_s=2 * timeout_s)
 
 
+def requeued(guest, disk):
+    """How many requests a dead server had, which the kernel will hand out again."""
+    return len(guest.sh(f"cat /sys/kernel/debug/block/{disk}/requeue_list").splitlines())
+
+
 def as_user(uid):
     """What stands before a command of this user."""
     return f"setpriv --reuid {uid} --regid {uid} --clear-groups" if uid else ""

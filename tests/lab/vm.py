@@ -261,8 +261,6 @@ class Guest:
 
     def _machine(self, kernel_arguments, sockets, logs):
         """The arguments that booted and restored guests share."""
-        kernel_arguments = f"{KERNEL_ARGUMENTS} {kernel_arguments}"
-        kernel_arguments += f" lab.agent={paths.HERE}/guest/agent lab.modules={self.kernel}/lib/modules"
         return [
             paths.QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-accel", f"tcg,thread={self._threads()}" if self.accel == "tcg" else self.accel,
@@ -272,7 +270,7 @@ class Guest:
             "-object", f"memory-backend-memfd,id=memory,size={self.memory_mib}M,share=on", "-numa", "node,memdev=memory",
             # an IOMMU must stand before every device behind it
             *self.device_arguments,
-            "-kernel", f"{self.kernel}/vmlinux", "-initrd", f"{self.kernel}/initramfs.cpio", "-append", kernel_arguments,
+            *self._boot_arguments(kernel_arguments),
             "-fsdev", "local,id=host,path=/,security_model=none,readonly=on,multidevs=remap",
             "-chardev", f"file,id=console,path={logs}/console.log", "-serial", "chardev:console",
             "-chardev", f"socket,id=agent,path={sockets}/agent.sock,server=on,wait=off",
@@ -282,6 +280,16 @@ class Guest:
             "-device", "vmgenid,guid=auto",  # a restored guest draws new random numbers
         ]
 
+    def _boot_arguments(self, kernel_arguments):
+        """Where the kernel comes from: QEMU loads it."""
+        kernel_arguments = f"{KERNEL_ARGUMENTS} {kernel_arguments}"
+        kernel_arguments += f" lab.agent={paths.HERE}/guest/agent lab.modules={self.kernel}/lib/modules"
+        return ["-kernel", f"{self.kernel}/vmlinux", "-initrd", f"{self.kernel}/initramfs.cpio", "-append", kernel_arguments]
+
+    def _root_arguments(self):
+        """The device with the host's root."""
+        return ["-device", ROOT_DEVICE]
+
     def _threads(self):
         is_one = any(getattr(device, "is_emulated_by_one_thread", False) for device in self.devices)
         return "single" if is_one else "multi"
@@ -290,7 +298,7 @@ class Guest:
         if restores:
             command = [*self._saved_machine(self.sockets, self.directory), "-incoming", "defer"]
         else:
-            command = [*self._machine(self.kernel_arguments, self.sockets, self.directory), "-device", ROOT_DEVICE]
+            command = [*self._machine(self.kernel_arguments, self.sockets, self.directory), *self._root_arguments()]
         for number, disk in enumerate(self.disks):
             command += disk.chardev(number)
             if not restores:

@@ -5,7 +5,7 @@ import time
 import paths
 from freestoned import GuestDaemon
 from lab import needs_freestone
-from ublk_server import UblkServer, as_user, ublk, ublk_fails
+from ublk_server import UblkServer, as_user, requeued, ublk, ublk_fails
 from workload import (KILLS, MIB, end_of_load, fio_verify, fio_verify_again, fio_verify_until_enough, kill_under_load,
                       requests_completed)
 
@@ -141,7 +141,7 @@ def kill_9_under_load_is_only_a_pause_for_a_disk_of_the_kernel(lab):
     guest.sh("mkfs.ext4 -q -F /dev/ublkb0 && mkdir -p /mnt/disk && mount /dev/ublkb0 /mnt/disk")
     file = ("/mnt/disk/file", f"{LOAD_MIB // 2}m", f"--numjobs=2 --offset_increment={LOAD_MIB // 2}m --rate_iops={LOAD_IOPS // 2}")
     load = guest.start("load", fio_verify_until_enough(*file))
-    caught = kill_under_load(server, load, KILLS, every_s=0.4, down_s=0.2, disk="ublkb0", count=_requeued)
+    caught = kill_under_load(server, load, KILLS, every_s=0.4, down_s=0.2, disk="ublkb0", count=requeued)
     assert sum(map(bool, caught)) > KILLS / 4, f"requests in flight at each kill: {caught}: too few to show anything"
     server.kill()
     _no_other_server_gets_the_disk(guest)
@@ -304,11 +304,6 @@ def an_ordinary_user_has_disks_of_their_own(lab):
     guest.sh("touch /run/udev.end")
     udev.wait()
     roots.stop()
-
-
-def _requeued(guest, disk):
-    """How many requests a dead server had, which the kernel will hand out again."""
-    return len(guest.sh(f"cat /sys/kernel/debug/block/{disk}/requeue_list").splitlines())
 
 
 def _no_other_server_gets_the_disk(guest):
