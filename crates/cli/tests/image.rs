@@ -1,5 +1,6 @@
 //! `freestone image` prints what `qemu-img` prints, with its exit codes. Needs `qemu-utils`.
 
+use drivers::io_uring;
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -298,6 +299,30 @@ fn an_image_that_is_written_is_read_only_with_force_share() {
     assert_eq!(read, 1);
     assert!(text(&refused.stderr).contains("v2.qcow2 is open for writing elsewhere"), "{refused:?}");
     assert_eq!((refused.status.code(), shared.status.code()), (Some(1), Some(0)));
+}
+
+#[test]
+fn a_file_that_is_open_is_not_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    images(folder);
+    let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
+    let before = ["v2.qcow2", "sub/base.qcow2"].map(read);
+    let refuses = |arguments: &str, why: &str| {
+        let refused = ours(folder, arguments);
+        assert_eq!(refused.status.code(), Some(1), "{arguments}: {refused:?}");
+        assert!(text(&refused.stderr).contains(why), "{arguments}: {refused:?}");
+        assert_eq!(["v2.qcow2", "sub/base.qcow2"].map(read), before, "{arguments}");
+    };
+    // The source, and a backing file of it.
+    let source = "read by a program that allows no writer";
+    refuses("convert --force -f qcow2 -O qcow2 v2.qcow2 v2.qcow2", source);
+    refuses("convert --force -f qcow2 --backing auto -O raw top.qcow2 sub/base.qcow2", source);
+    // The disk of a server.
+    let device = io_uring::Options::new(folder.join("v2.qcow2"));
+    let _writer = io_uring::UringDevice::open(&device).unwrap();
+    refuses("create --force -f qcow2 v2.qcow2 1M", "open for writing elsewhere");
+    refuses("convert --force -f qcow2 -O qcow2 sub/base.qcow2 v2.qcow2", "open for writing elsewhere");
 }
 
 #[test]

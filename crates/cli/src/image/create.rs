@@ -3,6 +3,7 @@
 use super::{Format, failed};
 use crate::error::Error;
 use base::Size;
+use drivers::io_uring::ImageFile;
 use qcow2::Image;
 use qcow2::header::Compression;
 use qcow2::write::{Options, Output, Writer};
@@ -159,18 +160,21 @@ impl NewArgs {
 /// A file that is being made. It is removed again unless it is finished.
 pub(super) struct NewFile {
     path: PathBuf,
-    file: File,
+    file: ImageFile,
     is_finished: bool,
 }
 
 impl NewFile {
-    /// Creates the file; `force` replaces an old one.
+    /// Creates the file, which no other program may open meanwhile; `force` replaces an old one,
+    /// unless a program has it open.
     pub(super) fn create(path: &Path, force: bool) -> Result<NewFile, Error> {
         let mut options = OpenOptions::new();
         options.read(true).write(true);
+        // The old content may be served, or be the source of the new one: it goes after the claim.
         let opened =
-            if force { options.create(true).truncate(true) } else { options.create_new(true) }.open(path);
-        let file = opened.map_err(|error| {
+            if force { options.create(true).truncate(false) } else { options.create_new(true) }.open(path);
+        let emptied = opened.and_then(ImageFile::claim).and_then(|file| file.set_len(0).map(|()| file));
+        let file = emptied.map_err(|error| {
             let hint =
                 if error.kind() == io::ErrorKind::AlreadyExists { "; --force replaces it" } else { "" };
             Error::Runtime(format!("{}: cannot create the file: {error}{hint}", path.display()))

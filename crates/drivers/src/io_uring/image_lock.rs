@@ -54,7 +54,7 @@ pub(super) enum Conflict {
 
 /// An open file, and the image locks on it. The drop ends both.
 #[derive(Debug)]
-pub(super) struct ImageFile {
+pub struct ImageFile {
     file: File,
     is_locked: bool,
 }
@@ -82,6 +82,21 @@ impl ImageFile {
     pub(super) fn lock_content(file: File) -> Result<ImageFile, Conflict> {
         let file = ImageFile { file, is_locked: true };
         lock_content(&file).map(|()| file)
+    }
+
+    /// Claims `file` for writing, before a program replaces its content. Does nothing on a file
+    /// system without locks.
+    ///
+    /// # Errors
+    /// When another program, or this one, has the file open and does not allow that.
+    pub fn claim(file: File) -> io::Result<ImageFile> {
+        ImageFile::lock(file).map_err(|conflict| {
+            let why = match conflict {
+                Conflict::Writer(_) => "it is open for writing elsewhere",
+                Conflict::Reader(_) => "it is read by a program that allows no writer",
+            };
+            io::Error::new(io::ErrorKind::ResourceBusy, why)
+        })
     }
 }
 

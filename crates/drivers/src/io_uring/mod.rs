@@ -29,6 +29,7 @@ mod queue;
 mod tail;
 
 pub use file::{MAX_ENTRIES, UringFile, probe};
+pub use image_lock::ImageFile;
 pub use limits::FileFacts;
 pub use queue::UringQueue;
 
