@@ -323,6 +323,11 @@ fn a_file_that_is_open_is_not_replaced() {
     let _writer = io_uring::UringDevice::open(&device).unwrap();
     refuses("create --force -f qcow2 v2.qcow2 1M", "open for writing elsewhere");
     refuses("convert --force -f qcow2 -O qcow2 sub/base.qcow2 v2.qcow2", "open for writing elsewhere");
+    let serve = "serve --device qcow2:file=v2.qcow2 --export nbd:socket=s";
+    let refused = text(&run(env!("CARGO_BIN_EXE_freestone"), folder, serve).stderr);
+    assert!(refused.contains("v2.qcow2 is open for writing elsewhere"), "{refused}");
+    // An option of `io_uring:`, which images do not have.
+    assert!(!refused.contains("share=on"), "{refused}");
 }
 
 #[test]

@@ -63,8 +63,8 @@ pub struct Options {
     pub read_only: bool,
     /// Open for writing even if another program has, and let others do the same.
     pub share: bool,
-    /// With `read_only`: refuse a file that another program has open for writing, and keep writers
-    /// out while it is open. Other readers may share it.
+    /// Refuse a file that another program has open for writing, and keep writers out while it is
+    /// open, with `read_only`, too. Other readers may share it. Errors do not recommend `share`.
     pub refuse_writers: bool,
     /// Requests in flight on each channel.
     pub queue_depth: u32,

@@ -58,7 +58,7 @@ pub(super) fn open(options: &Options) -> Result<(ImageFile, Option<File>), Devic
             Conflict::Writer(error) => ("is open for writing elsewhere", error),
             Conflict::Reader(error) => ("is read by a program that allows no writer", error),
         };
-        refuse(format!("{path} {what} (share=on opens it anyway)")).because(error)
+        refuse(format!("{path} {what}{}", help(options))).because(error)
     })?;
     Ok((file, claim))
 }
@@ -75,11 +75,16 @@ pub(super) fn check_kind(kind: FileType) -> Result<(), &'static str> {
     }
 }
 
+/// The option that opens a file in use anyway, where there is one.
+fn help(options: &Options) -> &'static str {
+    if options.refuse_writers { "" } else { " (share=on opens it anyway)" }
+}
+
 fn reason(options: &Options, is_exclusive: bool, error: &io::Error) -> String {
     let path = options.path.display();
     match error.raw_os_error() {
         Some(libc::EBUSY) if is_exclusive => {
-            format!("{path} is in use: mounted, or claimed by another program (share=on opens it anyway)")
+            format!("{path} is in use: mounted, or claimed by another program{}", help(options))
         }
         Some(libc::EINVAL) if options.direct => {
             format!("the file system of {path} does not support direct I/O (use direct=off)")

@@ -259,7 +259,8 @@ fn open_file(path: &Path) -> Result<Arc<dyn Device>, DeviceError> {
 }
 
 fn open_for_writing(path: &Path) -> Result<Arc<dyn Device>, DeviceError> {
-    Ok(Arc::new(io_uring::UringDevice::open(&io_uring::Options::new(path))?))
+    let options = io_uring::Options { refuse_writers: true, ..io_uring::Options::new(path) };
+    Ok(Arc::new(io_uring::UringDevice::open(&options)?))
 }
 
 fn as_device_error(error: qcow2::Error) -> DeviceError {
