@@ -30,7 +30,7 @@ use crate::entry::Geometry;
 use crate::error::{Error, Problem};
 use crate::image::Image;
 use crate::snapshot::Snapshot;
-use block::{Channel, Device, DeviceError, IoResult, KernelBacking, Limits, MemoryRegion};
+use block::{Channel, Device, DeviceError, IoError, IoResult, KernelBacking, Limits, MemoryRegion};
 use channel::{Live, LiveChannel};
 use home::Home;
 use mapping::{Config, Table};
@@ -114,7 +114,10 @@ impl LiveImage {
         let opening = table.clone();
         let opened = home.block_on(move |_| async move {
             let view = opening.view().map_err(|error| error.to_string())?;
-            Home::open(&view).await.map(drop).map_err(|error| format!("cannot read the metadata: {error}"))
+            Home::open(&view).await.map(drop).map_err(|error| match error {
+                IoError::Corrupt => "the metadata is damaged, or the file was cut short".to_owned(),
+                _ => format!("cannot read the metadata: {error}"),
+            })
         });
         opened.unwrap_or_else(|_| Err("the core for metadata has ended".into())).map_err(fail)?;
         let table = Arc::into_inner(table);

@@ -371,13 +371,13 @@ fn images_that_writes_would_damage_are_refused() {
     folder.img("bitmap --add bitmaps.qcow2 b");
     folder.img("create -f qcow2 -o lazy_refcounts=on dirty.qcow2 1M");
     folder.img("create -f qcow2 corrupt.qcow2 1M");
-    let mark = |image: &str, bits: u8| {
+    let change = |image: &str, bytes: &[u8], at: u64| {
         use std::os::unix::fs::FileExt;
         let file = std::fs::File::options().write(true).open(folder.path(image)).unwrap();
-        file.write_all_at(&[bits], 79).unwrap();
+        file.write_all_at(bytes, at).unwrap();
     };
-    mark("dirty.qcow2", 1);
-    mark("corrupt.qcow2", 2);
+    change("dirty.qcow2", &[1], 79);
+    change("corrupt.qcow2", &[2], 79);
     for (image, why) in [
         ("bitmaps.qcow2", "1 dirty bitmaps, which writes do not keep yet"),
         ("dirty.qcow2", "marked as dirty (freestone image repair ends that)"),
@@ -389,6 +389,11 @@ fn images_that_writes_would_damage_are_refused() {
         assert!(text.ends_with(&expected), "{text}");
         assert!(std::fs::read(folder.path(image)).unwrap() == before, "{image} has changed");
     }
+    // The block of refcounts is behind the end of the file.
+    folder.img("create -f qcow2 cut.qcow2 1M");
+    change("cut.qcow2", &(4u64 << 20).to_be_bytes(), 64 << 10);
+    let text = try_open(&folder.path("cut.qcow2"), None).err().unwrap().to_string();
+    assert!(text.ends_with("the metadata is damaged, or the file was cut short"), "{text}");
 }
 
 #[test]
