@@ -41,14 +41,14 @@ class Server:
         self.socket = os.path.join(self.directory, "vhost.sock")
         self.process = None
 
-    def device(self):
+    def device_option(self):
         """What is served."""
         return f"io_uring:path={self.image},direct=on{self.device_options}"
 
     def command(self):
         return [
             paths.FREESTONE, "serve",
-            "--device", self.device(),
+            "--device", self.device_option(),
             "--export", f"vhost-user-blk:socket={self.socket},queues={self.queues}{self.export_options}",
             "--cores", self.cores,
         ]

@@ -37,7 +37,7 @@ EXPECTED = "/dev/shm/expected"
 class ImageServer(Server):
     """Serves a qcow2 image and the backing files that it names."""
 
-    def device(self):
+    def device_option(self):
         return f"qcow2:file={self.image},backing=auto{self.device_options}"
 
 
