@@ -486,6 +486,15 @@ impl<F: Format> View<F> {
         self.ask(&self.shared.owners[place], work).await
     }
 
+    /// Runs `work` later with the view of the owner at `place`, on its core, unless that view or
+    /// its core has ended. Keeps no view alive meanwhile.
+    ///
+    /// # Panics
+    /// If there are fewer owners.
+    pub fn post(&self, place: usize, work: impl FnOnce(Rc<View<F>>) + Send + 'static) {
+        send_later(self.shared.number, self.shared.owners[place].clone(), work);
+    }
+
     /// Runs `work` with the view of a core, and waits for its end.
     async fn ask<R, W>(
         self: &Rc<Self>,

@@ -38,6 +38,10 @@ pub enum Mutant {
     WholeClusterAllocated,
     /// Subclusters that a write does not touch are not copied to the new cluster.
     SubclustersNotCopied,
+    /// A write to a cluster that its core had sets the entry, although another write was faster.
+    CommitWithoutCompare,
+    /// Clusters that a core had and has not used stay taken.
+    LentClustersLeak,
     /// A failed write does not give its new cluster back.
     FailedWriteLeaks,
     /// The reference of an entry that changed is dropped twice.
@@ -50,7 +54,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 19] = [
+    pub const ALL: [Mutant; 21] = [
         Mutant::EntryBeforeData,
         Mutant::EntryBeforeRefcount,
         Mutant::RefcountTableBeforeBlock,
@@ -66,6 +70,8 @@ impl Mutant {
         Mutant::RestNotCopied,
         Mutant::WholeClusterAllocated,
         Mutant::SubclustersNotCopied,
+        Mutant::CommitWithoutCompare,
+        Mutant::LentClustersLeak,
         Mutant::FailedWriteLeaks,
         Mutant::DroppedTwice,
         Mutant::NeverDropped,

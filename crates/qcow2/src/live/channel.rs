@@ -1,13 +1,15 @@
 //! The requests of one core to an image that is written.
 
-use super::home::{Change, Clear, Entries, entry, fetch, home, is_own};
+use super::home::{Change, Clear, Entries, MOST_LENT, entry, fetch, home, is_own, own_place};
 use super::metadata::Metadata;
+use super::refcounts::Clusters;
 use crate::content::{Content, Places};
 use crate::entry::{BadEntry, Entry, Geometry, Place};
 use crate::lookup::Run;
 use crate::mutant::{self, Mutant};
 use block::{Channel, Flags, IoError, IoFuture, IoResult, Op, Request, Status, StatusReport};
-use reactor::{BufferPool, MAX_BUFFER};
+use reactor::{BufferPool, MAX_BUFFER, Permits};
+use std::cell::Cell;
 use std::ops::Range;
 
 /// Longest transfer of bytes that are copied.
@@ -87,15 +89,64 @@ impl Places for Live {
     }
 }
 
+/// Clusters that a core has ahead of its need.
+struct Lent {
+    clusters: Cell<Clusters>,
+    /// How many it asked for last.
+    count: Cell<u64>,
+    /// One task asks at a time.
+    refill: Permits,
+}
+
+impl Lent {
+    fn new() -> Lent {
+        let none = Clusters { first: 0, count: 0, are_zero: false };
+        Lent { clusters: Cell::new(none), count: Cell::new(0), refill: Permits::new(1) }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.clusters.get().count == 0
+    }
+
+    /// Takes the first cluster.
+    fn take(&self) -> Option<(u64, bool)> {
+        let Clusters { first, count, are_zero } = self.clusters.get();
+        let rest = count.checked_sub(1)?;
+        self.clusters.set(Clusters { first: first + 1, count: rest, are_zero });
+        Some((first, are_zero))
+    }
+
+    /// How many to ask for: twice as many as the last time.
+    fn next_count(&self) -> u64 {
+        self.count.set((self.count.get() * 2).clamp(1, MOST_LENT));
+        self.count.get()
+    }
+}
+
 /// See the module.
 pub(super) struct LiveChannel {
     content: Content<Live>,
     buffers: BufferPool,
+    lent: Lent,
+}
+
+impl Drop for LiveChannel {
+    fn drop(&mut self) {
+        let Clusters { first, count, .. } = self.lent.clusters.get();
+        if count == 0 {
+            return;
+        }
+        // The end of the image frees those that are not returned.
+        self.view().post(0, move |view| {
+            let clusters = (first..first + count).collect();
+            reactor::current().spawn(async move { home(&view).take_back(&view, clusters).await });
+        });
+    }
 }
 
 impl LiveChannel {
     pub(super) fn new(content: Content<Live>) -> LiveChannel {
-        LiveChannel { content, buffers: BufferPool::new(4 * MAX_BUFFER) }
+        LiveChannel { content, buffers: BufferPool::new(4 * MAX_BUFFER), lent: Lent::new() }
     }
 
     fn view(&self) -> &Entries {
@@ -176,8 +227,68 @@ impl LiveChannel {
     }
 
     /// Writes the first bytes of a request, at byte `offset` of the disk, to new clusters. Returns
-    /// how many: 0 if they can be written in place meanwhile.
+    /// how many: 0 if it must be tried again, because the entry is another one meanwhile.
     async fn write_elsewhere(&self, req: &Request<'_>, offset: u64) -> Result<u64, IoError> {
+        let geometry = *self.content.places.geometry();
+        let cluster_size = geometry.cluster_size();
+        let (cluster, within) = (offset / cluster_size, offset % cluster_size);
+        match self.content.places.entry(offset) {
+            Some(old) if within + req.len <= cluster_size && own_place(&geometry, old, cluster).is_none() => {
+                self.write_lent(req, offset, old).await
+            }
+            _ => self.write_locked(req, offset).await,
+        }
+    }
+
+    /// Writes bytes of one cluster of the disk, which has the entry `old`, to a cluster that this
+    /// core has. The bytes of the old cluster cannot change while its entry does not.
+    async fn write_lent(&self, req: &Request<'_>, offset: u64, old: Entry) -> Result<u64, IoError> {
+        let cluster_size = self.content.places.geometry().cluster_size();
+        let (cluster, within) = (offset / cluster_size, offset % cluster_size);
+        // An entry that is damaged is an error of the write.
+        self.content.places.place(old, offset)?;
+        let (place, are_zero) = self.lent_cluster(cluster).await?;
+        let offset_in_file = place * cluster_size;
+        let change =
+            Change { number: 0, offset: offset_in_file, count: 1, are_zero, are_kept: false, old: [old; 2] };
+        let len = req.len;
+        if let Err(error) = self.fill(&change, req, offset, len).await {
+            let take_back = move |view: Entries| async move {
+                home(&view).take_back(&view, vec![place]).await;
+                Ok(())
+            };
+            self.ask(take_back).await?;
+            return Err(error);
+        }
+        let range = within..within + len;
+        let commit = move |view: Entries| async move {
+            home(&view).commit_lent(&view, cluster, old, place, range).await
+        };
+        Ok(if self.ask(commit).await? { len } else { 0 })
+    }
+
+    /// A cluster in the file for new data, and whether it reads as zeroes. This core gets several
+    /// at a time, the more the more it needs. `cluster`: of the disk, for which it is.
+    async fn lent_cluster(&self, cluster: u64) -> Result<(u64, bool), IoError> {
+        loop {
+            if let Some(found) = self.lent.take() {
+                return Ok(found);
+            }
+            let refill = async {
+                if self.lent.is_empty() {
+                    let count = self.lent.next_count();
+                    let ask =
+                        move |view: Entries| async move { home(&view).lend(&view, cluster, count).await };
+                    self.lent.clusters.set(self.ask(ask).await?);
+                }
+                Ok(())
+            };
+            self.lent.refill.during(1, refill).await?;
+        }
+    }
+
+    /// As [`LiveChannel::write_elsewhere`], with the entries locked meanwhile.
+    async fn write_locked(&self, req: &Request<'_>, offset: u64) -> Result<u64, IoError> {
         let cluster_size = self.content.places.geometry().cluster_size();
         let (first, within) = (offset / cluster_size, offset % cluster_size);
         let wanted = req.len;

@@ -23,13 +23,17 @@ use block::{Channel, DeviceError, Flags, IoError, IoResult, Request};
 use mapping::{ENTRIES, Format, Leaf, Slot, View};
 use reactor::{Permits, yield_now};
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 /// Most clusters of one change.
 pub(super) const MOST_CLUSTERS: u64 = 64;
+/// Most clusters that a core has ahead of its need.
+pub(super) const MOST_LENT: u64 = 64;
+/// A core has at most this part of the clusters that the file still has room for.
+const LENT_PART: u64 = 16;
 /// Old clusters after which the home flushes without being asked.
 const MOST_DROPPED: usize = 4096;
 /// Places of the incompatible and the autoclear features in the header.
@@ -53,6 +57,8 @@ pub(super) struct Home {
     settling: Permits,
     flushing: Permits,
     changes: RefCell<BTreeMap<u64, Open>>,
+    /// Clusters that cores have, and no entry refers to yet.
+    lent: RefCell<HashSet<u64>>,
     /// Clusters whose reference was removed from an entry, since the last flush began.
     dropped: RefCell<Vec<u64>>,
     /// Such clusters whose removal is durable, until a grace period has passed.
@@ -116,6 +122,18 @@ pub(super) fn home(view: &Entries) -> Rc<Home> {
 pub(super) fn is_own(geometry: &Geometry, entry: Entry) -> bool {
     let is_data = || matches!(geometry.cluster(entry), Cluster::Data(_));
     geometry.is_own(entry) || mutant::is(Mutant::SharedClusterInPlace) && is_data()
+}
+
+/// The place of a cluster of the disk that no snapshot shares: that of its entry, or the one in an
+/// external data file.
+pub(super) fn own_place(geometry: &Geometry, entry: Entry, cluster: u64) -> Option<u64> {
+    if geometry.has_data_file {
+        return Some(cluster * geometry.cluster_size());
+    }
+    match geometry.cluster(entry) {
+        Cluster::ZeroAllocated(offset) | Cluster::Data(offset) if entry.word & COPIED != 0 => Some(offset),
+        _ => None,
+    }
 }
 
 /// The entry of a cluster of the disk, if it is on this core.
@@ -213,6 +231,7 @@ impl Home {
             settling: Permits::new(1),
             flushing: Permits::new(1),
             changes: RefCell::default(),
+            lent: RefCell::default(),
             dropped: RefCell::default(),
             quarantine: RefCell::default(),
             releasing: Permits::new(1),
@@ -258,7 +277,7 @@ impl Home {
                 break;
             }
             // A place of its own without data is used again.
-            let place = self.own_place(view, locked.entry, cluster);
+            let place = own_place(&view.format().geometry, locked.entry, cluster);
             let continues = kept.is_none_or(|kept| place == Some(kept + slots.len() as u64 * cluster_size));
             if !slots.is_empty() && (kept.is_some() != place.is_some() || !continues) {
                 break;
@@ -298,21 +317,6 @@ impl Home {
         Ok(is_own(&geometry, entry) && matches!(place, Place::Data(_)))
     }
 
-    /// The place of a cluster of the disk that no snapshot shares: that of its entry, or the one in
-    /// an external data file.
-    fn own_place(&self, view: &Entries, entry: Entry, cluster: u64) -> Option<u64> {
-        let geometry = view.format().geometry;
-        if geometry.has_data_file {
-            return Some(cluster * geometry.cluster_size());
-        }
-        match geometry.cluster(entry) {
-            Cluster::ZeroAllocated(offset) | Cluster::Data(offset) if entry.word & COPIED != 0 => {
-                Some(offset)
-            }
-            _ => None,
-        }
-    }
-
     /// Ends a change whose data was written: the entries point to it.
     ///
     /// # Errors
@@ -346,6 +350,70 @@ impl Home {
             let dropped = self.refcounts.drop_references(&clusters).await;
             let _ = self.note_corruption(view, dropped).await;
         }
+    }
+
+    /// Gives a core up to `count` clusters, one behind the other, for data that it will write. The
+    /// first is for the cluster `first` of the disk.
+    ///
+    /// # Errors
+    /// As [`Home::begin`].
+    pub(super) async fn lend(&self, view: &Entries, first: u64, count: u64) -> Result<Clusters, IoError> {
+        if view.format().is_corrupt() {
+            return Err(IoError::Corrupt);
+        }
+        self.reserve_tables(view, first..first + 1).await?;
+        let room = self.refcounts.room() / LENT_PART + 1;
+        let taken = self.refcounts.allocate(count.min(MOST_LENT).min(room)).await;
+        let clusters = self.note_corruption(view, taken).await?;
+        self.lent.borrow_mut().extend(clusters.first..clusters.first + clusters.count);
+        Ok(clusters)
+    }
+
+    /// Takes back clusters that a core had and has not used.
+    pub(super) async fn take_back(&self, view: &Entries, clusters: Vec<u64>) {
+        let mut clusters = clusters;
+        clusters.retain(|cluster| self.lent.borrow_mut().remove(cluster));
+        if mutant::is(Mutant::LentClustersLeak) {
+            return;
+        }
+        let dropped = self.refcounts.drop_references(&clusters).await;
+        let _ = self.note_corruption(view, dropped).await;
+    }
+
+    /// Ends a write of bytes of a cluster of the disk to a cluster that its core had, `place`: the
+    /// entry points to it, if it still is `old`. Else nothing has changed, and the place is free.
+    /// Returns whether it was.
+    ///
+    /// # Errors
+    /// As [`Home::begin`].
+    pub(super) async fn commit_lent(
+        &self,
+        view: &Entries,
+        cluster: u64,
+        old: Entry,
+        place: u64,
+        range: Range<u64>,
+    ) -> Result<bool, IoError> {
+        let (geometry, cluster_size) = (view.format().geometry, self.file.cluster_size());
+        let set = async {
+            let mut locked = lock(view, cluster).await?;
+            let is_same = locked.entry == old || mutant::is(Mutant::CommitWithoutCompare);
+            if is_same && !view.format().is_corrupt() {
+                self.reserve_tables(view, cluster..cluster + 1).await?;
+                self.lent.borrow_mut().remove(&place);
+                let new = geometry.written(old, place * cluster_size, geometry.subclusters_in(range));
+                self.set(view, &mut locked, new).await?;
+                self.drop_place(view, old);
+                return Ok(true);
+            }
+            Ok(false)
+        };
+        let is_set = set.await;
+        match is_set {
+            Ok(true) => self.tidy(view),
+            _ => self.take_back(view, vec![place]).await,
+        }
+        is_set
     }
 
     /// Clears whole clusters of the disk, or subclusters: `range` is in bytes.
@@ -716,6 +784,8 @@ impl Home {
 
     /// Writes refcounts, and cuts off the end of the file.
     async fn finish(&self, view: &Entries, least: u64) -> IoResult {
+        let lent = self.lent.borrow().iter().copied().collect();
+        self.take_back(view, lent).await;
         let unused: Vec<u64> = self.reserved.take().into_values().collect();
         let dropped = self.refcounts.drop_references(&unused).await;
         self.note_corruption(view, dropped).await?;

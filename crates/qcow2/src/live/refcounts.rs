@@ -106,6 +106,11 @@ impl Refcounts {
         self.width.entries(self.cluster_size)
     }
 
+    /// Clusters behind all that were ever used that the file has room for.
+    pub(super) fn room(&self) -> u64 {
+        (self.file.capacity() / self.cluster_size).saturating_sub(self.state.borrow().high)
+    }
+
     /// Takes up to `wanted` clusters, each with one reference.
     ///
     /// # Errors
