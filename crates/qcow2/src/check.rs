@@ -113,7 +113,7 @@ pub(crate) struct Check {
     pub misplaced_zeroes: Vec<(u64, usize)>,
     /// A refcount block is missing, invalid or used for something else.
     pub needs_new_refcounts: bool,
-    /// A table or an entry is not counted, so that there may be more references.
+    /// A table or an entry is not counted or leads nowhere, so that there may be more references.
     pub is_incomplete: bool,
     /// A cluster has more references than a refcount can count.
     pub has_overflow: bool,
@@ -208,6 +208,7 @@ impl Check {
         // The last cluster of a file may be incomplete.
         let end = offset.saturating_add(len);
         if end >= file.saturating_add(cluster_size) {
+            self.is_incomplete = true;
             self.report.corrupt(|| format!("bytes {offset} to {end} are used: the file ends at {file}"));
             return;
         }
@@ -231,6 +232,7 @@ impl Check {
             // Entries behind the file are empty.
             let missing = u64::from(self.header.snapshot_count) - table.snapshots.len() as u64;
             self.report.corruptions += missing;
+            self.is_incomplete |= missing > 0;
         }
         if self.header.has_data_file() && self.header.snapshot_count > 0 {
             self.report.corrupt(|| "snapshots in an image with an external data file".into());

@@ -76,14 +76,18 @@ impl Offline {
             let text = "marked as corrupt (freestone image repair ends that)";
             return Err(Problem::Refused(text.into()));
         }
-        let level = if image.header.is_dirty() { Level::All } else { Level::Leaks };
-        let found = repair_image(&mut image, level).await?.1;
-        let errors = found.report.corruptions + found.report.check_errors;
-        if errors > 0 || found.report.leaks > 0 {
-            let text = format!("{errors} errors in the metadata (freestone image repair may end that)");
-            return Err(Problem::Refused(text));
+        let errors = |found: &Check| found.report.corruptions + found.report.check_errors;
+        let mut found = image.check().await?;
+        if image.header.is_dirty() || errors(&found) == 0 && found.report.leaks > 0 {
+            found = repair_image(&mut image, Level::All).await?.1;
         }
-        Ok((image, found))
+        match errors(&found) + found.report.leaks {
+            0 => Ok((image, found)),
+            count => {
+                let text = format!("{count} errors in the metadata (freestone image repair may end that)");
+                Err(Problem::Refused(text))
+            }
+        }
     }
 
     fn reader(&self) -> &Reader {

@@ -26,7 +26,7 @@ const ALL_ZERO: u64 = 0xffff_ffff << 32;
 /// Which problems a repair ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Refcounts that are too high.
+    /// Refcounts that are too high, and then COPIED bits if nothing else was wrong.
     Leaks,
     /// All that can be repaired.
     All,
@@ -82,10 +82,12 @@ pub(crate) async fn repair_image(image: &mut Offline, level: Level) -> Result<(R
     if has_changed {
         found = image.check().await?;
     }
+    // A refcount that fell to 1 needs its COPIED bit.
+    let are_copied_ours = level == Level::All || has_changed && before.corruptions == 0;
+    if are_copied_ours && image.correct_copied(&found).await? {
+        found = image.check().await?;
+    }
     if level == Level::All {
-        if image.correct_copied(&found).await? {
-            found = image.check().await?;
-        }
         image.clear_features(&found).await?;
     }
     Ok((before, found))

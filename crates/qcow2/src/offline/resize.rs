@@ -92,11 +92,15 @@ async fn prepare(
     if size == old {
         return Ok(None);
     }
+    change.ranges = to_clear(device, &change, backing_bytes.unwrap_or(0)).await?;
+    if !change.ranges.is_empty() {
+        // Clusters are about to be taken and given back.
+        Offline::open_clean(device).await?;
+    }
     let needed = size.div_ceil(image.header.l2_table_span());
     if needed > image.header.l1_entries.into() {
         image.grow_l1(device, needed).await?;
     }
-    change.ranges = to_clear(device, &change, backing_bytes.unwrap_or(0)).await?;
     Ok(Some(change))
 }
 
@@ -169,7 +173,9 @@ async fn to_clear(
     change: &Change,
     backing_bytes: u64,
 ) -> Result<Vec<Range<u64>>, Problem> {
-    let image = open(device, change).await.map_err(|error| error.problem)?;
+    let mut image = open(device, change).await.map_err(|error| error.problem)?;
+    // The L1 table may be too short yet.
+    image.size = image.size.min(u64::from(image.header.l1_entries) * image.header.l2_table_span());
     let map = Map::open(&image).map_err(|error| error.problem)?;
     let mut at = match change.is_growth() {
         true => change.old / SECTOR * SECTOR,
@@ -179,20 +185,28 @@ async fn to_clear(
     while at < map.size() {
         let run = map.run(at, map.size() - at).await;
         let run = run.map_err(|error| Problem::Io { part: "the map of the disk", offset: at, error })?;
-        let found = match run.place {
-            Place::Data(_) | Place::Compressed(_) => at..at + run.len,
-            Place::Zero(Some(_)) if !change.is_growth() => at..at + run.len,
-            Place::Unallocated if change.is_growth() => at..(at + run.len).min(backing_bytes.max(at)),
-            Place::Zero(_) | Place::Unallocated => at..at,
+        let end = match run.place {
+            Place::Data(_) | Place::Compressed(_) => at + run.len,
+            Place::Zero(Some(_)) if !change.is_growth() => at + run.len,
+            Place::Unallocated if change.is_growth() => (at + run.len).min(backing_bytes),
+            Place::Zero(_) | Place::Unallocated => at,
         };
-        match ranges.last_mut() {
-            _ if found.is_empty() => {}
-            Some(last) if last.end == found.start => last.end = found.end,
-            _ => ranges.push(found),
-        }
+        add(&mut ranges, at..end);
         at += run.len;
     }
+    if change.is_growth() {
+        add(&mut ranges, at..backing_bytes.min(change.new));
+    }
     Ok(ranges)
+}
+
+/// Adds a range behind the others, or makes the last one longer.
+fn add(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match ranges.last_mut() {
+        _ if range.is_empty() => {}
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => ranges.push(range),
+    }
 }
 
 /// Discards the ranges of a shrinking disk, or writes zeroes to those of a growing one.

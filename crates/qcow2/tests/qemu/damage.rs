@@ -84,8 +84,11 @@ fn intact_images_are_clean_with_the_figures_of_qemu() {
     }
 }
 
+/// A part of the metadata: name, first byte, and the byte behind the last.
+pub type Part = (&'static str, usize, usize);
+
 /// Where the metadata of an image begins and ends.
-fn metadata(bytes: &[u8]) -> Vec<(&'static str, usize, usize)> {
+pub fn metadata(bytes: &[u8]) -> Vec<Part> {
     let be64 = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
     let be32 = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
     let cluster = 1 << be32(20);
@@ -109,8 +112,12 @@ fn metadata(bytes: &[u8]) -> Vec<(&'static str, usize, usize)> {
 
 /// Changes a number in the metadata. Returns what was changed.
 pub fn damage(bytes: &mut [u8], seed: u64) -> String {
+    damage_part(&metadata(bytes), bytes, seed)
+}
+
+/// Changes a number in one of these parts.
+pub fn damage_part(parts: &[Part], bytes: &mut [u8], seed: u64) -> String {
     let mut random = base::Rng::new(seed);
-    let parts = metadata(bytes);
     let (part, start, end) = parts[(seed % parts.len() as u64) as usize];
     let end = end.min(bytes.len());
     let width = random.pick(&[1, 4, 8]);
