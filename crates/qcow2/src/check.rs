@@ -247,7 +247,11 @@ impl Check {
         let table = self.reader.read_padded(offset, inside).await;
         let table = table.map_err(|error| Problem::Io { part: "the refcount table", offset, error })?;
         self.refcount_table = table.chunks_exact(8).map(|entry| be64(entry, 0)).collect();
+        let is_incomplete = self.is_incomplete;
         self.count(offset, bytes, 1);
+        // A table that is not in the file hides no references to anything else.
+        self.needs_new_refcounts |= self.is_incomplete && !is_incomplete;
+        self.is_incomplete = is_incomplete;
         Ok(())
     }
 

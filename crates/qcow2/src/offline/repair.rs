@@ -159,8 +159,8 @@ impl Offline {
         Ok(has_changed)
     }
 
-    /// Writes a new refcount table and its blocks behind the end of the file, and has the header
-    /// name them. Returns `true`.
+    /// Writes a new refcount table and its blocks behind everything else, and has the header name
+    /// them. Returns `true`.
     async fn replace_refcounts(&mut self, found: &Check) -> Result<bool, Problem> {
         self.begin().await?;
         let mut needed = Check::references(self.reader(), &self.header).await?;
@@ -168,9 +168,17 @@ impl Offline {
             keep_refcounts(found, &mut needed).await?;
         }
         let size = found.geometry.cluster_size();
-        let start = needed.clusters.max(self.file.capacity().div_ceil(size));
-        let plan = Plan::new(&needed, start, size)?;
-        self.make_room(plan.end() * size)?;
+        let behind = needed.clusters.max(self.file.capacity().div_ceil(size));
+        let mut plan = Plan::new(&needed, behind, size)?;
+        if let Err(problem) = self.make_room(plan.end() * size) {
+            // A device of a fixed size can have room behind the last cluster that is used.
+            let last = found.counts.referenced(0..found.clusters).last();
+            plan = Plan::new(&needed, last.map_or(1, |(cluster, _)| cluster + 1), size)?;
+            if found.is_incomplete || plan.end() * size > self.file.capacity() {
+                return Err(problem);
+            }
+        }
+        let start = plan.start;
         let in_block = found.width.entries(size);
         let mut table = vec![0; (plan.table * size / 8) as usize];
         for (cluster, number) in (start + plan.table..).zip(&plan.blocks) {

@@ -33,6 +33,16 @@ fn every_change_of_a_damaged_image_ends_and_a_completed_one_leaves_no_error() {
             let mut bytes = intact.clone();
             let seeds = (0..1 + seed % 4).map(|number| seed * 1000 + number * 7);
             let what: Vec<String> = seeds.map(|seed| damage_part(&parts, &mut bytes, seed)).collect();
+            std::fs::write(&path, &bytes).unwrap();
+            let [first, second] = [(); 2].map(|()| {
+                let device = writable(&path);
+                reactor::run(async move { qcow2::repair(&device, Level::All).await })
+            });
+            if let Ok(first) = first {
+                let second = second.unwrap_or_else(|error| panic!("{name}, {what:?}: {error}"));
+                assert_eq!(second.before, first.after, "{name}, {what:?}");
+                assert!(second.after.corruptions <= first.after.corruptions, "{name}, {what:?}");
+            }
             for (step, change) in steps {
                 std::fs::write(&path, &bytes).unwrap();
                 let before = check(file(&path));

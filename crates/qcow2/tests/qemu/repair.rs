@@ -99,6 +99,8 @@ fn repaired_images_have_the_verdict_of_qemu_and_their_bytes() {
 pub struct Stopping {
     pub child: Arc<dyn Device>,
     pub left: Arc<AtomicU64>,
+    /// Whether it cannot grow, as a block device.
+    pub is_fixed: bool,
 }
 
 pub struct StoppingChannel(Rc<dyn Channel>, Arc<AtomicU64>);
@@ -136,6 +138,9 @@ impl Device for Stopping {
     }
 
     fn resize(&self, bytes: u64) -> Result<Limits, DeviceError> {
+        if self.is_fixed {
+            return Err(DeviceError::new(self.name(), "the size is fixed"));
+        }
         self.child.resize(bytes)
     }
 
@@ -186,7 +191,7 @@ fn a_repair_that_is_interrupted_leaves_an_image_that_is_no_worse() {
             for writes in [0, 1, 2, 3, 4, 5, 8, 13, 21, 34, 55] {
                 reset();
                 let left = Arc::new(AtomicU64::new(writes));
-                let device = Arc::new(Stopping { child: writable(&path), left });
+                let device = Arc::new(Stopping { child: writable(&path), left, is_fixed: false });
                 if repair(device, Level::All).is_ok() {
                     break;
                 }
@@ -257,6 +262,30 @@ fn lost_refcounts_are_written_again_behind_the_file() {
         folder.io("disk", &[format!("write -P 9 0 {}", size / 2)]);
         folder.img("check disk");
     }
+}
+
+#[test]
+fn lost_refcounts_of_a_block_device_are_written_behind_the_last_cluster() {
+    let folder = Folder::new();
+    folder.img("create -f qcow2 -o cluster_size=4096 disk 3M");
+    folder.io("disk", &["write -P 1 0 1M".into()]);
+    let (path, disk) = (folder.path("disk"), folder.raw("", "disk"));
+    let mut bytes = std::fs::read(&path).unwrap();
+    let table = u64::from_be_bytes(bytes[48..56].try_into().unwrap()) as usize;
+    bytes[table..table + 8].fill(0);
+    for (room, is_enough) in [(0, false), (1 << 20, true)] {
+        bytes.resize(bytes.len() + room, 0);
+        std::fs::write(&path, &bytes).unwrap();
+        let left = Arc::new(AtomicU64::new(u64::MAX));
+        let device = Arc::new(Stopping { child: writable(&path), left, is_fixed: true });
+        match repair(device, Level::All) {
+            Ok(repaired) => assert_eq!((repaired.after.messages, is_enough), (Vec::new(), true)),
+            Err(error) => assert!(!is_enough && error.to_string().contains("no room for"), "{error}"),
+        }
+    }
+    assert_eq!(std::fs::read(&path).unwrap().len(), bytes.len());
+    folder.img("check disk");
+    assert!(folder.raw("", "disk") == disk);
 }
 
 #[test]

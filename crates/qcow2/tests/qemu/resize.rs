@@ -161,7 +161,8 @@ fn a_resize_that_is_interrupted_leaves_the_old_size_or_the_new_one() {
         loop {
             std::fs::write(&path, &bytes).unwrap();
             let left = Arc::new(AtomicU64::new(writes));
-            let device: Arc<dyn Device> = Arc::new(Stopping { child: writable(&path), left });
+            let device: Arc<dyn Device> =
+                Arc::new(Stopping { child: writable(&path), left, is_fixed: false });
             let backing = Some(file(&folder.path("base.raw")));
             let is_done = resize(&device, backing, size as u64, true).is_ok();
             drop(device);

@@ -190,7 +190,7 @@ fn a_change_of_snapshots_that_is_interrupted_has_happened_or_not() {
             for writes in 0.. {
                 reset();
                 let left = Arc::new(AtomicU64::new(writes));
-                let device = Arc::new(Stopping { child: writable(&path), left });
+                let device = Arc::new(Stopping { child: writable(&path), left, is_fixed: false });
                 let is_done = change(device, step, name).is_ok();
                 let (when, now) = (format!("{options}, {step:?}, after {writes} writes"), everything(&path));
                 assert!(now == before || now == after, "{when}");
