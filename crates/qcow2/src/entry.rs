@@ -239,7 +239,8 @@ impl Geometry {
     pub fn place(&self, entry: Entry, guest: u64, within: u64) -> Result<(Place, u64), BadEntry> {
         let rest = self.cluster_size() - within;
         match self.cluster(entry) {
-            Cluster::Compressed(_) if self.has_data_file || entry.bitmap != 0 => Err(BadEntry),
+            // Its subclusters have no meaning, and a check reports them.
+            Cluster::Compressed(_) if self.has_data_file => Err(BadEntry),
             Cluster::Compressed(data) => Ok((Place::Compressed(data), rest)),
             Cluster::Zero | Cluster::ZeroAllocated(_) if self.is_v2 => Err(BadEntry),
             Cluster::Zero => Ok((Place::Zero(None), rest)),
@@ -359,7 +360,9 @@ mod tests {
         assert_eq!(place(0x5_0000, bitmap, 6144), Ok((Place::Unallocated, 29 * 2048)));
         assert_eq!(place(0, 1 << 63, 31 * 2048), Ok((Place::Zero(None), 2048)));
         assert_eq!(place(0x5_0000, u64::from(u32::MAX), 0), Ok((Place::Data(0x5_0000), 0x1_0000)));
-        for (word, bitmap) in [(0x5_0000, 1 | 1 << 32), (0, 1), (COMPRESSED, 1)] {
+        let compressed = Compressed { offset: 0x600, len: 512 };
+        assert_eq!(place(COMPRESSED | 0x600, 1, 0), Ok((Place::Compressed(compressed), 0x1_0000)));
+        for (word, bitmap) in [(0x5_0000, 1 | 1 << 32), (0, 1)] {
             assert_eq!(place(word, bitmap, 0), Err(BadEntry), "{word:#x} {bitmap:#x}");
         }
     }

@@ -434,7 +434,9 @@ impl LiveChannel {
             false => end / unit * unit,
         };
         // The end of the part in the first cluster, and the start of that in the last one.
-        let (first, last) = (offset.next_multiple_of(cluster_size), end_in(cluster_size));
+        let has_parts = geometry.has_extended_l2 && how != Clear::Discard;
+        let last = if has_parts { end / cluster_size * cluster_size } else { end_in(cluster_size) };
+        let first = offset.next_multiple_of(cluster_size);
         if first > last {
             return self.clear_subclusters(offset..end, offset..end_in(geometry.unit()), how).await;
         }
@@ -473,14 +475,15 @@ impl LiveChannel {
         if how == Clear::Discard || !geometry.has_extended_l2 || whole.is_empty() {
             return self.clear_ends(range, how).await;
         }
-        let run = self.content.places.run(whole.start, geometry.unit()).await?;
-        if let Place::Compressed(_) = run.place {
-            return self.clear_part(range, how).await;
-        }
+        // A write to one end stores a compressed cluster without compression.
         let stop = whole.end.min(range.end);
         self.clear_ends(range.start..whole.start, how).await?;
-        self.clear_entries(whole, how).await?;
-        self.clear_ends(stop..range.end, how).await
+        self.clear_ends(stop..range.end, how).await?;
+        let run = self.content.places.run(whole.start, geometry.unit()).await?;
+        match run.place {
+            Place::Compressed(_) => self.clear_part(whole.start..stop, how).await,
+            _ => self.clear_entries(whole, how).await,
+        }
     }
 
     /// Zeroes a part of a cluster that has no whole subcluster.

@@ -498,8 +498,9 @@ impl Home {
         }
         let zero = if metadata.geometry.is_v2 { Entry::NONE } else { zeroes(Entry::NONE) };
         match metadata.geometry.cluster(old) {
-            // Without a backing file these read as zeroes.
-            Cluster::Unallocated if how == Clear::Discard || !metadata.has_backing => old,
+            // Without a backing file it reads as zeroes.
+            Cluster::Unallocated if how == Clear::Discard && !metadata.has_backing => old,
+            Cluster::Unallocated if metadata.geometry.is_v2 => old,
             Cluster::Zero => old,
             Cluster::Data(_) | Cluster::ZeroAllocated(_)
                 if how == Clear::ZeroInPlace && old.word & COPIED != 0 =>

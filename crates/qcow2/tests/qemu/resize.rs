@@ -82,6 +82,8 @@ fn disks_grow_and_shrink_and_new_bytes_are_zeroes() {
         ("cluster_size=4096", Some(2 << 20)),
         ("refcount_bits=1,cluster_size=4096", Some((2 << 20) + 1536)),
         ("cluster_size=65536", Some(5 << 20)),
+        ("extended_l2=on,cluster_size=16384", Some(5 << 20)),
+        ("extended_l2=on,cluster_size=65536", None),
         ("compat=0.10,cluster_size=512", None),
         ("compat=0.10,cluster_size=4096", Some(2 << 20)),
     ]
