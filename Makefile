@@ -1,7 +1,7 @@
 # Freestone: build, run, test, measure. `make help` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test check all-suites check-suites unit simulate soak mutants python fuzz lab rbd capi clients daemon web install dkms bench book clean
+.PHONY: help build run test check all-suites check-suites unit simulate soak mutants python fuzz lab rbd images capi clients daemon web install dkms bench book clean
 
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 3600
@@ -98,6 +98,8 @@ nightly: ## Slow suites: the book, models with more preemptions, Miri where ther
 	LAB_KILLS=100 LAB_TEST_TIMEOUT_S=3600 tests/lab/run --jobs 2 stock_qemu_is_served_by
 	LAB_CUTS=all LAB_TEST_TIMEOUT_S=28800 tests/lab/run --jobs 2 power_cut
 	tests/rbd/run --slow
+	tests/images/setup
+	tests/images/run --kill
 	tests/check-kernel-style
 	kernel=$$(tests/lab/debug-kernel) && LAB_NEW_KERNEL=$$kernel tests/lab/run --jobs 2 hand_made_rings_on_the_newest_kernel
 
@@ -116,6 +118,11 @@ rbd: ## freestone on images of a Ceph cluster of one node, which is unpacked fir
 	tests/rbd/setup
 	$(MAKE) build
 	tests/rbd/run
+
+images: ## QEMU's own tests of qcow2 images, with freestone as the program that reads and writes them
+	tests/images/setup
+	$(MAKE) build
+	tests/images/run --table
 
 capi: ## A test for every sentence of the C API, on every driver that this host can serve, with ASan too
 	tests/lab/setup
@@ -165,6 +172,7 @@ suite-setups:
 	tests/timed web-setup tests/web/setup
 	tests/timed daemon-setup tests/daemon/setup
 	tests/timed rbd-setup tests/rbd/setup
+	tests/timed images-setup tests/images/setup
 suite-clippy: ; tests/timed clippy cargo clippy --workspace --all-targets --locked -- -D warnings
 suite-unit-build: | suite-clippy ; tests/timed unit-build cargo test --workspace --locked --no-run
 suite-unit: | suite-unit-build ; tests/timed unit $(MAKE) unit
@@ -176,13 +184,14 @@ suite-hot-path: ; tests/timed hot-path target/release/hot-path --check
 
 # Most of these wait more than they compute, so two run at a time. The longest come first. More would disturb those
 # that compare speeds within a run (daemon).
-PAIRED = web capi fuzz rbd daemon loom python raid-check mutants clients demo dkms dependencies install
+PAIRED = web capi fuzz rbd images daemon loom python raid-check mutants clients demo dkms dependencies install
 .PHONY: paired-suites $(PAIRED:%=suite-%)
 paired-suites: $(PAIRED:%=suite-%)
 suite-web: ; tests/timed web tests/web/run --jobs 2
 suite-capi: ; tests/timed capi tests/capi/run --built
 suite-fuzz: ; tests/timed fuzz $(MAKE) fuzz
 suite-rbd: ; tests/timed rbd tests/rbd/run
+suite-images: ; tests/timed images tests/images/run
 suite-daemon: ; tests/timed daemon tests/daemon/run
 suite-loom: ; tests/timed loom tests/loom
 suite-python: ; tests/timed python $(MAKE) python
