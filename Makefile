@@ -99,7 +99,8 @@ nightly: ## Slow suites: the book, models with more preemptions, Miri where ther
 	LAB_CUTS=all LAB_TEST_TIMEOUT_S=28800 tests/lab/run --jobs 2 power_cut
 	tests/rbd/run --slow
 	tests/images/setup
-	tests/images/run --kill
+	tests/images/run --slow
+	tests/images/run --slow --kill
 	tests/check-kernel-style
 	kernel=$$(tests/lab/debug-kernel) && LAB_NEW_KERNEL=$$kernel tests/lab/run --jobs 2 hand_made_rings_on_the_newest_kernel
 
@@ -122,7 +123,7 @@ rbd: ## freestone on images of a Ceph cluster of one node, which is unpacked fir
 images: ## QEMU's own tests of qcow2 images, with freestone as the program that reads and writes them
 	tests/images/setup
 	$(MAKE) build
-	tests/images/run --table
+	tests/images/run --slow --table
 
 capi: ## A test for every sentence of the C API, on every driver that this host can serve, with ASan too
 	tests/lab/setup

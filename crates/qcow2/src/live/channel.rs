@@ -9,8 +9,11 @@ use crate::lookup::Run;
 use crate::mutant::{self, Mutant};
 use block::{Channel, Flags, IoError, IoFuture, IoResult, Op, Request, Status, StatusReport};
 use reactor::{BufferPool, MAX_BUFFER, Permits};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+use std::future::poll_fn;
 use std::ops::Range;
+use std::task::{Poll, Waker};
 
 /// Longest transfer of bytes that are copied.
 const PART: u64 = 128 << 10;
@@ -128,6 +131,23 @@ pub(super) struct LiveChannel {
     content: Content<Live>,
     buffers: BufferPool,
     lent: Lent,
+    /// Clusters of the disk that get a place.
+    placing: RefCell<HashSet<u64>>,
+    /// Writes that wait for that.
+    waiting: RefCell<Vec<Waker>>,
+}
+
+/// A write gives a cluster its place, for as long as this lives.
+struct Placing<'c> {
+    channel: &'c LiveChannel,
+    cluster: u64,
+}
+
+impl Drop for Placing<'_> {
+    fn drop(&mut self) {
+        self.channel.placing.borrow_mut().remove(&self.cluster);
+        self.channel.waiting.take().into_iter().for_each(Waker::wake);
+    }
 }
 
 impl Drop for LiveChannel {
@@ -146,7 +166,13 @@ impl Drop for LiveChannel {
 
 impl LiveChannel {
     pub(super) fn new(content: Content<Live>) -> LiveChannel {
-        LiveChannel { content, buffers: BufferPool::new(4 * MAX_BUFFER), lent: Lent::new() }
+        LiveChannel {
+            content,
+            buffers: BufferPool::new(4 * MAX_BUFFER),
+            lent: Lent::new(),
+            placing: RefCell::default(),
+            waiting: RefCell::default(),
+        }
     }
 
     fn view(&self) -> &Entries {
@@ -234,10 +260,31 @@ impl LiveChannel {
         let (cluster, within) = (offset / cluster_size, offset % cluster_size);
         match self.content.places.entry(offset) {
             Some(old) if within + req.len <= cluster_size && own_place(&geometry, old, cluster).is_none() => {
-                self.write_lent(req, offset, old).await
+                // Another write on this core may give the cluster a place, which this one then has.
+                let is_first = self.placing.borrow_mut().insert(cluster);
+                if !is_first {
+                    self.placed(cluster).await;
+                    return Ok(0);
+                }
+                let placing = Placing { channel: self, cluster };
+                let written = self.write_lent(req, offset, old).await;
+                drop(placing);
+                written
             }
             _ => self.write_locked(req, offset).await,
         }
+    }
+
+    /// Waits until no write on this core gives a cluster of the disk its place.
+    async fn placed(&self, cluster: u64) {
+        poll_fn(|cx| {
+            if !self.placing.borrow().contains(&cluster) {
+                return Poll::Ready(());
+            }
+            self.waiting.borrow_mut().push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
     }
 
     /// Writes bytes of one cluster of the disk, which has the entry `old`, to a cluster that this
