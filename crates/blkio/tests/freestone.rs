@@ -393,3 +393,42 @@ fn a_device_in_another_process_takes_memory_that_it_was_told_about() {
     instance.remove_queue(0, false).unwrap();
     assert_eq!(instance.add_queue(false).unwrap(), 0);
 }
+
+fn qemu_img(folder: &tempfile::TempDir, arguments: &str) {
+    let mut command = std::process::Command::new("qemu-img");
+    let output = command.args(arguments.split(' ')).current_dir(folder.path()).output();
+    let output = output.unwrap_or_else(|error| panic!("qemu-img (package qemu-utils): {error}"));
+    assert!(output.status.success(), "qemu-img {arguments}: {output:?}");
+}
+
+#[test]
+fn the_driver_qcow2_reads_and_writes_an_image() {
+    let folder = tempfile::tempdir().unwrap();
+    qemu_img(&folder, "create -q -f qcow2 base.qcow2 4M");
+    qemu_img(&folder, "create -q -f qcow2 -F qcow2 -b base.qcow2 top.qcow2");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let connect = |settings: &[(&str, &str)]| {
+        let mut instance = Instance::create("qcow2").unwrap();
+        settings.iter().for_each(|(name, value)| instance.set(name, (*value).into()).unwrap());
+        instance.connect().map(|()| instance)
+    };
+    let einval = |text: &str| (libc::EINVAL, text.to_owned());
+    assert_eq!(refused(connect(&[])), einval("the property path must be set"));
+    let top = path("top.qcow2");
+    let (_, text) = refused(connect(&[("path", &top)]));
+    assert!(text.contains(r#"names the backing file "base.qcow2", which backing=auto would open"#), "{text}");
+    assert_eq!(
+        refused(connect(&[("path", &top), ("image-dir", "/")])),
+        einval("the property image-dir belongs to backing auto")
+    );
+    let mut instance = Instance::create("qcow2").unwrap();
+    let (_, text) = refused(instance.set("backing", "yes".into()));
+    assert_eq!(text, "property backing: 'yes' is not none or auto");
+    let mut instance = connect(&[("path", &top), ("backing", "auto")]).unwrap();
+    assert_eq!(uint64(&instance, "capacity"), 4 << 20);
+    instance.set("num-queues", "2".into()).unwrap();
+    instance.start().unwrap();
+    check_data(&mut instance, false);
+    drop(instance);
+    qemu_img(&folder, "check -q top.qcow2");
+}

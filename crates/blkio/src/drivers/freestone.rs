@@ -1,8 +1,8 @@
 //! Driver `freestone`: any device of this project with layers on it, run by threads of the
-//! library's own.
+//! library's own. Driver `qcow2`: a disk image, in the same way.
 //!
 //! ```text
-//!   graph (text) ─► connect: opens the devices ─► start: engine threads ─► each queue a bridge to one of them
+//!   graph, or properties ─► connect: opens the devices ─► start: engine threads ─► each queue a bridge to one of them
 //! ```
 
 use super::memory_region;
@@ -13,9 +13,10 @@ use block::{Device, DeviceError};
 use drivers::direct::DirectQueue;
 use reactor::bridge::{BridgeOptions, BridgeQueue};
 use reactor::{CoreConfig, Cores, PollWindow};
-use stack::DevicePlan;
 use stack::kinds::device::DeviceConfig;
+use stack::kinds::qcow2::{self, DEFAULT_CACHE_BYTES};
 use stack::spec::{CpuList, Value as _};
+use stack::{Base, DevicePlan};
 use std::sync::Arc;
 
 /// Most engine threads: more than any machine has processors.
@@ -24,7 +25,17 @@ const MAX_CORES: i32 = 1024;
 /// Longest polling window, in microseconds: what is longer is meant to be for ever.
 const MAX_POLL_US: i32 = 1_000_000;
 
+/// The properties name devices and layers, or an image.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// Devices and layers, as text.
+    Graph,
+    /// A disk image.
+    Qcow2,
+}
+
 pub(super) struct Freestone {
+    source: Source,
     device: Option<Arc<dyn Device>>,
     cores: Option<Arc<Cores>>,
     /// Which core serves the next queue, before it is reduced to their number.
@@ -32,8 +43,14 @@ pub(super) struct Freestone {
 }
 
 impl Freestone {
+    /// The driver `freestone`.
     pub fn new() -> Freestone {
-        Freestone { device: None, cores: None, next_core: 0 }
+        Freestone { source: Source::Graph, device: None, cores: None, next_core: 0 }
+    }
+
+    /// The driver `qcow2`.
+    pub fn qcow2() -> Freestone {
+        Freestone { source: Source::Qcow2, ..Freestone::new() }
     }
 
     fn device(&self) -> &Arc<dyn Device> {
@@ -44,15 +61,25 @@ impl Freestone {
 impl Driver for Freestone {
     fn specs(&self) -> Vec<Spec> {
         let BridgeOptions { depth, .. } = BridgeOptions::default();
-        vec![
-            Spec::setting("graph", ""),
-            // For programs that set nothing but this before they connect.
-            Spec::setting("path", ""),
+        let mut specs = match self.source {
+            // `path` for programs that set nothing but this before they connect.
+            Source::Graph => vec![Spec::setting("graph", ""), Spec::setting("path", "")],
+            Source::Qcow2 => vec![
+                Spec::setting("path", ""),
+                Spec::setting("backing", "none"),
+                Spec::setting("image-dir", ""),
+                Spec::setting("data", ""),
+                Spec::setting("snapshot", ""),
+                Spec::setting("cache-size", DEFAULT_CACHE_BYTES),
+            ],
+        };
+        specs.extend([
             Spec::tuning("cpus", ""),
             Spec::tuning("num-cores", 0),
             Spec::tuning("poll-us", 50),
             Spec::tuning("num-entries", depth as i32),
-        ]
+        ]);
+        specs
     }
 
     fn can_add_queues(&self) -> bool {
@@ -64,7 +91,13 @@ impl Driver for Freestone {
             Err(Error::new(libc::EINVAL, format!("property {name}: '{value}' is not {expected}")))
         };
         match (name, value) {
-            ("graph" | "path", Value::Str(text)) if !text.is_empty() => plan(text).map(drop),
+            ("graph" | "path", Value::Str(text)) if self.source == Source::Graph && !text.is_empty() => {
+                plan(text).map(drop)
+            }
+            ("backing", Value::Str(text)) if !["none", "auto"].contains(&&**text) => {
+                refuse("none or auto".into())
+            }
+            ("cache-size", Value::Uint64(0)) => refuse("a number of bytes above 0".into()),
             ("cpus", Value::Str(text)) if !text.is_empty() && CpuList::parse(text).is_none() => {
                 refuse(format!("a list of {}", CpuList::expected()))
             }
@@ -82,14 +115,10 @@ impl Driver for Freestone {
     }
 
     fn connect(&mut self, p: &mut Properties) -> Result<()> {
-        let text = match (p.str("graph"), p.str("path")) {
-            (text, "") | ("", text) => text,
-            (graph, path) => {
-                let message = format!("graph ({graph}) and path ({path}) cannot be set at the same time");
-                return Err(Error::new(libc::EINVAL, message));
-            }
+        let mut plan = match self.source {
+            Source::Graph => graph(p)?,
+            Source::Qcow2 => image(p)?,
         };
-        let mut plan = plan(text)?;
         if p.bool("read-only") {
             plan.make_read_only();
         }
@@ -133,6 +162,34 @@ impl Driver for Freestone {
     fn canceller(&self) -> Option<Arc<dyn Fn() + Send + Sync>> {
         None
     }
+}
+
+/// The devices and layers that `graph` or `path` has.
+fn graph(p: &Properties) -> Result<DevicePlan> {
+    match (p.str("graph"), p.str("path")) {
+        (text, "") | ("", text) => plan(text),
+        (graph, path) => {
+            let message = format!("graph ({graph}) and path ({path}) cannot be set at the same time");
+            Err(Error::new(libc::EINVAL, message))
+        }
+    }
+}
+
+/// The image that the properties describe.
+fn image(p: &Properties) -> Result<DevicePlan> {
+    let invalid = |message: &str| Error::new(libc::EINVAL, message.to_owned());
+    let given = |property: &str| Some(p.str(property)).filter(|text| !text.is_empty());
+    let options = qcow2::Options {
+        follow: p.str("backing") == "auto",
+        image_dir: given("image-dir").map(Into::into),
+        data: given("data").map(Into::into),
+        snapshot: given("snapshot").map(Into::into),
+        cache_bytes: p.uint64("cache-size"),
+        ..qcow2::Options::new(given("path").ok_or_else(|| invalid("the property path must be set"))?)
+    };
+    options.check().map_err(|_| invalid("the property image-dir belongs to backing auto"))?;
+    let base = Base::Leaf(DeviceConfig::Qcow2(options));
+    Ok(DevicePlan { id: "image".into(), base, layers: Vec::new() })
 }
 
 fn plan(text: &str) -> Result<DevicePlan> {

@@ -29,6 +29,7 @@ pub(crate) fn create(name: &str) -> Result<Box<dyn Driver>> {
         "nvme-io_uring" => Ok(Box::new(nvme::Nvme::new())),
         "nbd" => Ok(Box::new(nbd::Nbd::new()?)),
         "nvme-tcp" => Ok(Box::new(nvme_tcp::NvmeTcp::new()?)),
+        "qcow2" => Ok(Box::new(freestone::Freestone::qcow2())),
         "rbd" => Ok(Box::new(rbd::Rbd::new())),
         "virtio-blk-uring" => Ok(Box::new(virtio_blk_uring::VirtioBlkUring::new())),
         "virtio-blk-vfio-pci" => Ok(Box::new(virtio_blk::VirtioBlk::new(TransportKind::VfioPci))),

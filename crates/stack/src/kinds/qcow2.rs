@@ -9,7 +9,8 @@ use crate::spec::{Kind, Spec, SpecError, Switch, Value, key};
 use base::Size;
 use block::{Device, DeviceError};
 use drivers::io_uring;
-use qcow2::{DEFAULT_CACHE_BYTES, Header, Image, Level, LiveImage, Others, Qcow2};
+pub use qcow2::DEFAULT_CACHE_BYTES;
+use qcow2::{Header, Image, Level, LiveImage, Others, Qcow2};
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -77,10 +78,21 @@ impl Options {
             read_only,
             ..Options::new(spec.require::<PathBuf>("file")?)
         };
-        if options.image_dir.is_some() && !options.follow {
-            return Err(spec.refuse("image-dir= belongs to backing=auto"));
+        match options.check() {
+            Ok(()) => Ok(options),
+            Err(why) => Err(spec.refuse(why)),
         }
-        Ok(options)
+    }
+
+    /// Checks that the options fit each other.
+    ///
+    /// # Errors
+    /// The contradiction.
+    pub fn check(&self) -> Result<(), &'static str> {
+        match self.image_dir.is_some() && !self.follow {
+            true => Err("image-dir= belongs to backing=auto"),
+            false => Ok(()),
+        }
     }
 
     /// Whether clients may write.
