@@ -14,7 +14,7 @@ use crate::error::{Error, Problem};
 use crate::header::{Bitmaps, Header, MAX_L1_BYTES, be64};
 use crate::image::{open_reader, read_header};
 use crate::reader::Reader;
-use crate::refcount::{Counts, Width};
+use crate::refcount::{BLOCK_OFFSET, Counts, Width};
 use crate::snapshot::{self, Snapshot};
 use block::Device;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,8 +25,6 @@ const MAX_MESSAGES: usize = 1000;
 const MAX_CLUSTERS: u64 = i32::MAX as u64;
 /// Largest offset of a file, less a cluster of any size.
 const MAX_OFFSET: u64 = i64::MAX as u64 - (2 << 20);
-/// Bits 9 to 63 of an entry of the refcount table.
-const REFCOUNT_BLOCK: u64 = !0x1ff;
 /// Most entries with an invalid place that a check notes for a repair.
 const MAX_MISPLACED: usize = 1 << 20;
 /// Extra data that every snapshot of a version 3 image has, in bytes.
@@ -414,7 +412,7 @@ impl Check {
     fn check_refcount_blocks(&mut self) {
         let cluster_size = self.geometry.cluster_size();
         for (index, entry) in std::mem::take(&mut self.refcount_table).into_iter().enumerate() {
-            let block = entry & REFCOUNT_BLOCK;
+            let block = entry & BLOCK_OFFSET;
             self.refcount_table.push(block);
             if entry != block || !block.is_multiple_of(cluster_size) || block > MAX_OFFSET {
                 self.needs_new_refcounts = true;

@@ -58,7 +58,7 @@ impl Entry {
 
     /// The same entry with the subclusters of `mask` as zeroes.
     #[must_use]
-    pub fn with_zeroes(self, mask: u32) -> Entry {
+    fn with_zeroes(self, mask: u32) -> Entry {
         let mask = u64::from(mask);
         Entry { bitmap: self.bitmap & !mask | mask << Entry::ZEROES, ..self }
     }
@@ -150,9 +150,12 @@ impl Geometry {
         if self.has_extended_l2 { self.cluster_size() / SUBCLUSTERS } else { self.cluster_size() }
     }
 
-    /// The subclusters that have a byte in `range` of a cluster.
-    pub fn subclusters_in(&self, range: Range<u64>) -> u32 {
-        let (start, end) = (range.start / self.unit(), range.end.div_ceil(self.unit()));
+    /// The subclusters of the cluster `number` that have a byte in `range`, which counts from the
+    /// first byte of cluster 0.
+    pub fn subclusters_in(&self, number: u64, range: &Range<u64>) -> u32 {
+        let first = number * self.cluster_size();
+        let [start, end] = [range.start, range.end].map(|at| at.saturating_sub(first));
+        let (start, end) = (start / self.unit(), end.div_ceil(self.unit()));
         let below = |bit: u64| (1u64 << bit) - 1;
         (below(end.min(SUBCLUSTERS)) & !below(start.min(SUBCLUSTERS))) as u32
     }
@@ -160,7 +163,25 @@ impl Geometry {
     /// Whether the cluster has data in a place that no snapshot shares.
     #[inline]
     pub fn is_own(&self, entry: Entry) -> bool {
-        entry.word & COPIED != 0 && matches!(self.cluster(entry), Cluster::Data(_))
+        let is_alone = entry.word & COPIED != 0 || mutant::is(Mutant::SharedClusterInPlace);
+        is_alone && matches!(self.cluster(entry), Cluster::Data(_))
+    }
+
+    /// The place of a cluster in the data file, which it may keep for zeroes.
+    pub fn data_place(&self, entry: Entry) -> Option<u64> {
+        match self.cluster(entry) {
+            Cluster::Data(offset) | Cluster::ZeroAllocated(offset) => Some(offset),
+            Cluster::Unallocated | Cluster::Zero | Cluster::Compressed(_) => None,
+        }
+    }
+
+    /// The same entry with zeroes in the subclusters of `mask`; in all of it if it has none.
+    #[must_use]
+    pub fn zeroed(&self, entry: Entry, mask: u32) -> Entry {
+        match self.has_extended_l2 {
+            true => entry.with_zeroes(mask),
+            false => Entry { word: entry.word | ZERO, ..entry },
+        }
     }
 
     /// The entry of a cluster after its subclusters of `mask` were written at byte `offset` of the
@@ -334,13 +355,14 @@ mod tests {
     #[test]
     fn a_write_allocates_subclusters_and_keeps_the_others() {
         let extended = Geometry { has_extended_l2: true, ..geometry(16) };
-        assert_eq!(extended.subclusters_in(2048..2049), 0b10);
-        assert_eq!(extended.subclusters_in(2047..4097), 0b111);
-        assert_eq!(extended.subclusters_in(0..0x1_0000), u32::MAX);
+        assert_eq!(extended.subclusters_in(0, &(2048..2049)), 0b10);
+        assert_eq!(extended.subclusters_in(0, &(2047..4097)), 0b111);
+        assert_eq!(extended.subclusters_in(1, &(0xffff..0x3_0000)), u32::MAX);
         let old = Entry { word: 0, bitmap: 0b110 << 32 };
         let new = Entry { word: 0x5_0000 | COPIED, bitmap: 0b10 | 0b100 << 32 };
         assert_eq!(extended.written(old, 0x5_0000, 0b10), new);
-        assert_eq!(new.with_zeroes(0b11), Entry { bitmap: 0b111 << 32, ..new });
+        assert_eq!(extended.zeroed(new, 0b11), Entry { bitmap: 0b111 << 32, ..new });
+        assert_eq!(geometry(16).zeroed(Entry::NONE, u32::MAX), standard(ZERO));
         let all = Entry { bitmap: u64::from(u32::MAX), ..new };
         assert_eq!(extended.written(standard(COMPRESSED | 0x600), 0x5_0000, 1), all);
         assert_eq!(geometry(16).written(Entry::NONE, 0x5_0000, 1), standard(0x5_0000 | COPIED));

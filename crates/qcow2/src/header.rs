@@ -40,6 +40,17 @@ pub(crate) const BACKING_FORMAT: u32 = 0xe279_2aca;
 /// Length of an entry of the feature name table.
 const FEATURE_ENTRY: usize = 48;
 
+/// Places of fields that commands and writers replace.
+pub(crate) mod at {
+    pub const SIZE: usize = 24;
+    /// The refcount table's offset, and its length in clusters.
+    pub const REFCOUNT_TABLE: usize = 48;
+    /// The number of snapshots, and the offset of their table.
+    pub const SNAPSHOTS: usize = 60;
+    pub const INCOMPATIBLE: usize = 72;
+    pub const AUTOCLEAR: usize = 88;
+}
+
 /// Incompatible feature bits: a reader that does not know one of them cannot read the image.
 pub mod incompatible {
     /// Refcounts may be too low or too high.
@@ -252,6 +263,12 @@ impl Header {
     /// Whether the image was not closed after a write with lazy refcounts.
     pub fn is_dirty(&self) -> bool {
         self.incompatible & incompatible::DIRTY != 0
+    }
+
+    /// The autoclear features without those that a writer must clear, because it does not know
+    /// them.
+    pub(crate) fn known_autoclear(&self) -> u64 {
+        self.autoclear & (autoclear::BITMAPS | autoclear::RAW_DATA)
     }
 
     /// Bytes of an L2 entry.

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 
+/// Bits 9 to 63 of an entry of the refcount table: the first byte of a block.
+pub(crate) const BLOCK_OFFSET: u64 = !0x1ff;
 /// Clusters in one piece of [`Counts`].
 const PIECE: u64 = 1024;
 

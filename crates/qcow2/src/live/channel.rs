@@ -1,6 +1,6 @@
 //! The requests of one core to an image that is written.
 
-use super::home::{Change, Clear, Entries, MOST_LENT, entry, fetch, home, is_own, own_place};
+use super::home::{Change, Clear, Entries, MOST_LENT, entry, fetch, home, own_place};
 use super::metadata::Metadata;
 use super::refcounts::Clusters;
 use crate::content::{Content, Places};
@@ -34,7 +34,7 @@ impl Live {
 
     /// The place at which the byte `at` of the disk can be written, and the length of its run.
     fn own_place(&self, at: u64) -> Option<Result<(Place, u64), IoError>> {
-        let entry = self.entry(at).filter(|entry| is_own(self.geometry(), *entry))?;
+        let entry = self.entry(at).filter(|entry| self.geometry().is_own(*entry))?;
         Some(self.place(entry, at))
     }
 
@@ -295,9 +295,8 @@ impl LiveChannel {
         // An entry that is damaged is an error of the write.
         self.content.places.place(old, offset)?;
         let (place, are_zero) = self.lent_cluster(cluster).await?;
-        let offset_in_file = place * cluster_size;
         let change =
-            Change { number: 0, offset: offset_in_file, count: 1, are_zero, are_kept: false, old: [old; 2] };
+            Change { offset: place * cluster_size, count: 1, are_zero, are_kept: false, old: [old; 2] };
         let len = req.len;
         if let Err(error) = self.fill(&change, req, offset, len).await {
             let take_back = move |view: Entries| async move {
@@ -341,8 +340,7 @@ impl LiveChannel {
         let wanted = req.len;
         let change =
             self.ask(move |view| async move { home(&view).begin(&view, first, within, wanted).await });
-        let Some(change) = change.await? else { return Ok(0) };
-        let number = change.number;
+        let Some((number, change)) = change.await? else { return Ok(0) };
         let end = change.count * cluster_size;
         let len = req.len.min(end - within);
         match self.fill(&change, req, offset, len).await {

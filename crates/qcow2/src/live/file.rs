@@ -96,6 +96,16 @@ impl File {
         })
     }
 
+    /// Lets a file that ends inside its last cluster have all of it, if it can grow.
+    pub(crate) fn complete_last_cluster(&self) {
+        let end = self.capacity().next_multiple_of(self.cluster_size);
+        if end > self.capacity()
+            && let Err(error) = self.resize(end)
+        {
+            tracing::debug!(%error, "an image has a fixed size");
+        }
+    }
+
     /// Sets the length of the file.
     ///
     /// # Errors

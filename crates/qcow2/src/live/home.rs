@@ -16,8 +16,8 @@
 use super::file::File;
 use super::metadata::{Metadata, WORD};
 use super::refcounts::{Clusters, Refcounts};
-use crate::entry::{BadEntry, COPIED, Cluster, Entry, Geometry, Place, ZERO};
-use crate::header::{autoclear, be_bytes, be64, incompatible};
+use crate::entry::{BadEntry, COPIED, Cluster, Entry, Geometry, Place};
+use crate::header::{at, be_bytes, be64, incompatible};
 use crate::mutant::{self, Mutant};
 use block::{Channel, DeviceError, Flags, IoError, IoResult, Request};
 use mapping::{ENTRIES, Format, Leaf, Slot, View};
@@ -36,9 +36,6 @@ pub(super) const MOST_LENT: u64 = 64;
 const LENT_PART: u64 = 16;
 /// Old clusters after which the home flushes without being asked.
 const MOST_DROPPED: usize = 4096;
-/// Places of the incompatible and the autoclear features in the header.
-const INCOMPATIBLE: usize = 72;
-const AUTOCLEAR: usize = 88;
 
 /// A view of an image's entries.
 pub(super) type Entries = Rc<View<Metadata>>;
@@ -86,8 +83,6 @@ struct Locked {
 /// A change as the core that asked for it sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
-    /// Identifies it.
-    pub number: u64,
     /// First byte in the file for the first cluster.
     pub offset: u64,
     /// Clusters, one behind the other; at least one.
@@ -117,23 +112,13 @@ pub(super) fn home(view: &Entries) -> Rc<Home> {
     view.local().get().expect("the image has its home here").clone()
 }
 
-/// Whether a cluster with this entry can be written in place, as far as it has data.
-#[inline]
-pub(super) fn is_own(geometry: &Geometry, entry: Entry) -> bool {
-    let is_data = || matches!(geometry.cluster(entry), Cluster::Data(_));
-    geometry.is_own(entry) || mutant::is(Mutant::SharedClusterInPlace) && is_data()
-}
-
 /// The place of a cluster of the disk that no snapshot shares: that of its entry, or the one in an
 /// external data file.
 pub(super) fn own_place(geometry: &Geometry, entry: Entry, cluster: u64) -> Option<u64> {
     if geometry.has_data_file {
         return Some(cluster * geometry.cluster_size());
     }
-    match geometry.cluster(entry) {
-        Cluster::ZeroAllocated(offset) | Cluster::Data(offset) if entry.word & COPIED != 0 => Some(offset),
-        _ => None,
-    }
+    geometry.data_place(entry).filter(|_| entry.word & COPIED != 0)
 }
 
 /// The entry of a cluster of the disk, if it is on this core.
@@ -157,14 +142,6 @@ pub(super) async fn fetch(view: &Entries, cluster: u64) -> IoResult {
         yield_now().await;
     }
     Ok(())
-}
-
-/// The place in the file that an entry names.
-fn place(metadata: &Metadata, entry: Entry) -> Option<u64> {
-    match metadata.geometry.cluster(entry) {
-        Cluster::Data(offset) | Cluster::ZeroAllocated(offset) => Some(offset),
-        _ => None,
-    }
 }
 
 /// Locks the entry of a cluster of the disk.
@@ -210,18 +187,11 @@ impl Home {
         }
         let refcounts = Refcounts::open(&file, &metadata.header, metadata.block_size).await?;
         // A writer clears the bits that it does not know before its first write.
-        let known = metadata.header.autoclear & (autoclear::BITMAPS | autoclear::RAW_DATA);
+        let known = metadata.header.known_autoclear();
         if known != metadata.header.autoclear {
-            refcounts.write_header(AUTOCLEAR, &known.to_be_bytes()).await?;
+            refcounts.write_header(at::AUTOCLEAR, &known.to_be_bytes()).await?;
         }
-        // The file may end inside its last cluster.
-        let capacity = metadata.capacity.load(Ordering::Relaxed);
-        let end = capacity.next_multiple_of(cluster_size);
-        if end > capacity
-            && let Err(error) = file.resize(end)
-        {
-            tracing::debug!(%error, "an image has a fixed size");
-        }
+        file.complete_last_cluster();
         let home = Rc::new(Home {
             file,
             data,
@@ -246,13 +216,14 @@ impl Home {
 
     /// Whether the data of an entry is in a cluster with metadata.
     fn overlaps(&self, metadata: &Metadata, entry: Entry) -> bool {
-        let place = place(metadata, entry).filter(|_| metadata.data_file.is_none());
+        let place = metadata.geometry.data_place(entry).filter(|_| metadata.data_file.is_none());
         place.is_some_and(|offset| self.file.is_metadata(offset / self.file.cluster_size()))
     }
 
     /// Begins a write of `len` bytes of the disk, from byte `within` of the cluster `first` on. The
     /// clusters that it changes, at least one, are locked then. Those that cannot be written in
-    /// place get new clusters in the file. `None` if the first byte can be written in place.
+    /// place get new clusters in the file. Also returns the number of the change. `None` if the
+    /// first byte can be written in place.
     ///
     /// # Errors
     /// [`IoError::NoSpace`], [`IoError::Corrupt`], the device's.
@@ -262,7 +233,7 @@ impl Home {
         first: u64,
         within: u64,
         len: u64,
-    ) -> Result<Option<Change>, IoError> {
+    ) -> Result<Option<(u64, Change)>, IoError> {
         if view.format().is_corrupt() {
             return Err(IoError::Corrupt);
         }
@@ -294,10 +265,7 @@ impl Home {
                 let count = slots.len() as u64;
                 (Clusters { first: offset / cluster_size, count, are_zero: false }, false)
             }
-            None => {
-                let taken = self.refcounts.allocate(slots.len() as u64).await;
-                (self.note_corruption(view, taken).await?, true)
-            }
+            None => (self.allocate(view, slots.len() as u64).await?, true),
         };
         let Clusters { first, count, are_zero } = clusters;
         slots.truncate(count as usize);
@@ -306,7 +274,7 @@ impl Home {
         let range = within..(within + len).min(count * cluster_size);
         self.changes.borrow_mut().insert(number, Open { slots, clusters, is_new, range });
         let offset = first * cluster_size;
-        Ok(Some(Change { number, offset, count, are_zero, are_kept: !is_new, old }))
+        Ok(Some((number, Change { offset, count, are_zero, are_kept: !is_new, old })))
     }
 
     /// Whether byte `within` of a cluster of the disk can be written in place.
@@ -314,7 +282,7 @@ impl Home {
         let geometry = view.format().geometry;
         let place = geometry.place(entry, cluster * geometry.cluster_size(), within);
         let (place, _) = place.map_err(|BadEntry| IoError::Corrupt)?;
-        Ok(is_own(&geometry, entry) && matches!(place, Place::Data(_)))
+        Ok(geometry.is_own(entry) && matches!(place, Place::Data(_)))
     }
 
     /// Ends a change whose data was written: the entries point to it.
@@ -326,11 +294,9 @@ impl Home {
         let Some(Open { mut slots, clusters, is_new, range }) = open else { return Err(IoError::DeviceGone) };
         let (geometry, cluster_size) = (view.format().geometry, self.file.cluster_size());
         for (number, locked) in (0..).zip(&mut slots) {
-            let start = number * cluster_size;
-            let written = range.start.saturating_sub(start)..(range.end - start).min(cluster_size);
             let place = (clusters.first + number) * cluster_size;
             let old = locked.entry;
-            let new = geometry.written(old, place, geometry.subclusters_in(written));
+            let new = geometry.written(old, place, geometry.subclusters_in(number, &range));
             self.set(view, locked, new).await?;
             if is_new {
                 self.drop_place(view, old);
@@ -347,8 +313,7 @@ impl Home {
         if open.is_new && !mutant::is(Mutant::FailedWriteLeaks) {
             let Clusters { first, count, .. } = open.clusters;
             let clusters: Vec<u64> = (first..first + count).collect();
-            let dropped = self.refcounts.drop_references(&clusters).await;
-            let _ = self.note_corruption(view, dropped).await;
+            let _ = self.drop_references(view, &clusters).await;
         }
     }
 
@@ -363,21 +328,18 @@ impl Home {
         }
         self.reserve_tables(view, first..first + 1).await?;
         let room = self.refcounts.room() / LENT_PART + 1;
-        let taken = self.refcounts.allocate(count.min(MOST_LENT).min(room)).await;
-        let clusters = self.note_corruption(view, taken).await?;
+        let clusters = self.allocate(view, count.min(room)).await?;
         self.lent.borrow_mut().extend(clusters.first..clusters.first + clusters.count);
         Ok(clusters)
     }
 
     /// Takes back clusters that a core had and has not used.
-    pub(super) async fn take_back(&self, view: &Entries, clusters: Vec<u64>) {
-        let mut clusters = clusters;
+    pub(super) async fn take_back(&self, view: &Entries, mut clusters: Vec<u64>) {
         clusters.retain(|cluster| self.lent.borrow_mut().remove(cluster));
         if mutant::is(Mutant::LentClustersLeak) {
             return;
         }
-        let dropped = self.refcounts.drop_references(&clusters).await;
-        let _ = self.note_corruption(view, dropped).await;
+        let _ = self.drop_references(view, &clusters).await;
     }
 
     /// Ends a write of bytes of a cluster of the disk to a cluster that its core had, `place`: the
@@ -401,7 +363,7 @@ impl Home {
             if is_same && !view.format().is_corrupt() {
                 self.reserve_tables(view, cluster..cluster + 1).await?;
                 self.lent.borrow_mut().remove(&place);
-                let new = geometry.written(old, place * cluster_size, geometry.subclusters_in(range));
+                let new = geometry.written(old, place * cluster_size, geometry.subclusters_in(0, &range));
                 self.set(view, &mut locked, new).await?;
                 self.drop_place(view, old);
                 return Ok(true);
@@ -427,11 +389,8 @@ impl Home {
             if view.format().is_corrupt() {
                 return Err(IoError::Corrupt);
             }
-            let start = cluster * cluster_size;
-            let part = range.start.saturating_sub(start)..(range.end - start).min(cluster_size);
-            let mask = view.format().geometry.subclusters_in(part);
             let locked = lock(view, cluster).await?;
-            self.clear_cluster(view, locked, cluster, mask, how).await?;
+            self.clear_cluster(view, locked, cluster, &range, how).await?;
             if done % 64 == 63 {
                 self.tidy(view);
                 yield_now().await;
@@ -453,14 +412,11 @@ impl Home {
         old: Entry,
         how: Clear,
     ) -> Result<bool, IoError> {
-        let cluster_size = self.file.cluster_size();
-        let cluster = range.start / cluster_size;
-        let start = cluster * cluster_size;
-        let mask = view.format().geometry.subclusters_in(range.start - start..range.end - start);
+        let cluster = range.start / self.file.cluster_size();
         let locked = lock(view, cluster).await?;
         let is_same = locked.entry == old;
         if is_same {
-            self.clear_cluster(view, locked, cluster, mask, how).await?;
+            self.clear_cluster(view, locked, cluster, &range, how).await?;
         }
         Ok(is_same)
     }
@@ -470,15 +426,16 @@ impl Home {
         view: &Entries,
         mut locked: Locked,
         cluster: u64,
-        mask: u32,
+        range: &Range<u64>,
         how: Clear,
     ) -> IoResult {
         let old = locked.entry;
+        let mask = view.format().geometry.subclusters_in(cluster, range);
         let new = self.cleared(view, old, mask, how);
         if new != old {
             self.reserve_tables(view, cluster..cluster + 1).await?;
             self.set(view, &mut locked, new).await?;
-            if place(view.format(), new).is_none() {
+            if view.format().geometry.data_place(new).is_none() {
                 self.drop_place(view, old);
             }
         }
@@ -488,12 +445,8 @@ impl Home {
     /// The entry of a cluster after its subclusters of `mask` were cleared.
     fn cleared(&self, view: &Entries, old: Entry, mask: u32, how: Clear) -> Entry {
         let metadata = view.format();
-        let is_extended = metadata.geometry.has_extended_l2;
-        let zeroes = |entry: Entry| match is_extended {
-            true => entry.with_zeroes(mask),
-            false => Entry { word: entry.word | ZERO, ..entry },
-        };
-        if mask != u32::MAX && is_extended {
+        let zeroes = |entry: Entry| metadata.geometry.zeroed(entry, mask);
+        if mask != u32::MAX && metadata.geometry.has_extended_l2 {
             return zeroes(old);
         }
         let zero = if metadata.geometry.is_v2 { Entry::NONE } else { zeroes(Entry::NONE) };
@@ -620,7 +573,7 @@ impl Home {
             }
             let reserve = async {
                 if !has_table()? {
-                    let cluster = self.take_cluster(view).await?;
+                    let cluster = self.allocate(view, 1).await?.first;
                     self.reserved.borrow_mut().insert(index, cluster);
                 }
                 Ok(())
@@ -630,10 +583,16 @@ impl Home {
         Ok(())
     }
 
-    /// Takes a cluster for metadata.
-    async fn take_cluster(&self, view: &Entries) -> Result<u64, IoError> {
-        let taken = self.refcounts.allocate(1).await;
-        Ok(self.note_corruption(view, taken).await?.first)
+    /// Takes up to `wanted` clusters, as [`Refcounts::allocate`].
+    async fn allocate(&self, view: &Entries, wanted: u64) -> Result<Clusters, IoError> {
+        let taken = self.refcounts.allocate(wanted).await;
+        self.note_corruption(view, taken).await
+    }
+
+    /// Removes a reference to each of some clusters, as [`Refcounts::drop_references`].
+    async fn drop_references(&self, view: &Entries, clusters: &[u64]) -> IoResult {
+        let dropped = self.refcounts.drop_references(clusters).await;
+        self.note_corruption(view, dropped).await
     }
 
     async fn make_table(&self, view: &Entries, index: usize) -> Result<u64, IoError> {
@@ -656,7 +615,7 @@ impl Home {
         let reserved = self.reserved.borrow_mut().remove(&index);
         let first = match reserved {
             Some(cluster) => cluster,
-            None => self.take_cluster(view).await?,
+            None => self.allocate(view, 1).await?.first,
         };
         let table = first * cluster_size;
         let written = async {
@@ -682,8 +641,7 @@ impl Home {
         metadata.l1[index].store(table | COPIED, Ordering::Release);
         self.file.note_metadata(table, cluster_size);
         if let Some(shared) = shared {
-            let dropped = self.refcounts.drop_references(&[shared / cluster_size]).await;
-            self.note_corruption(view, dropped).await?;
+            self.drop_references(view, &[shared / cluster_size]).await?;
         }
         Ok(table)
     }
@@ -742,8 +700,7 @@ impl Home {
         let release = async {
             let clusters = self.quarantine.borrow_mut().remove(&number);
             if let Some(clusters) = clusters {
-                let dropped = self.refcounts.drop_references(&clusters).await;
-                let _ = self.note_corruption(view, dropped).await;
+                let _ = self.drop_references(view, &clusters).await;
             }
         };
         self.releasing.during(1, release).await;
@@ -788,8 +745,7 @@ impl Home {
         let lent = self.lent.borrow().iter().copied().collect();
         self.take_back(view, lent).await;
         let unused: Vec<u64> = self.reserved.take().into_values().collect();
-        let dropped = self.refcounts.drop_references(&unused).await;
-        self.note_corruption(view, dropped).await?;
+        self.drop_references(view, &unused).await?;
         if !mutant::is(Mutant::CloseWithoutRefcounts) {
             self.settle_all(view).await?;
         }
@@ -827,7 +783,7 @@ impl Home {
         tracing::error!(image = metadata.image.name(), why, "an image is corrupt: it is no longer written");
         if metadata.header.version >= 3 {
             let features = metadata.header.incompatible | incompatible::CORRUPT;
-            if let Err(error) = self.refcounts.write_header(INCOMPATIBLE, &features.to_be_bytes()).await {
+            if let Err(error) = self.refcounts.write_header(at::INCOMPATIBLE, &features.to_be_bytes()).await {
                 tracing::error!(image = metadata.image.name(), %error, "cannot mark the image as corrupt");
             }
         }

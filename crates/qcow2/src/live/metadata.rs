@@ -17,6 +17,8 @@ pub(super) struct Metadata {
     pub image: Arc<dyn Device>,
     /// The external data file, if there is one.
     pub data_file: Option<Arc<dyn Device>>,
+    /// Its bytes.
+    pub data_bytes: Option<u64>,
     pub header: Header,
     pub geometry: Geometry,
     pub has_backing: bool,
@@ -62,10 +64,7 @@ impl Metadata {
 
     /// Bytes of the device with the data.
     pub fn data_end(&self) -> u64 {
-        match &self.data_file {
-            Some(file) => file.limits().capacity,
-            None => self.capacity.load(Ordering::Relaxed),
-        }
+        self.data_bytes.unwrap_or_else(|| self.capacity.load(Ordering::Relaxed))
     }
 
     /// Whether the data file has the bytes of the disk, whatever entries say.

@@ -209,6 +209,7 @@ fn metadata_of(image: Image, others: &Others) -> Metadata {
         geometry: Geometry::of(&header),
         has_backing: others.backing.is_some(),
         data_file: others.data_file.clone(),
+        data_bytes: others.data_file.as_ref().map(|file| file.limits().capacity),
         block_size: u64::from(limits.block_size),
         l1: l1.iter().map(|entry| AtomicU64::new(*entry)).collect(),
         fixed,

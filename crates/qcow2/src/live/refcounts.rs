@@ -4,9 +4,9 @@
 //! them ([`Refcounts::write`]). A cluster whose refcount is 0 is free, and for no other reason.
 
 use super::file::File;
-use crate::header::{Header, MAX_REFCOUNT_TABLE_BYTES, be_bytes, be64};
+use crate::header::{Header, MAX_REFCOUNT_TABLE_BYTES, at, be_bytes, be64};
 use crate::mutant::{self, Mutant};
-use crate::refcount::{Width, block_of};
+use crate::refcount::{BLOCK_OFFSET, Width, block_of};
 use block::{Flags, IoError, IoResult};
 use reactor::Permits;
 use std::cell::{Cell, RefCell};
@@ -16,10 +16,6 @@ use std::rc::Rc;
 
 /// Bytes of refcount blocks that stay in memory if they need not be written.
 const CACHE_BYTES: u64 = 16 << 20;
-/// Bits of an entry of the refcount table that are an offset.
-const OFFSET: u64 = !0x1ff;
-/// Place of the refcount table's offset and length in the header.
-const IN_HEADER: Range<usize> = 48..60;
 
 /// New clusters, one behind the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +75,7 @@ impl Refcounts {
         let cluster_size = header.cluster_size();
         let bytes = u64::from(header.refcount_table_clusters) * cluster_size;
         let table = file.reader.read_named(header.refcount_table_offset, bytes).await?;
-        let table: Vec<u64> = table.chunks_exact(8).map(|entry| be64(entry, 0) & OFFSET).collect();
+        let table: Vec<u64> = table.chunks_exact(8).map(|entry| be64(entry, 0) & BLOCK_OFFSET).collect();
         if table.iter().any(|block| !block.is_multiple_of(cluster_size) || *block >= file.capacity()) {
             return Err(IoError::Corrupt);
         }
@@ -313,7 +309,7 @@ impl Refcounts {
         let mut fields = offset.to_be_bytes().to_vec();
         fields.extend((clusters as u32).to_be_bytes());
         // A write that failed may have happened. Then blocks would be added to the wrong table.
-        self.write_header(IN_HEADER.start, &fields).await.inspect_err(|_| self.is_lost.set(true))?;
+        self.write_header(at::REFCOUNT_TABLE, &fields).await.inspect_err(|_| self.is_lost.set(true))?;
         self.file.note_metadata(offset, used * self.cluster_size);
         let old_bytes = old_entries * 8;
         self.file.forget_metadata(old_offset, old_bytes);
@@ -336,12 +332,7 @@ impl Refcounts {
     /// # Errors
     /// The device's.
     pub(super) async fn write_header(&self, at: usize, bytes: &[u8]) -> IoResult {
-        let write = async {
-            let mut block = self.file.reader.read(0, self.block_size).await?;
-            block[at..at + bytes.len()].copy_from_slice(bytes);
-            self.file.write(0, &block, Flags::FUA).await
-        };
-        self.header.during(1, write).await
+        self.header.during(1, self.file.patch(at as u64, bytes, Flags::FUA)).await
     }
 
     /// Writes the blocks that have changed. A caller makes them durable. One call at a time.

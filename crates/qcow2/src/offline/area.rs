@@ -7,14 +7,11 @@
 //! The content is durable before the refcounts, and these before the refcount table. A crash leaves
 //! clusters that are not free and not used.
 
-use super::{Offline, REFCOUNT_TABLE};
+use super::Offline;
 use crate::error::Problem;
-use crate::header::{MAX_REFCOUNT_TABLE_BYTES, be_bytes, be64};
-use crate::refcount::Width;
+use crate::header::{MAX_REFCOUNT_TABLE_BYTES, at, be_bytes, be64};
+use crate::refcount::{BLOCK_OFFSET, Width};
 use std::ops::Range;
-
-/// Bits of an entry of the refcount table that are an offset.
-const OFFSET: u64 = !0x1ff;
 
 /// Places of clusters, by number.
 struct Plan {
@@ -63,7 +60,7 @@ impl Offline {
             (self.header.refcount_table_offset, u64::from(self.header.refcount_table_clusters) * size);
         let table = self.reader().read(at, bytes).await;
         let table = table.map_err(|error| Problem::Io { part: "the refcount table", offset: at, error })?;
-        let mut table: Vec<u64> = table.chunks_exact(8).map(|entry| be64(entry, 0) & OFFSET).collect();
+        let mut table: Vec<u64> = table.chunks_exact(8).map(|entry| be64(entry, 0) & BLOCK_OFFSET).collect();
         let count = parts.iter().map(|part| (part.len() as u64).div_ceil(size)).sum();
         let plan = Plan::new(start, count, &table, in_block, size);
         let table_bytes = (plan.table.end - plan.table.start) * size;
@@ -109,7 +106,7 @@ impl Offline {
             self.write("the refcount table", at, &be_bytes(table)).await?;
             let mut fields = at.to_be_bytes().to_vec();
             fields.extend(((table_bytes / size) as u32).to_be_bytes());
-            self.write_header(REFCOUNT_TABLE, &fields).await?;
+            self.write_header(at::REFCOUNT_TABLE, &fields).await?;
         }
         Ok(places)
     }

@@ -23,7 +23,7 @@ pub mod snapshots;
 
 use crate::check::Check;
 use crate::error::Problem;
-use crate::header::{Header, autoclear};
+use crate::header::{Header, at};
 use crate::image::{open_reader, read_header};
 use crate::live::file::File;
 use crate::reader::Reader;
@@ -31,13 +31,6 @@ use block::{Device, Flags};
 use repair::{Level, repair_image};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-
-/// Places of fields in the header.
-const SIZE: usize = 24;
-const REFCOUNT_TABLE: usize = 48;
-const SNAPSHOTS: usize = 60;
-const INCOMPATIBLE: usize = 72;
-const AUTOCLEAR: usize = 88;
 
 /// An image that a command changes.
 pub(crate) struct Offline {
@@ -106,13 +99,10 @@ impl Offline {
             return Ok(());
         }
         self.has_begun = true;
-        let end = self.file.capacity().next_multiple_of(self.header.cluster_size());
-        if let Err(error) = self.file.resize(end) {
-            tracing::debug!(%error, "an image has a fixed size");
-        }
-        let known = self.header.autoclear & (autoclear::BITMAPS | autoclear::RAW_DATA);
+        self.file.complete_last_cluster();
+        let known = self.header.known_autoclear();
         if known != self.header.autoclear {
-            self.write_header(AUTOCLEAR, &known.to_be_bytes()).await?;
+            self.write_header(at::AUTOCLEAR, &known.to_be_bytes()).await?;
         }
         Ok(())
     }

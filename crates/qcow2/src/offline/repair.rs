@@ -11,17 +11,14 @@
 //!
 //! Source: QEMU `docs/interop/qcow2.rst`.
 
-use super::{INCOMPATIBLE, Offline, REFCOUNT_TABLE};
+use super::Offline;
 use crate::check::{Check, Report};
-use crate::entry::{COPIED, ZERO};
+use crate::entry::{COPIED, Entry};
 use crate::error::{Error, Problem};
-use crate::header::{MAX_REFCOUNT_TABLE_BYTES, be_bytes, incompatible};
+use crate::header::{MAX_REFCOUNT_TABLE_BYTES, at, be_bytes, incompatible};
 use block::Device;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// The bitmap of an extended L2 entry whose subclusters read as zeroes.
-const ALL_ZERO: u64 = 0xffff_ffff << 32;
 
 /// Which problems a repair ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,13 +111,13 @@ impl Offline {
             let uses = found.tables.get(table).map_or(0, |uses| uses.all);
             !found.geometry.is_v2 && self.is_alone(found, *table, 1, uses)
         });
-        let has_extended_l2 = found.geometry.has_extended_l2;
+        let Entry { word, bitmap } = found.geometry.zeroed(Entry::NONE, u32::MAX);
+        let zeroes = be_bytes([word, bitmap]);
         for (table, indices) in &tables {
             self.begin().await?;
             for index in indices {
                 let at = table + (index * found.geometry.entry_bytes()) as u64;
-                let bytes = if has_extended_l2 { be_bytes([0, ALL_ZERO]) } else { be_bytes([ZERO]) };
-                self.write("an L2 table", at, &bytes).await?;
+                self.write("an L2 table", at, &zeroes[..found.geometry.entry_bytes()]).await?;
             }
         }
         self.flush().await?;
@@ -195,7 +192,7 @@ impl Offline {
         self.write("the refcount table", start * size, &be_bytes(table)).await?;
         let mut fields = (start * size).to_be_bytes().to_vec();
         fields.extend((plan.table as u32).to_be_bytes());
-        self.write_header(REFCOUNT_TABLE, &fields).await?;
+        self.write_header(at::REFCOUNT_TABLE, &fields).await?;
         Ok(true)
     }
 
@@ -239,7 +236,7 @@ impl Offline {
             return Ok(());
         }
         self.begin().await?;
-        self.write_header(INCOMPATIBLE, &features.to_be_bytes()).await
+        self.write_header(at::INCOMPATIBLE, &features.to_be_bytes()).await
     }
 }
 

@@ -5,12 +5,12 @@
 //! behind the new end are discarded before the size is written. So a crash leaves the old size, and
 //! new bytes always read as zeroes.
 
-use super::{Offline, SIZE};
+use super::Offline;
 use crate::below::Others;
 use crate::device::DEFAULT_CACHE_BYTES;
 use crate::entry::Place;
 use crate::error::{Error, Problem};
-use crate::header::{MAX_L1_BYTES, be_bytes};
+use crate::header::{MAX_L1_BYTES, at, be_bytes};
 use crate::image::Image;
 use crate::live::LiveImage;
 use crate::map::Map;
@@ -255,7 +255,7 @@ async fn clear_range(live: &LiveImage, range: Range<u64>, is_growth: bool) -> Re
 async fn finish(device: &Arc<dyn Device>, change: &Change) -> Result<(), Problem> {
     let mut image = Offline::open(device).await?;
     image.begin().await?;
-    image.write_header(SIZE, &change.new.to_be_bytes()).await?;
+    image.write_header(at::SIZE, &change.new.to_be_bytes()).await?;
     if change.is_growth() {
         return Ok(());
     }

@@ -2,12 +2,12 @@
 //!
 //! Source: QEMU `docs/interop/qcow2.rst`, section *Snapshots*.
 
+use super::Offline;
 use super::repair::{Level, repair_image};
-use super::{Offline, SIZE, SNAPSHOTS};
 use crate::check::Check;
-use crate::entry::{COPIED, Cluster};
+use crate::entry::COPIED;
 use crate::error::{Error, Problem};
-use crate::header::{MAX_SNAPSHOTS, be_bytes};
+use crate::header::{MAX_SNAPSHOTS, at, be_bytes};
 use crate::snapshot::{self, MAX_TABLE, Table};
 use block::Device;
 use std::sync::Arc;
@@ -164,9 +164,7 @@ impl Offline {
     async fn clear_copied(&mut self, used: &Check) -> Result<(), Problem> {
         for table in used.tables.keys() {
             for (index, entry) in used.read_l2(*table).await? {
-                let is_data =
-                    matches!(used.geometry.cluster(entry), Cluster::Data(_) | Cluster::ZeroAllocated(_));
-                if is_data && entry.word & COPIED != 0 {
+                if used.geometry.data_place(entry).is_some() && entry.word & COPIED != 0 {
                     self.begin().await?;
                     let at = table + (index * used.geometry.entry_bytes()) as u64;
                     self.write("an L2 table", at, &(entry.word & !COPIED).to_be_bytes()).await?;
@@ -178,14 +176,14 @@ impl Offline {
 
     async fn commit_snapshots(&mut self, count: u32, offset: u64) -> Result<(), Problem> {
         let fields = [&count.to_be_bytes()[..], &offset.to_be_bytes()].concat();
-        self.write_header(SNAPSHOTS, &fields).await
+        self.write_header(at::SNAPSHOTS, &fields).await
     }
 
     /// Lets the disk have this size and this L1 table.
     pub(super) async fn commit_l1(&mut self, size: u64, entries: u32, offset: u64) -> Result<(), Problem> {
         let (size, no_encryption) = (size.to_be_bytes(), 0u32.to_be_bytes());
         let fields = [&size[..], &no_encryption, &entries.to_be_bytes(), &offset.to_be_bytes()].concat();
-        self.write_header(SIZE, &fields).await
+        self.write_header(at::SIZE, &fields).await
     }
 
     /// Frees all that is not used any more, and sets COPIED bits.

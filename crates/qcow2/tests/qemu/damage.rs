@@ -3,7 +3,7 @@
 use crate::tools::{Folder, file, mixed_writes, open};
 use block::{Device, IoError};
 use qcow2::{Image, Others, Report};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Damages of each image.
@@ -157,33 +157,73 @@ fn read_all(path: &Path, needs_data: bool) {
     });
 }
 
+/// An image with a damage.
+pub struct Damaged {
+    /// The name of the image before.
+    pub name: String,
+    /// The damage.
+    pub what: String,
+    pub bytes: Vec<u8>,
+    /// The file with these bytes.
+    pub path: PathBuf,
+}
+
+/// The verdict of `qemu-img check` about a damaged image.
+pub struct Theirs {
+    pub code: i32,
+    /// Whether the code says nothing. QEMU opens the data file. The check here reads only the
+    /// image: a name that is damaged is an error when the disk is opened.
+    pub lacks_data: bool,
+}
+
+impl Damaged {
+    /// Lets QEMU check the file as it is now. Notes a verdict that differs from `ours`, which
+    /// `result` is about.
+    pub fn compare<R: std::fmt::Debug>(
+        &self,
+        folder: &Folder,
+        ours: i32,
+        result: &R,
+        different: &mut Vec<String>,
+    ) -> Theirs {
+        let output = folder.run("qemu-img", &["check", "-f", "qcow2", "damaged"]);
+        let code = output.status.code().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let is_missing = said.contains("'data-file' is required") || said.contains("No such file");
+        let lacks_data = self.name == "data" && is_missing;
+        if ours != code && !lacks_data {
+            let Damaged { name, what, .. } = self;
+            different.push(format!("{name}, {what}: {ours}, QEMU {code}\n  {result:?}\n  {said}"));
+        }
+        Theirs { code, lacks_data }
+    }
+}
+
+/// Runs `work` for each image with each damage.
+pub fn each_damaged(folder: &Folder, mut work: impl FnMut(&Damaged)) {
+    let path = folder.path("damaged");
+    for name in images(folder) {
+        let intact = std::fs::read(folder.path(&name)).unwrap();
+        for seed in 0..SEEDS {
+            let mut bytes = intact.clone();
+            let what = damage(&mut bytes, seed);
+            std::fs::write(&path, &bytes).unwrap();
+            work(&Damaged { name: name.clone(), what, bytes, path: path.clone() });
+        }
+    }
+}
+
 #[test]
 fn damaged_images_have_the_verdict_of_qemu_and_every_read_of_them_ends() {
     let folder = Folder::new();
     let mut verdicts = [0; 4];
     let mut different = Vec::new();
-    for name in images(&folder) {
-        let intact = std::fs::read(folder.path(&name)).unwrap();
-        for seed in 0..SEEDS {
-            let mut bytes = intact.clone();
-            let what = damage(&mut bytes, seed);
-            let path = folder.path("damaged");
-            std::fs::write(&path, &bytes).unwrap();
-            let output = folder.run("qemu-img", &["check", "-f", "qcow2", "damaged"]);
-            let theirs = output.status.code().unwrap();
-            let result = check(file(&path));
-            let ours = verdict(&result);
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            // QEMU opens the data file. The check here reads only the image: a name that is damaged
-            // is an error when the disk is opened.
-            let lacks_data = said.contains("'data-file' is required") || said.contains("No such file");
-            if ours != theirs && !(name == "data" && lacks_data) {
-                different.push(format!("{name}, {what}: {ours}, QEMU {theirs}\n  {result:?}\n  {said}"));
-            }
-            verdicts[theirs as usize] += 1;
-            read_all(&path, name == "data");
-        }
-    }
+    each_damaged(&folder, |damaged| {
+        let result = check(file(&damaged.path));
+        let theirs = damaged.compare(&folder, verdict(&result), &result, &mut different);
+        verdicts[theirs.code as usize] += 1;
+        read_all(&damaged.path, damaged.name == "data");
+    });
     assert!(different.is_empty(), "{verdicts:?}: {} differ:\n{}", different.len(), different.join("\n"));
     assert!(verdicts.iter().all(|count| *count > 10), "{verdicts:?}");
 }
