@@ -76,6 +76,8 @@ pub mod autoclear {
     pub const BITMAPS: u64 = 1;
     /// The external data file is also a complete raw image.
     pub const RAW_DATA: u64 = 1 << 1;
+    /// Number of the first of the reserved bits that have the session of a restart log.
+    pub(crate) const SESSION: u32 = 32;
 }
 
 /// How compressed clusters are compressed.
@@ -269,6 +271,17 @@ impl Header {
     /// them.
     pub(crate) fn known_autoclear(&self) -> u64 {
         self.autoclear & (autoclear::BITMAPS | autoclear::RAW_DATA)
+    }
+
+    /// The session of a restart log that may belong to the image; 0 for none. Every writer that
+    /// does not know it has cleared it.
+    pub(crate) fn session(&self) -> u32 {
+        (self.autoclear >> autoclear::SESSION) as u32
+    }
+
+    /// The autoclear features of an image that is written with the restart log of a session.
+    pub(crate) fn autoclear_with(&self, session: u32) -> u64 {
+        self.known_autoclear() | u64::from(session) << autoclear::SESSION
     }
 
     /// Bytes of an L2 entry.

@@ -50,11 +50,23 @@ pub enum Mutant {
     NeverDropped,
     /// Refcounts are not written at the end.
     CloseWithoutRefcounts,
+    /// An entry that was set is not in the restart log.
+    EntryNotLogged,
+    /// The restart log begins behind entries that a flush has not written yet.
+    LogForgottenEarly,
+    /// The restart log has room for an entry when its ring is full.
+    FullLogIgnored,
+    /// A restart log counts after power loss.
+    LogOfEarlierStart,
+    /// A restart log counts although another program has written to the image.
+    LogOfOtherSession,
+    /// Entries of a restart log are set, and not the refcounts of their clusters.
+    RestoredWithoutRefcount,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 21] = [
+    pub const ALL: [Mutant; 27] = [
         Mutant::EntryBeforeData,
         Mutant::EntryBeforeRefcount,
         Mutant::RefcountTableBeforeBlock,
@@ -76,6 +88,12 @@ impl Mutant {
         Mutant::DroppedTwice,
         Mutant::NeverDropped,
         Mutant::CloseWithoutRefcounts,
+        Mutant::EntryNotLogged,
+        Mutant::LogForgottenEarly,
+        Mutant::FullLogIgnored,
+        Mutant::LogOfEarlierStart,
+        Mutant::LogOfOtherSession,
+        Mutant::RestoredWithoutRefcount,
     ];
 }
 

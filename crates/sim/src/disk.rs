@@ -334,10 +334,20 @@ impl SimDisk {
         std::mem::take(&mut self.lock().has_torn_commit)
     }
 
-    /// Drops the cache after a power failure, once every request has ended. Must be called for
-    /// every disk before power returns.
+    /// Drops the cache after a power failure, once every request has ended; after a kill it stays.
+    /// Must be called for every disk before power returns.
     pub fn lose_cache(&self) {
+        if self.0.machine.is_kill() {
+            return;
+        }
         self.lock().lose_power(self.0.limits.fixed().block_size);
+    }
+
+    /// Makes the whole cache durable.
+    pub fn write_cache(&self) {
+        let mut state = self.lock();
+        let count = state.cache.len();
+        state.destage(count);
     }
 
     /// Reads the stored data, for tests and tools that inspect a disk without power.
@@ -347,10 +357,8 @@ impl SimDisk {
 
     /// Silently replaces stored data.
     pub fn poke(&self, offset: u64, bytes: &[u8]) {
-        let mut state = self.lock();
-        let count = state.cache.len();
-        state.destage(count);
-        state.medium.write(offset, bytes);
+        self.write_cache();
+        self.lock().medium.write(offset, bytes);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -389,7 +397,10 @@ impl Shared {
     fn finish(&self, req: &Request<'_>, offset: u64, boot: u64) -> IoResult {
         let mut state = self.lock();
         if !self.is_here(&state, boot) {
-            state.lose_power(self.limits.fixed().block_size);
+            match self.machine.is_kill() {
+                true => state.destage_below(&(offset..offset + req.len)),
+                false => state.lose_power(self.limits.fixed().block_size),
+            }
             if req.op == Op::Write {
                 state.cut_off.push(offset..offset + req.len);
             }

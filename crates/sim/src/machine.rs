@@ -27,6 +27,7 @@ pub struct Machine {
     /// Grows with every power on: requests of an earlier boot fail with "gone".
     boot: AtomicU64,
     is_on: AtomicBool,
+    is_kill: AtomicBool,
     writes_started: AtomicU64,
     writes_ended: AtomicU64,
     long_started: AtomicU64,
@@ -65,6 +66,16 @@ impl Machine {
         if let Some(waker) = self.crash_waker.lock().unwrap_or_else(PoisonError::into_inner).take() {
             waker.wake();
         }
+    }
+
+    /// Sets whether only the processes end at the next power off: disks keep their caches.
+    pub fn set_kill(&self, is_kill: bool) {
+        self.is_kill.store(is_kill, Ordering::Relaxed);
+    }
+
+    /// Whether only the processes end at the next power off.
+    pub fn is_kill(&self) -> bool {
+        self.is_kill.load(Ordering::Relaxed)
     }
 
     /// Whether power is on.

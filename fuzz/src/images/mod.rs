@@ -77,7 +77,7 @@ fn write(core: &CoreRef, home: &CoreRef, bytes: Vec<u8>, expected: Option<Base>,
     let (device, Ok(image)) = opened.expect("the core runs") else { return };
     let backing = image.header.backing_file.is_some().then(|| disk(OTHER_BYTES) as Arc<dyn Device>);
     let can_write = !image.header.has_data_file() && !image.header.has_extended_l2();
-    let live = match LiveImage::open_on(home.clone(), image, Others { backing, data_file: None }, 1 << 13) {
+    let live = match LiveImage::open_on(home.clone(), image, Others { backing, data_file: None }, 1 << 13, None) {
         Ok(live) => Arc::new(live),
         Err(error) => return assert!(!(is_intact && can_write), "an intact disk is opened: {error}"),
     };

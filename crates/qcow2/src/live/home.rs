@@ -16,6 +16,7 @@
 use super::file::File;
 use super::metadata::{Metadata, WORD};
 use super::refcounts::{Clusters, Refcounts};
+use super::restart::{Log, RestartLog};
 use crate::entry::{BadEntry, COPIED, Cluster, Entry, Geometry, Place};
 use crate::header::{at, be_bytes, be64, incompatible};
 use crate::mutant::{self, Mutant};
@@ -63,6 +64,8 @@ pub(super) struct Home {
     /// One quarantine ends at a time.
     releasing: Permits,
     next_number: Cell<u64>,
+    /// Entries that were set, and not flushed, for the case of a kill.
+    log: OnceCell<Log>,
 }
 
 /// A change that has begun and not ended.
@@ -76,6 +79,7 @@ struct Open {
 
 /// A locked entry.
 struct Locked {
+    cluster: u64,
     slot: Slot<Metadata>,
     entry: Entry,
 }
@@ -158,17 +162,18 @@ async fn lock(view: &Entries, cluster: u64) -> Result<Locked, IoError> {
         }
     };
     match geometry.place(entry, cluster * geometry.cluster_size(), 0) {
-        Ok(_) => Ok(Locked { slot, entry }),
+        Ok(_) => Ok(Locked { cluster, slot, entry }),
         Err(BadEntry) => Err(IoError::Corrupt),
     }
 }
 
 impl Home {
-    /// Opens the home on the calling core, which the table of `view` belongs to.
+    /// Opens the home on the calling core, which the table of `view` belongs to. Entries of an
+    /// earlier process that `log` has are in the image then.
     ///
     /// # Errors
-    /// When the metadata cannot be read, or is invalid.
-    pub(super) async fn open(view: &Entries) -> Result<Rc<Home>, IoError> {
+    /// When the metadata or the log cannot be read, or is invalid.
+    pub(super) async fn open(view: &Entries, log: Option<RestartLog>) -> IoResult {
         let metadata = view.format();
         let cluster_size = metadata.geometry.cluster_size();
         let refused = |error: DeviceError| {
@@ -186,11 +191,6 @@ impl Home {
             }
         }
         let refcounts = Refcounts::open(&file, &metadata.header, metadata.block_size).await?;
-        // A writer clears the bits that it does not know before its first write.
-        let known = metadata.header.known_autoclear();
-        if known != metadata.header.autoclear {
-            refcounts.write_header(at::AUTOCLEAR, &known.to_be_bytes()).await?;
-        }
         file.complete_last_cluster();
         let home = Rc::new(Home {
             file,
@@ -206,8 +206,73 @@ impl Home {
             quarantine: RefCell::default(),
             releasing: Permits::new(1),
             next_number: Cell::new(0),
+            log: OnceCell::new(),
         });
-        Ok(view.local().get_or_init(|| home).clone())
+        // Version 2 has no place for the session of a log.
+        let log = log.filter(|_| metadata.header.version >= 3);
+        view.local().get_or_init(|| home).begin_session(view, log).await
+    }
+
+    /// Sets the entries that the log has of the last session, and has the image name the new one.
+    /// Autoclear bits that are unknown are cleared before the first write.
+    async fn begin_session(&self, view: &Entries, mut log: Option<RestartLog>) -> IoResult {
+        let header = &view.format().header;
+        let unusable = |error: std::io::Error| {
+            tracing::error!(%error, "the restart log of an image cannot be used");
+            IoError::DeviceGone
+        };
+        let last = header.session();
+        let left = log.as_ref().map(|log| log.entries(last));
+        let left = left.transpose().map_err(unusable)?.unwrap_or_default();
+        if !left.is_empty() {
+            self.write_session(view, last).await?;
+            self.restore(view, &left).await?;
+            let (image, clusters) = (view.format().image.name(), left.len());
+            tracing::warn!(image, clusters, "restored writes of a server that was killed");
+        }
+        let session = log.as_mut().map_or(0, |log| log.session(last));
+        if header.autoclear_with(session) != header.autoclear {
+            self.write_session(view, session).await?;
+        }
+        let log = log.map(RestartLog::begin).transpose().map_err(unusable)?;
+        log.map(|log| self.log.get_or_init(|| log));
+        Ok(())
+    }
+
+    /// Writes the autoclear bits that are known, and a session.
+    async fn write_session(&self, view: &Entries, session: u32) -> IoResult {
+        let bits = view.format().header.autoclear_with(session);
+        self.refcounts.write_header(at::AUTOCLEAR, &bits.to_be_bytes()).await
+    }
+
+    /// Sets the entries of some clusters of the disk, whose data is in the file, and makes them
+    /// durable. Clusters that they refer to have references before any other is taken.
+    async fn restore(&self, view: &Entries, entries: &BTreeMap<u64, Entry>) -> IoResult {
+        let (metadata, geometry) = (view.format(), view.format().geometry);
+        let clusters = metadata.header.size.div_ceil(geometry.cluster_size());
+        for (cluster, entry) in entries {
+            let is_valid = geometry.place(*entry, cluster.wrapping_mul(geometry.cluster_size()), 0).is_ok();
+            if *cluster >= clusters || !is_valid || self.overlaps(metadata, *entry) {
+                return Err(IoError::Corrupt);
+            }
+            if metadata.data_file.is_none() && !mutant::is(Mutant::RestoredWithoutRefcount) {
+                for cluster in geometry.host_clusters(*entry) {
+                    self.refcounts.claim(cluster, entry.word & COPIED != 0).await?;
+                }
+            }
+        }
+        for (cluster, entry) in entries {
+            let mut locked = lock(view, *cluster).await?;
+            let old = locked.entry;
+            if old != *entry {
+                self.reserve_tables(view, *cluster..*cluster + 1).await?;
+                self.set(view, &mut locked, *entry).await?;
+                if geometry.host_clusters(old) != geometry.host_clusters(*entry) {
+                    self.drop_place(view, old);
+                }
+            }
+        }
+        self.flush(view).await
     }
 
     fn number(&self) -> u64 {
@@ -288,7 +353,8 @@ impl Home {
     /// Ends a change whose data was written: the entries point to it.
     ///
     /// # Errors
-    /// [`IoError::DeviceGone`] when there is no such change.
+    /// [`IoError::DeviceGone`] when there is no such change; as [`Home::set`], for the rest of the
+    /// clusters.
     pub(super) async fn commit(&self, view: &Entries, number: u64) -> IoResult {
         let open = self.changes.borrow_mut().remove(&number);
         let Some(Open { mut slots, clusters, is_new, range }) = open else { return Err(IoError::DeviceGone) };
@@ -297,7 +363,11 @@ impl Home {
             let place = (clusters.first + number) * cluster_size;
             let old = locked.entry;
             let new = geometry.written(old, place, geometry.subclusters_in(number, &range));
-            self.set(view, locked, new).await?;
+            if let Err(error) = self.set(view, locked, new).await {
+                let unused: Vec<u64> = (clusters.first + number..clusters.first + clusters.count).collect();
+                let _ = self.drop_references(view, if is_new { &unused } else { &[] }).await;
+                return Err(error);
+            }
             if is_new {
                 self.drop_place(view, old);
             }
@@ -362,9 +432,9 @@ impl Home {
             let is_same = locked.entry == old || mutant::is(Mutant::CommitWithoutCompare);
             if is_same && !view.format().is_corrupt() {
                 self.reserve_tables(view, cluster..cluster + 1).await?;
-                self.lent.borrow_mut().remove(&place);
                 let new = geometry.written(old, place * cluster_size, geometry.subclusters_in(0, &range));
                 self.set(view, &mut locked, new).await?;
+                self.lent.borrow_mut().remove(&place);
                 self.drop_place(view, old);
                 return Ok(true);
             }
@@ -464,8 +534,21 @@ impl Home {
         }
     }
 
-    /// Sets an entry, whose data was written.
+    /// Sets an entry, whose data was written. The log has it first: others may complete writes to
+    /// its place as soon as it is set. No flush begins in between, as that is one step of the home.
+    ///
+    /// # Errors
+    /// When the log has no room, and a flush fails; when it cannot be written: nothing has changed.
     async fn set(&self, view: &Entries, locked: &mut Locked, entry: Entry) -> IoResult {
+        if let Some(log) = self.log.get() {
+            while log.is_full() {
+                self.flush(view).await?;
+            }
+            log.note(locked.cluster, entry).map_err(|error| {
+                tracing::error!(%error, "the restart log of an image cannot be written");
+                IoError::Medium
+            })?;
+        }
         view.format().set.fetch_add(1, Ordering::AcqRel);
         locked.entry = entry;
         match view.format().geometry.has_extended_l2 {
@@ -488,9 +571,10 @@ impl Home {
         }
     }
 
-    /// Flushes when many clusters wait for it.
+    /// Flushes when many clusters or records of the log wait for it.
     fn tidy(&self, view: &Entries) {
-        let is_full = self.dropped.borrow().len() >= MOST_DROPPED;
+        let is_log_full = self.log.get().is_some_and(Log::is_half_full);
+        let is_full = self.dropped.borrow().len() >= MOST_DROPPED || is_log_full;
         if is_full && self.flushing.waiting() == 0 {
             let view = view.clone();
             reactor::current().spawn(async move {
@@ -659,15 +743,30 @@ impl Home {
         let metadata = view.format();
         let now = metadata.set.load(Ordering::Acquire);
         let dropped = self.dropped.take();
+        let logged = self.log.get().map_or(0, Log::end);
         if mutant::is(Mutant::ReleaseBeforeFlush) {
             self.quarantine(view, dropped.clone());
         }
-        self.write_all(view).await.inspect_err(|_| self.dropped.borrow_mut().extend(&dropped))?;
+        if mutant::is(Mutant::LogForgottenEarly) {
+            self.forget(logged)?;
+        }
+        let written = self.write_all(view).await.and_then(|()| self.forget(logged));
+        written.inspect_err(|_| self.dropped.borrow_mut().extend(&dropped))?;
         metadata.flushed.fetch_max(now, Ordering::AcqRel);
         if !dropped.is_empty() && !mutant::is(Mutant::ReleaseBeforeFlush) {
             self.quarantine(view, dropped);
         }
         Ok(())
+    }
+
+    /// Has the log begin at a record: the entries before it are durable. Their old clusters are
+    /// used again only after that.
+    fn forget(&self, record: u64) -> IoResult {
+        let Some(log) = self.log.get() else { return Ok(()) };
+        log.forget(record).map_err(|error| {
+            tracing::error!(%error, "the restart log of an image cannot be written");
+            IoError::Medium
+        })
     }
 
     /// Makes data, refcounts and then tables durable.
@@ -748,6 +847,9 @@ impl Home {
         self.drop_references(view, &unused).await?;
         if !mutant::is(Mutant::CloseWithoutRefcounts) {
             self.settle_all(view).await?;
+        }
+        if self.log.get().is_some() {
+            self.write_session(view, 0).await?;
         }
         let mut end = self.refcounts.end().await?.max(least);
         // A file that ended inside its last cluster ends there again, unless data came behind it.

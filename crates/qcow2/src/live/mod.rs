@@ -16,6 +16,7 @@
 //! | [`home`] | changes of metadata, in an order that survives a crash |
 //! | [`metadata`] | the properties that all cores know |
 //! | [`refcounts`] | which clusters are free |
+//! | [`restart`] | entries that outlive a kill of the process |
 //! | [`file`](mod@file) | reads and writes of metadata |
 
 mod channel;
@@ -23,6 +24,7 @@ pub(crate) mod file;
 mod home;
 mod metadata;
 mod refcounts;
+mod restart;
 
 use crate::below::{Others, check_others, each_mapped, limits};
 use crate::content::Content;
@@ -36,6 +38,7 @@ use home::Home;
 use mapping::{Config, Table};
 use metadata::Metadata;
 use reactor::{CoreConfig, CoreRef, Cores, yield_now};
+pub use restart::{RESTART_RECORDS, RestartLog};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -63,17 +66,24 @@ pub struct LiveImage {
 
 impl LiveImage {
     /// The disk of `image`, with a thread of its own for metadata. Keeps `cache_bytes` of tables in
-    /// memory. Must not be called on a core.
+    /// memory. With `log` completed writes survive a kill of the process, if the image has version
+    /// 3: those of an earlier process are in the image before this returns. Must not be called on a
+    /// core.
     ///
     /// # Errors
     /// When the image has a property that writes do not support, or `others` does not fit it, or no
-    /// thread can be started.
-    pub fn open(image: Image, others: Others, cache_bytes: u64) -> Result<LiveImage, Error> {
+    /// thread can be started, or the log does not fit the image.
+    pub fn open(
+        image: Image,
+        others: Others,
+        cache_bytes: u64,
+        log: Option<RestartLog>,
+    ) -> Result<LiveImage, Error> {
         let fail = |text: String| Error::new(&image.name, Problem::Refused(text));
         let thread = Cores::start(&[CoreConfig::default()]);
         let thread = thread.map_err(|error| fail(format!("cannot start a thread: {error}")))?;
         let home = thread.get(0);
-        LiveImage::with(image, others, cache_bytes, home, Some(thread))
+        LiveImage::with(image, others, cache_bytes, log, home, Some(thread))
     }
 
     /// As [`LiveImage::open`], with metadata on the core `home`, which must not end before the drop
@@ -86,14 +96,16 @@ impl LiveImage {
         image: Image,
         others: Others,
         cache_bytes: u64,
+        log: Option<RestartLog>,
     ) -> Result<LiveImage, Error> {
-        LiveImage::with(image, others, cache_bytes, home, None)
+        LiveImage::with(image, others, cache_bytes, log, home, None)
     }
 
     fn with(
         image: Image,
         others: Others,
         cache_bytes: u64,
+        log: Option<RestartLog>,
         home: CoreRef,
         thread: Option<Cores>,
     ) -> Result<LiveImage, Error> {
@@ -114,7 +126,7 @@ impl LiveImage {
         let opening = table.clone();
         let opened = home.block_on(move |_| async move {
             let view = opening.view().map_err(|error| error.to_string())?;
-            Home::open(&view).await.map(drop).map_err(|error| match error {
+            Home::open(&view, log).await.map_err(|error| match error {
                 IoError::Corrupt => "the metadata is damaged, or the file was cut short".to_owned(),
                 _ => format!("cannot read the metadata: {error}"),
             })

@@ -161,6 +161,27 @@ impl Refcounts {
         Some(start..start + count)
     }
 
+    /// Gives a cluster a reference if it has none. With `is_only` it has one then: others that the
+    /// file still counts were dropped.
+    ///
+    /// # Errors
+    /// [`IoError::Corrupt`] when the cluster is not in the file, or no block counts it; the
+    /// device's.
+    pub(super) async fn claim(&self, cluster: u64, is_only: bool) -> IoResult {
+        let claim = async {
+            if cluster >= self.file.capacity().div_ceil(self.cluster_size) {
+                return Err(IoError::Corrupt);
+            }
+            self.load(cluster / self.per_block(), false).await?;
+            let count = self.get(cluster);
+            if count == 0 || count > 1 && is_only {
+                self.set(cluster, 1);
+            }
+            Ok(())
+        };
+        self.changing.during(1, claim).await
+    }
+
     /// Removes a reference to each of some clusters.
     ///
     /// # Errors

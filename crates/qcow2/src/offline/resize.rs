@@ -215,7 +215,8 @@ fn clear(device: &Arc<dyn Device>, backing: Option<Arc<dyn Device>>, change: &Ch
     let image = reactor::run(async move { open(&opened, &larger).await })?;
     let is_growth = change.is_growth();
     let backing = backing.filter(|_| is_growth);
-    let live = Arc::new(LiveImage::open(image, Others { backing, data_file: None }, DEFAULT_CACHE_BYTES)?);
+    let live =
+        Arc::new(LiveImage::open(image, Others { backing, data_file: None }, DEFAULT_CACHE_BYTES, None)?);
     let (used, ranges) = (live.clone(), change.ranges.clone());
     let cleared = reactor::run(async move {
         for range in ranges {

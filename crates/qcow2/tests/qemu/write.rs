@@ -14,7 +14,7 @@ use std::sync::Arc;
 fn try_open(path: &Path, backing: Option<Arc<dyn Device>>) -> Result<LiveImage, Error> {
     let device: Arc<dyn Device> = Arc::new(UringDevice::open(&Options::new(path)).unwrap());
     let image = reactor::run(async move { Image::open(device).await })?;
-    LiveImage::open(image, Others { backing, data_file: None }, 16 << 10)
+    LiveImage::open(image, Others { backing, data_file: None }, 16 << 10, None)
 }
 
 fn open(folder: &Folder, image: &str) -> Arc<LiveImage> {
@@ -237,7 +237,7 @@ fn external_data_files_are_written() {
             let data: Arc<dyn Device> =
                 Arc::new(UringDevice::open(&Options::new(folder.path("data.raw"))).unwrap());
             let others = Others { backing: None, data_file: Some(data) };
-            let device = Arc::new(LiveImage::open(image, others, 16 << 10).unwrap());
+            let device = Arc::new(LiveImage::open(image, others, 16 << 10, None).unwrap());
             disk.work(&device, round, 150);
             compare(&(device.clone() as _), &disk.bytes);
             drop(device);
@@ -461,7 +461,7 @@ fn an_image_that_was_closed_can_be_opened_again_at_once() {
             Image::open(device).await.unwrap()
         });
         let image = opened.unwrap_or_else(|_| panic!("round {round}"));
-        let live = LiveImage::open_on(cores.get(1), image, Others::default(), 16 << 10).unwrap();
+        let live = LiveImage::open_on(cores.get(1), image, Others::default(), 16 << 10, None).unwrap();
         let live = Arc::new(live);
         let used = live.clone();
         let work = cores.get(0).block_on(move |core| async move {

@@ -1,12 +1,13 @@
-//! Images in QEMU's format qcow2 that are written on several simulated cores, with power loss and
-//! failing writes.
+//! Images in QEMU's format qcow2 that are written on several simulated cores, with power loss,
+//! kills of the process and failing writes.
 //!
 //! ```text
 //!   seed ─► Plan ─► boots: check the image ─► open ─► read the whole disk ─► users write ─► close, or power goes
 //! ```
 //!
 //! After each power loss [`qcow2::check`](mod@qcow2::check) must find a valid image, in which
-//! clusters may leak. After a clean end no further ones do. The disk reads as the oracle says.
+//! clusters may leak. After a clean end no further ones do. The disk reads as the oracle says. After
+//! a kill with a restart log all writes are there that were acknowledged.
 
 mod plan;
 mod world;
@@ -47,26 +48,29 @@ pub fn run_plan(plan: &Plan, is_tracing: bool) -> Outcome {
 
 fn run_boots(plan: &Plan, world: &Rc<World>, is_tracing: bool) {
     // The last boot only looks, and closes the image.
-    let last = Boot::default();
-    for (number, boot) in (1..).zip(plan.boots.iter().chain([&last])) {
+    let last = Boot { has_log: true, ..Boot::default() };
+    let mut boots = (1..).zip(plan.boots.iter().chain([&last])).peekable();
+    while let Some((number, boot)) = boots.next() {
         if is_tracing {
             println!("boot {number}: {boot:?}");
         }
-        run(world, mix(plan.seed ^ mix(number)), boot);
+        let is_logged = boot.has_log && boots.peek().is_some_and(|(_, next)| next.has_log);
+        run(world, mix(plan.seed ^ mix(number)), boot, is_logged);
         if world.failure().is_some() {
             return;
         }
     }
 }
 
-/// Runs a boot to its end.
-fn run(world: &Rc<World>, seed: u64, boot: &Boot) {
+/// Runs a boot to its end. `is_logged`: it and the next boot have the restart log.
+fn run(world: &Rc<World>, seed: u64, boot: &Boot, is_logged: bool) {
     world.machine.power_on();
+    world.machine.set_kill(boot.is_kill);
     let simulation = Simulation::start(seed, world.shape.cores + 1);
     world.machine.crash_at(boot.crash);
     let leaks = check(world, &simulation, world.leaks.take());
     check_snapshot(world, &simulation);
-    match world.goes_on().then(|| open(world, &simulation)).flatten() {
+    match world.goes_on().then(|| open(world, &simulation, boot)).flatten() {
         Some(image) => {
             use_image(world, &simulation, boot, &image);
             if world.goes_on() && boot.crash.is_none() {
@@ -88,7 +92,7 @@ fn run(world: &Rc<World>, seed: u64, boot: &Boot) {
         world.fail("a request was dropped or never ended".into());
     }
     drop(simulation);
-    world.lose_power();
+    world.end_boot(is_logged);
 }
 
 /// Turns power off, and waits until every request has ended.
@@ -146,14 +150,16 @@ fn check_snapshot(world: &World, simulation: &Simulation) {
 }
 
 /// Opens the image; `None` when power goes before, or something is wrong.
-fn open(world: &World, simulation: &Simulation) -> Option<LiveImage> {
+fn open(world: &World, simulation: &Simulation, boot: &Boot) -> Option<LiveImage> {
     let device: Arc<dyn Device> = Arc::new(world.file.clone());
     let cores = simulation.cores();
     let image = cores[0].remote().block_on(move |_| async move { Image::open(device).await });
     let others = world.others();
     let home = cores[world.shape.cores].remote();
     let opened = image.expect("the core runs");
-    let opened = opened.and_then(|image| LiveImage::open_on(home, image, others, world.shape.cache_bytes));
+    let log = boot.has_log.then(|| world.restart_log(boot.seed as u32));
+    let cache_bytes = world.shape.cache_bytes;
+    let opened = opened.and_then(|image| LiveImage::open_on(home, image, others, cache_bytes, log));
     match opened {
         Ok(image) => Some(image),
         Err(error) => {
@@ -202,7 +208,7 @@ mod tests {
             (plan.shape.refcount_order, plan.shape.has_snapshot) = (6, false);
             for failing_write in 1..12 {
                 let users = vec![1];
-                plan.boots = vec![Boot { seed, users, crash: None, failing_write }];
+                plan.boots = vec![Boot { seed, users, failing_write, has_log: true, ..Boot::default() }];
                 let outcome = run_plan(&plan, false);
                 assert_eq!(outcome.failure, None, "seed {seed}, write {failing_write}");
             }

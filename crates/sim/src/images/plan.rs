@@ -31,6 +31,8 @@ pub struct Shape {
     /// Cores with users.
     pub cores: usize,
     pub cache_bytes: u64,
+    /// Records of the restart log.
+    pub log_records: u32,
 }
 
 /// The events between power on and power off.
@@ -41,6 +43,10 @@ pub struct Boot {
     pub users: Vec<u64>,
     /// When power goes; without it the image is closed.
     pub crash: Option<CrashAt>,
+    /// Whether only the process ends, and disks keep their caches.
+    pub is_kill: bool,
+    /// Whether the image is opened with its restart log.
+    pub has_log: bool,
     /// The write that fails, counted from the first request of a user; 0 for none.
     pub failing_write: u32,
 }
@@ -58,7 +64,11 @@ impl Plan {
     pub fn draw(seed: u64) -> Plan {
         let mut rng = Rng::new(mix(seed));
         let shape = Shape::draw(&mut rng);
-        let boots = (0..2 + rng.below(6)).map(|_| Boot::draw(&mut rng)).collect();
+        let mut boots: Vec<Boot> = (0..2 + rng.below(6)).map(|_| Boot::draw(&mut rng)).collect();
+        for boot in &mut boots {
+            boot.has_log = !rng.one_in(4);
+            boot.is_kill = rng.one_in(2);
+        }
         Plan { seed, shape, boots }
     }
 }
@@ -101,6 +111,7 @@ impl Shape {
             latency_ns: [1000, 10_000, 100_000][rng.below(3) as usize],
             cores: 1 + rng.below(2) as usize,
             cache_bytes: 4096 * (1 + rng.below(8)),
+            log_records: rng.log_uniform(512) as u32,
         }
     }
 }
@@ -114,6 +125,6 @@ impl Boot {
             _ => None,
         };
         let failing_write = if rng.one_in(4) { 1 + rng.log_uniform(100) as u32 } else { 0 };
-        Boot { seed: rng.draw(), users, crash, failing_write }
+        Boot { seed: rng.draw(), users, crash, is_kill: false, has_log: false, failing_write }
     }
 }

@@ -9,10 +9,11 @@ use crate::user::{Disk, Host};
 use crate::world::Stats;
 use base::{Rng, mix};
 use block::IoError;
-use qcow2::Others;
 use qcow2::entry::{COPIED, Entry, Geometry};
 use qcow2::write::{Options, Output, Writer};
+use qcow2::{Others, RestartLog};
 use std::cell::{Cell, RefCell};
+use std::fs::File;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -28,6 +29,10 @@ pub struct World {
     pub stats: Cell<Stats>,
     /// The content of the internal snapshot, if there is one.
     pub snapshot: Option<Vec<u8>>,
+    /// The file of the restart log.
+    pub log: File,
+    /// How often the machine was started.
+    pub starts: Cell<u8>,
     /// Clusters that leaked when the image was closed, if it was and no power has been lost since.
     pub leaks: Cell<Option<u64>>,
     failure: RefCell<Option<String>>,
@@ -74,6 +79,8 @@ impl World {
             users: Gate::default(),
             stats: Cell::default(),
             snapshot: is_shared.then_some(content),
+            log: tempfile::tempfile().expect("a temporary file"),
+            starts: Cell::default(),
             leaks: Cell::new(Some(0)),
             failure: RefCell::default(),
             shape,
@@ -98,12 +105,29 @@ impl World {
         self.failure.borrow().clone()
     }
 
-    /// Power has gone, and every request has ended.
-    pub fn lose_power(&self) {
-        self.file.lose_cache();
+    /// The restart log of a boot.
+    pub fn restart_log(&self, session: u32) -> RestartLog {
+        let file = self.log.try_clone().expect("a descriptor");
+        let log = RestartLog::new(file, [self.starts.get(); 16], session, self.shape.log_records);
+        log.expect("room for a log")
+    }
+
+    /// Power has gone, or the process was killed, and every request has ended. `is_logged`: a
+    /// restart log has, and the next process reads, what a kill would lose.
+    pub fn end_boot(&self, is_logged: bool) {
+        let is_kill = self.machine.is_kill();
+        match is_kill {
+            // What a read then finds stays.
+            true if !is_logged => self.file.write_cache(),
+            _ => self.file.lose_cache(),
+        }
         self.file.revive();
         self.file.forgive();
-        self.disk.oracle.borrow_mut().crash();
+        if !is_kill {
+            self.starts.set(self.starts.get() + 1);
+        }
+        let mut oracle = self.disk.oracle.borrow_mut();
+        if is_kill && is_logged { oracle.kill() } else { oracle.crash() }
     }
 }
 

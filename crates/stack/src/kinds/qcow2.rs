@@ -309,7 +309,7 @@ fn open_live(
         Image::open(device).await
     });
     let image = opened.map_err(as_device_error)?;
-    Ok(Arc::new(LiveImage::open(image, others, cache_bytes).map_err(as_device_error)?))
+    Ok(Arc::new(LiveImage::open(image, others, cache_bytes, None).map_err(as_device_error)?))
 }
 
 /// Repairs an image whose last writer did not close it, and had left refcounts behind.

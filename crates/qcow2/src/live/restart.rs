@@ -1,0 +1,284 @@
+//! The restart log: entries that were set and are not in the image yet, where a kill of the process
+//! does not reach them.
+//!
+//! ```text
+//!   write ─► data in the file ─► entry in the log ─► entry in memory ─► answer
+//!   flush ─► entries in the file ─► the log begins behind them
+//!   kill  ─► the next process: log ─► entries ─► flush
+//! ```
+//!
+//! A client of a server that is killed may stay, and does not repeat what was answered. The kernel
+//! has the data then, and the log has the entries. The log is for a kill alone: after power loss
+//! the file may lack data that an entry needs. So a log counts only until the machine starts
+//! again, and only while the image has the log's session number, which every other writer clears:
+//! it is in reserved autoclear bits (32 to 63).
+//!
+//! The file of the log has a header and a ring of records:
+//!
+//! | byte | bytes | purpose |
+//! |---|---|---|
+//! | 0 | 8 | `FREESTLG` |
+//! | 8 | 16 | identifier of the machine's start |
+//! | 24 | 4 | session |
+//! | 28 | 4 | records of the ring |
+//! | 32 | 8 | number of the first record that counts |
+//! | 40 | 4 | CRC-32C of the bytes before it |
+//! | 4096 | 32 each | cluster of the disk, entry (two words), low half of the record's number, CRC-32C of these and the session |
+//!
+//! All numbers are little-endian.
+
+use crate::entry::Entry;
+use crate::mutant::{self, Mutant};
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+const MAGIC: [u8; 8] = *b"FREESTLG";
+const HEADER_BYTES: usize = 44;
+/// First byte of the ring.
+const RING: u64 = 4096;
+const RECORD_BYTES: u64 = 32;
+/// Longest log that is read.
+const MOST_BYTES: u64 = 64 << 20;
+/// Records of a log: 4 MiB.
+pub const RESTART_RECORDS: u32 = 1 << 17;
+
+/// A file for a restart log, and what distinguishes this use of it.
+pub struct RestartLog {
+    file: File,
+    start_of_machine: [u8; 16],
+    session: u32,
+    records: u32,
+}
+
+impl RestartLog {
+    /// A log in `file`, which no other process uses. `start_of_machine` differs after each start of
+    /// the machine (`/proc/sys/kernel/random/boot_id`), and `session`, a random number, in each use
+    /// of the log; 0 counts as 1. Has room for `records` entries, at least one.
+    ///
+    /// # Errors
+    /// When there is no room for the whole file.
+    pub fn new(file: File, start_of_machine: [u8; 16], session: u32, records: u32) -> io::Result<RestartLog> {
+        let records = records.max(1);
+        // Records that are written later need no room.
+        let (len, whole) = (file.metadata()?.len(), RING + u64::from(records) * RECORD_BYTES);
+        if len < whole {
+            file.write_all_at(&vec![0; (whole - len) as usize], len)?;
+        }
+        Ok(RestartLog { file, start_of_machine, session: session.max(1), records })
+    }
+
+    /// This use of the log, after the image was written in the session `last`.
+    pub(super) fn session(&mut self, last: u32) -> u32 {
+        if self.session == last {
+            self.session = last.wrapping_add(1).max(1);
+        }
+        self.session
+    }
+
+    /// The last entry of each cluster that the session of an image, not 0, has left; none if the log
+    /// is about something else.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub(super) fn entries(&self, session: u32) -> io::Result<BTreeMap<u64, Entry>> {
+        let mut entries = BTreeMap::new();
+        let mut bytes = vec![0; self.file.metadata()?.len().min(MOST_BYTES) as usize];
+        self.file.read_exact_at(&mut bytes, 0)?;
+        let Some(Start { session, records, first }) = self.start(&bytes, session) else { return Ok(entries) };
+        for number in first..first + u64::from(records) {
+            let at = place(number, records) as usize;
+            let found = bytes.get(at..at + RECORD_BYTES as usize);
+            let Some((cluster, entry)) = found.and_then(|record| parse(record, number, session)) else {
+                break;
+            };
+            entries.insert(cluster, entry);
+        }
+        Ok(entries)
+    }
+
+    /// Parses the header.
+    fn start(&self, bytes: &[u8], session: u32) -> Option<Start> {
+        let header = bytes.get(..HEADER_BYTES)?;
+        let [found, records] = [24, 28].map(|at| u32::from_le_bytes(word(header, at)));
+        let is_whole =
+            header[..8] == MAGIC && word(header, 40) == crc32c::crc32c(&header[..40]).to_le_bytes();
+        let is_start = header[8..24] == self.start_of_machine || mutant::is(Mutant::LogOfEarlierStart);
+        let is_session = found == session && session > 0 || mutant::is(Mutant::LogOfOtherSession);
+        let start = Start { session: found, records, first: u64::from_le_bytes(word(header, 32)) };
+        (is_whole && is_start && is_session && records > 0).then_some(start)
+    }
+
+    /// Begins an empty log.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub(super) fn begin(self) -> io::Result<Log> {
+        let log = Log { log: self, first: Cell::new(0), end: Cell::new(0) };
+        log.write_header(0)?;
+        Ok(log)
+    }
+}
+
+/// The fields of a header that say which records count.
+struct Start {
+    session: u32,
+    records: u32,
+    first: u64,
+}
+
+/// A log in use.
+pub(super) struct Log {
+    log: RestartLog,
+    /// Number of the first record that counts, and of the next one.
+    first: Cell<u64>,
+    end: Cell<u64>,
+}
+
+impl Log {
+    fn write_header(&self, first: u64) -> io::Result<()> {
+        let RestartLog { file, start_of_machine, session, records } = &self.log;
+        let mut header = [0; HEADER_BYTES];
+        header[..8].copy_from_slice(&MAGIC);
+        header[8..24].copy_from_slice(start_of_machine);
+        header[24..28].copy_from_slice(&session.to_le_bytes());
+        header[28..32].copy_from_slice(&records.to_le_bytes());
+        header[32..40].copy_from_slice(&first.to_le_bytes());
+        let sum = crc32c::crc32c(&header[..40]);
+        header[40..].copy_from_slice(&sum.to_le_bytes());
+        file.write_all_at(&header, 0)
+    }
+
+    /// Whether there is no room.
+    pub(super) fn is_full(&self) -> bool {
+        self.end.get() - self.first.get() >= u64::from(self.log.records)
+            && !mutant::is(Mutant::FullLogIgnored)
+    }
+
+    /// Adds the entry of a cluster. There is room.
+    ///
+    /// # Errors
+    /// When the file cannot be written: nothing is added.
+    pub(super) fn note(&self, cluster: u64, entry: Entry) -> io::Result<()> {
+        if mutant::is(Mutant::EntryNotLogged) {
+            return Ok(());
+        }
+        let (number, records) = (self.end.get(), self.log.records);
+        let mut record = [0; RECORD_BYTES as usize];
+        for (at, value) in [(0, cluster), (8, entry.word), (16, entry.bitmap)] {
+            record[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        record[24..28].copy_from_slice(&(number as u32).to_le_bytes());
+        let sum = sum_of(&record, self.log.session);
+        record[28..].copy_from_slice(&sum.to_le_bytes());
+        self.log.file.write_all_at(&record, place(number, records))?;
+        self.end.set(number + 1);
+        Ok(())
+    }
+
+    /// Whether half of the ring has records that count.
+    pub(super) fn is_half_full(&self) -> bool {
+        self.end.get() - self.first.get() > u64::from(self.log.records) / 2
+    }
+
+    /// The number of the next record.
+    pub(super) fn end(&self) -> u64 {
+        self.end.get()
+    }
+
+    /// Forgets the records before the number `first`, whose entries are durable.
+    ///
+    /// # Errors
+    /// When the file cannot be written: nothing is forgotten.
+    pub(super) fn forget(&self, first: u64) -> io::Result<()> {
+        if first > self.first.get() {
+            self.write_header(first)?;
+            self.first.set(first);
+        }
+        Ok(())
+    }
+}
+
+/// The first byte of a record.
+fn place(number: u64, records: u32) -> u64 {
+    RING + number % u64::from(records) * RECORD_BYTES
+}
+
+/// The cluster and the entry of a record, if it is whole and has this number and session.
+fn parse(record: &[u8], number: u64, session: u32) -> Option<(u64, Entry)> {
+    let is_this = word(record, 24) == (number as u32).to_le_bytes();
+    let is_whole = word(record, 28) == sum_of(record, session).to_le_bytes();
+    let [cluster, word, bitmap] = [0, 8, 16].map(|at| u64::from_le_bytes(word(record, at)));
+    (is_this && is_whole).then_some((cluster, Entry { word, bitmap }))
+}
+
+fn sum_of(record: &[u8], session: u32) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&session.to_le_bytes()), &record[..28])
+}
+
+fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    bytes[at..at + N].try_into().expect("bytes of a field")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log(file: &File, start: u8, session: u32) -> RestartLog {
+        RestartLog::new(file.try_clone().unwrap(), [start; 16], session, 4).unwrap()
+    }
+
+    fn entry(word: u64) -> Entry {
+        Entry { word, bitmap: word + 1 }
+    }
+
+    #[test]
+    fn a_killed_process_leaves_the_last_entry_of_each_cluster() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(log(&file, 1, 7).entries(7).unwrap().is_empty(), "an empty file");
+        let first = log(&file, 1, 7).begin().unwrap();
+        for (cluster, word) in [(5, 10), (6, 20), (5, 30)] {
+            first.note(cluster, entry(word)).unwrap();
+        }
+        let found = log(&file, 1, 8).entries(7).unwrap();
+        assert_eq!(found, BTreeMap::from([(5, entry(30)), (6, entry(20))]));
+        for (start, session) in [(1, 8), (2, 7)] {
+            assert!(log(&file, start, 9).entries(session).unwrap().is_empty(), "{start} {session}");
+        }
+        log(&file, 1, 8).begin().unwrap();
+        assert!(log(&file, 1, 9).entries(8).unwrap().is_empty(), "records of another session");
+        assert_eq!([7, 8].map(|last| log(&file, 1, 7).session(last)), [8, 7]);
+    }
+
+    #[test]
+    fn a_full_log_has_room_again_after_a_flush() {
+        let file = tempfile::tempfile().unwrap();
+        let used = log(&file, 1, 7).begin().unwrap();
+        for number in 0..4 {
+            assert!(!used.is_full());
+            used.note(number, entry(number)).unwrap();
+        }
+        assert!(used.is_full() && used.is_half_full());
+        used.forget(3).unwrap();
+        assert!(!used.is_full() && !used.is_half_full());
+        (9..11).for_each(|number| used.note(number, entry(number)).unwrap());
+        let found: Vec<u64> = log(&file, 1, 8).entries(7).unwrap().into_keys().collect();
+        assert_eq!(found, [3, 9, 10]);
+        used.forget(used.end()).unwrap();
+        assert!(log(&file, 1, 8).entries(7).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_damaged_record_ends_the_log() {
+        let file = tempfile::tempfile().unwrap();
+        let used = log(&file, 1, 7).begin().unwrap();
+        (0..3).for_each(|number| used.note(number, entry(number)).unwrap());
+        file.write_all_at(&[0xff], RING + RECORD_BYTES + 3).unwrap();
+        let found: Vec<u64> = log(&file, 1, 8).entries(7).unwrap().into_keys().collect();
+        assert_eq!(found, [0]);
+        file.write_all_at(&[0xff], 33).unwrap();
+        assert!(log(&file, 1, 8).entries(7).unwrap().is_empty(), "a damaged header");
+    }
+}
