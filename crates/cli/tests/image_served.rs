@@ -1,8 +1,15 @@
 //! `freestone serve` on qcow2 images that clients write, killed and stopped. Needs `qemu-utils`.
 
-use crate::common::{PATIENCE, Server, freestone, path_value, write};
+use crate::common::{PATIENCE, Server, failure_in, freestone, path_value, write};
+use block::{Channel, Flags, Op};
+use reactor::Permits;
+use stack::kinds::member::member;
+use std::cell::RefCell;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 fn qemu_img(folder: &Path, arguments: &str) -> i32 {
@@ -31,7 +38,123 @@ fn check(folder: &Path) -> i32 {
 fn serve(folder: &Path, more: &str) -> Server {
     let device = format!("qcow2:{},id=disk{more}", path_value("file", &folder.join("top.qcow2")));
     let export = format!("vhost-user-blk:{},queues=2", path_value("socket", &folder.join("s")));
-    Server::start(&["--cores", "0,1", "--device", &device, "--export", &export]).0
+    Server::start_in(folder, &["--cores", "0,1", "--device", &device, "--export", &export]).0
+}
+
+fn serve_nbd(folder: &Path, more: &str) -> Server {
+    let device = format!("qcow2:{}{more}", path_value("file", &folder.join("top.qcow2")));
+    let export = format!("nbd:{}", path_value("socket", &folder.join("s")));
+    Server::start_in(folder, &["--device", &device, "--export", &export]).0
+}
+
+fn open_nbd(folder: &Path) -> Arc<dyn block::Device> {
+    let export = format!("nbd:{}", path_value("path", &folder.join("s")));
+    member(&export, false, false).unwrap().open().unwrap()
+}
+
+/// Blocks between those that are written: each gets a cluster of its own, or shares it with one.
+const STRIDE: u64 = 10;
+/// Writes at a time.
+const WRITERS: u64 = 8;
+
+/// Writes blocks without a flush, several at a time, until `most` have completed or one fails. Each
+/// has the number of its write in all bytes. Returns the first and the last write of those blocks
+/// that completed, and may add more to the number `completed` meanwhile.
+fn write_until_the_end(folder: &Path, most: u64, seed: u64, completed: Arc<AtomicU64>) -> Vec<(u64, u8)> {
+    let device = open_nbd(folder);
+    reactor::run(async move {
+        let channel: Rc<dyn Channel> = device.open_channel().unwrap();
+        let (found, ended) = (Rc::new(RefCell::new(Vec::new())), Rc::new(Permits::new(0)));
+        for writer in 0..WRITERS {
+            let (channel, found, completed) = (channel.clone(), found.clone(), completed.clone());
+            let ended = ended.clone();
+            reactor::current().spawn(async move {
+                for number in (writer..most).step_by(WRITERS as usize) {
+                    let (block, byte) = (number * STRIDE, (number + seed) as u8);
+                    let mut buffer = reactor::current().buffers().take(4096).await;
+                    buffer.as_mut_slice().fill(byte);
+                    if buffer.transfer(&*channel, Op::Write, Flags::NONE, block * 4096).await.1.is_err() {
+                        break;
+                    }
+                    found.borrow_mut().push((block, byte));
+                    completed.fetch_add(1, Ordering::Relaxed);
+                }
+                ended.release(1);
+            });
+        }
+        ended.acquire(WRITERS as usize).await;
+        found.take()
+    })
+}
+
+fn check_blocks(folder: &Path, blocks: &[(u64, u8)]) {
+    let (device, blocks) = (open_nbd(folder), blocks.to_vec());
+    reactor::run(async move {
+        let channel = device.open_channel().unwrap();
+        for (block, byte) in blocks {
+            let buffer = reactor::current().buffers().take(4096).await;
+            let (buffer, result) = buffer.transfer(&*channel, Op::Read, Flags::NONE, block * 4096).await;
+            assert_eq!(result, Ok(()));
+            assert!(buffer.as_slice().iter().all(|found| *found == byte), "block {block} lacks write {byte}");
+        }
+    });
+}
+
+/// Kills a server after so many completed writes. Returns what they wrote.
+fn killed_under_writes(folder: &Path, server: Server, least: u64, seed: u64) -> Vec<(u64, u8)> {
+    let completed = Arc::new(AtomicU64::new(0));
+    let (seen, place) = (completed.clone(), folder.to_owned());
+    let client = std::thread::spawn(move || write_until_the_end(&place, 6000, seed, seen));
+    while completed.load(Ordering::Relaxed) < least {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    server.kill();
+    client.join().unwrap()
+}
+
+#[test]
+fn a_kill_loses_no_completed_write_unless_another_program_wrote_to_the_image() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    for options in ["", " -o cluster_size=4096", " -o extended_l2=on"] {
+        assert_eq!(qemu_img(folder, &format!("create -q -f qcow2{options} top.qcow2 256M")), 0, "{options}");
+        for (seed, least) in [(0, 700), (1, 1500), (2, 1)] {
+            let server = serve_nbd(folder, "");
+            let written = killed_under_writes(folder, server, least, seed);
+            assert!(matches!(check(folder), 0 | 3), "{options}");
+            let server = serve_nbd(folder, "");
+            check_blocks(folder, &written);
+            let (code, said) = server.stop();
+            // Later writes may need no new cluster.
+            let is_restored = seed > 0 || said.contains("writes of a killed server were restored");
+            assert!(code == 0 && is_restored, "{code}: {said}");
+            assert_eq!(check(folder), 0, "{options}");
+        }
+    }
+    // A log that is not the image's is left alone.
+    assert_eq!(qemu_img(folder, "create -q -f qcow2 top.qcow2 256M"), 0);
+    let server = serve_nbd(folder, "");
+    killed_under_writes(folder, server, 100, 3);
+    assert!(matches!(check(folder), 0 | 3));
+    let image = folder.join("top.qcow2").display().to_string();
+    let (refusal, code) = failure_in(folder, &["image", "resize", &image, "+1M"]);
+    assert!(code == 1 && refusal.contains("was killed") && refusal.contains("/restart-log"), "{refusal}");
+    assert_eq!(qemu_img(folder, "check -q -r all top.qcow2"), 0);
+    let io = ["-f", "qcow2", "-c", "discard 0 256M", "-c", "write -P 9 0 64M", "top.qcow2"];
+    assert!(
+        Command::new("qemu-io")
+            .args(io)
+            .current_dir(folder)
+            .stdout(Stdio::null())
+            .status()
+            .unwrap()
+            .success()
+    );
+    let server = serve_nbd(folder, "");
+    check_blocks(folder, &[(0, 9), (STRIDE, 9), (16383, 9), (16384, 0)]);
+    let (code, said) = server.stop();
+    assert_eq!((code, said.as_str()), (0, ""));
+    assert_eq!(check(folder), 0);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use sandbox::{Access, Mode, Permits, Profile, Sandbox};
 use stack::kinds::confinement as devices;
 use stack::kinds::device::DeviceConfig;
 use stack::kinds::member::member;
+use stack::kinds::restart_log::RestartLogs;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -127,6 +128,7 @@ impl Confined {
         let Confinement { mode, mut profile } = confinement;
         profile.make_directory(runtime_dir);
         profile.allow(runtime_dir, Access::Sockets);
+        RestartLogs::default().keep_all(&mut profile);
         profile.allow(state_dir, Access::Files);
         scan.iter().for_each(|directory| profile.allow(directory, Access::ReadWrite));
         keep_state(state, &mut profile);

@@ -27,16 +27,18 @@ fn transfer(daemon: &Daemon, op: Op, byte: u8) -> u8 {
 }
 
 #[test]
-fn an_image_is_served_and_clean_after_the_end_of_the_daemon() {
+fn an_image_keeps_writes_through_a_kill_and_is_clean_after_the_end_of_the_daemon() {
     let mut daemon = Daemon::new();
     assert_eq!(qemu_img(&daemon, "create -q -f qcow2 disk.qcow2 64M"), 0);
     let spec = format!("qcow2:file={}", daemon.path("disk.qcow2").display());
     daemon.post("/v1/devices", &json!({ "name": "disk", "spec": spec }));
     daemon.post("/v1/exports", &json!({ "name": "disk", "kind": "nbd", "volumes": ["disk"] }));
-    for byte in [7, 8] {
+    for (byte, signal) in [(7, "-KILL"), (8, "-TERM"), (9, "-TERM")] {
         transfer(&daemon, Op::Write, byte);
-        assert!(daemon.end("-TERM").success());
-        assert_eq!(qemu_img(&daemon, "check -q disk.qcow2"), 0);
+        assert_eq!(daemon.end(signal).success(), signal == "-TERM");
+        if signal == "-TERM" {
+            assert_eq!(qemu_img(&daemon, "check -q disk.qcow2"), 0);
+        }
         daemon.start();
         assert_eq!(transfer(&daemon, Op::Read, 0), byte);
     }

@@ -265,6 +265,16 @@ impl DevicePlan {
         }
     }
 
+    /// Has images keep no restart log where none is asked for: the client ends with this process.
+    pub fn drop_restart_logs(&mut self) {
+        match &mut self.base {
+            Base::Leaf(config) => config.drop_restart_log(),
+            Base::Join(_, children) | Base::Array(_, children) => {
+                children.iter_mut().for_each(DevicePlan::drop_restart_logs);
+            }
+        }
+    }
+
     fn open_inside(&self, inside: &mut Inside) -> Result<Arc<dyn Device>, DeviceError> {
         let base: Arc<dyn Device> = match &self.base {
             Base::Leaf(config) => {

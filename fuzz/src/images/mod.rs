@@ -77,10 +77,11 @@ fn write(core: &CoreRef, home: &CoreRef, bytes: Vec<u8>, expected: Option<Base>,
     let (device, Ok(image)) = opened.expect("the core runs") else { return };
     let backing = image.header.backing_file.is_some().then(|| disk(OTHER_BYTES) as Arc<dyn Device>);
     let can_write = !image.header.has_data_file() && !image.header.has_extended_l2();
-    let live = match LiveImage::open_on(home.clone(), image, Others { backing, data_file: None }, 1 << 13, None) {
-        Ok(live) => Arc::new(live),
-        Err(error) => return assert!(!(is_intact && can_write), "an intact disk is opened: {error}"),
-    };
+    let live =
+        match LiveImage::open_on(home.clone(), image, Others { backing, data_file: None }, 1 << 13, None) {
+            Ok(live) => Arc::new(live),
+            Err(error) => return assert!(!(is_intact && can_write), "an intact disk is opened: {error}"),
+        };
     let written = live.clone();
     let done = core.block_on(move |core| async move { change(&core, &written, expected, seed).await });
     done.expect("the core runs");

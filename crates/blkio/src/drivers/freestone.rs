@@ -122,6 +122,7 @@ impl Driver for Freestone {
         if p.bool("read-only") {
             plan.make_read_only();
         }
+        plan.drop_restart_logs();
         let device = plan.open().map_err(|e| device_error(&e))?.device;
         state_facts(p, &plan, &*device);
         self.device = Some(device);

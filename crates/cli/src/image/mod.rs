@@ -15,6 +15,7 @@ use block::Device;
 use drivers::io_uring::{Options, UringDevice};
 use qcow2::Image;
 use snapshot::{SnapshotArgs, SnapshotCommand};
+use stack::kinds::restart_log;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -165,9 +166,15 @@ fn open_device(path: &Path, force_share: bool) -> Result<Arc<dyn Device>, Error>
     Ok(Arc::new(UringDevice::open(&options)?))
 }
 
-/// Opens a file for changes, which nothing else may have open.
+/// Opens an image for changes, which nothing else may have open. It must have all writes that its
+/// last server completed.
 fn open_writable(path: &Path) -> Result<Arc<dyn Device>, Error> {
-    Ok(Arc::new(UringDevice::open(&Options::new(path))?))
+    let device: Arc<dyn Device> = Arc::new(UringDevice::open(&Options::new(path))?);
+    let opened = device.clone();
+    if let Ok(header) = reactor::run(async move { Image::open_header(&*opened).await }) {
+        restart_log::check_restored(path, &header)?;
+    }
+    Ok(device)
 }
 
 fn failed(error: qcow2::Error) -> Error {

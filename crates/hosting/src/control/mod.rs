@@ -15,16 +15,8 @@ pub mod server;
 
 use raid::Uuid;
 use sandbox::Profile;
+pub use stack::kinds::restart_log::runtime_directory as directory;
 use std::path::{Path, PathBuf};
-
-/// Where control sockets are: `$XDG_RUNTIME_DIR/freestone`, or `/run/freestone` for who has no such
-/// directory.
-pub fn directory() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty()) {
-        Some(dir) => PathBuf::from(dir).join("freestone"),
-        None => PathBuf::from("/run/freestone"),
-    }
-}
 
 /// The socket of the array with this UUID.
 pub fn path_of(uuid: Uuid) -> PathBuf {

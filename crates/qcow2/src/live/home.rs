@@ -228,7 +228,7 @@ impl Home {
             self.write_session(view, last).await?;
             self.restore(view, &left).await?;
             let (image, clusters) = (view.format().image.name(), left.len());
-            tracing::warn!(image, clusters, "restored writes of a server that was killed");
+            tracing::warn!(image, clusters, "writes of a killed server were restored");
         }
         let session = log.as_mut().map_or(0, |log| log.session(last));
         if header.autoclear_with(session) != header.autoclear {

@@ -71,8 +71,8 @@ impl LiveImage {
     /// core.
     ///
     /// # Errors
-    /// When the image has a property that writes do not support, or `others` does not fit it, or no
-    /// thread can be started, or the log does not fit the image.
+    /// When the image has a property that writes do not support, `others` or `log` does not fit it,
+    /// or no thread can be started.
     pub fn open(
         image: Image,
         others: Others,

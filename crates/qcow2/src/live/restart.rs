@@ -10,8 +10,8 @@
 //! A client of a server that is killed may stay, and does not repeat what was answered. The kernel
 //! has the data then, and the log has the entries. The log is for a kill alone: after power loss
 //! the file may lack data that an entry needs. So a log counts only until the machine starts
-//! again, and only while the image has the log's session number, which every other writer clears:
-//! it is in reserved autoclear bits (32 to 63).
+//! again, and only while the image has the log's session number. That number is in reserved
+//! autoclear bits (32 to 63), so every other writer clears it.
 //!
 //! The file of the log has a header and a ring of records:
 //!
@@ -28,6 +28,7 @@
 //! All numbers are little-endian.
 
 use crate::entry::Entry;
+use crate::header::Header;
 use crate::mutant::{self, Mutant};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -70,6 +71,14 @@ impl RestartLog {
         Ok(RestartLog { file, start_of_machine, session: session.max(1), records })
     }
 
+    /// Clusters of an image whose last write the log has, and the image may lack.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn clusters_of(&self, header: &Header) -> io::Result<usize> {
+        Ok(self.entries(header.session())?.len())
+    }
+
     /// This use of the log, after the image was written in the session `last`.
     pub(super) fn session(&mut self, last: u32) -> u32 {
         if self.session == last {
@@ -78,8 +87,8 @@ impl RestartLog {
         self.session
     }
 
-    /// The last entry of each cluster that the session of an image, not 0, has left; none if the log
-    /// is about something else.
+    /// The last entry of each cluster that the session of an image, not 0, has left. No entry if
+    /// the log is about another use.
     ///
     /// # Errors
     /// When the file cannot be read.

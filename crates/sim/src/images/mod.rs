@@ -6,8 +6,8 @@
 //! ```
 //!
 //! After each power loss [`qcow2::check`](mod@qcow2::check) must find a valid image, in which
-//! clusters may leak. After a clean end no further ones do. The disk reads as the oracle says. After
-//! a kill with a restart log all writes are there that were acknowledged.
+//! clusters may leak. After a clean end no further ones do. The disk reads as the oracle says:
+//! after a kill with a restart log it has all writes that were acknowledged.
 
 mod plan;
 mod world;

@@ -117,7 +117,7 @@ impl World {
     pub fn end_boot(&self, is_logged: bool) {
         let is_kill = self.machine.is_kill();
         match is_kill {
-            // What a read then finds stays.
+            // The content that a read then finds stays.
             true if !is_logged => self.file.write_cache(),
             _ => self.file.lose_cache(),
         }

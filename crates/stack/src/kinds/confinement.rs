@@ -57,6 +57,9 @@ fn keep_image(profile: &mut Profile, options: &qcow2::Options) {
     for file in [Some(&options.file), options.data.as_ref()].into_iter().flatten() {
         profile.allow(file, if options.is_writable() { Access::Resize } else { Access::Read });
     }
+    if options.is_writable() {
+        options.restart_logs.keep(&options.file, profile);
+    }
     if options.follow {
         profile.allow(options.directory(), Access::Read);
     }

@@ -2,6 +2,7 @@
 
 use super::qcow2::{self, QCOW2};
 use super::raid::RAID;
+use super::restart_log::RestartLogs;
 use super::{ID, READ_ONLY};
 use crate::spec::{Key, Kind, Role, Spec, SpecError, Switch, Value, key};
 use base::Size;
@@ -416,6 +417,15 @@ impl DeviceConfig {
             // The server decides.
             DeviceConfig::VirtioBlk(_) => {}
             DeviceConfig::VirtioBlkUring(options) => options.read_only = true,
+        }
+    }
+
+    /// Has an image keep no restart log, unless one is asked for.
+    pub fn drop_restart_log(&mut self) {
+        if let DeviceConfig::Qcow2(options) = self
+            && options.restart_logs == RestartLogs::Runtime
+        {
+            options.restart_logs = RestartLogs::Off;
         }
     }
 }

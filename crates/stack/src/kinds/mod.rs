@@ -8,6 +8,7 @@ pub mod layer;
 pub mod member;
 pub mod qcow2;
 pub mod raid;
+pub mod restart_log;
 
 use crate::spec::{Key, Kind, key};
 use std::fmt::Write;

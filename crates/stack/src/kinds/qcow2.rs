@@ -4,13 +4,14 @@
 //! one directory. The format of a backing file is the one that the image states, never a guess: a
 //! guest can make its raw disk look like an image.
 
+use super::restart_log::RestartLogs;
 use super::{ID, READ_ONLY};
 use crate::spec::{Kind, Spec, SpecError, Switch, Value, key};
 use base::Size;
 use block::{Device, DeviceError};
 use drivers::io_uring;
 pub use qcow2::DEFAULT_CACHE_BYTES;
-use qcow2::{Header, Image, Level, LiveImage, Others, Qcow2};
+use qcow2::{Header, Image, Level, LiveImage, Others, Qcow2, RestartLog};
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -29,6 +30,12 @@ pub(super) static QCOW2: Kind = Kind {
         key("data", "PATH", "the external data file, if the image has one"),
         key("snapshot", "NAME", "identifier or name of the internal snapshot to read instead of the disk"),
         key("cache", "SIZE", "most bytes of tables in memory, for each image of a chain [32M]"),
+        key(
+            "restart-log",
+            "DIR|none",
+            "directory for a log of new clusters, from which the next server restores writes after a kill of this one \
+             [$XDG_RUNTIME_DIR/freestone or /run/freestone]",
+        ),
         READ_ONLY,
         ID,
     ],
@@ -51,6 +58,8 @@ pub struct Options {
     pub cache_bytes: u64,
     /// Refuse writes. A snapshot is only read in any case.
     pub read_only: bool,
+    /// The log that keeps writes through a kill of the process.
+    pub restart_logs: RestartLogs,
 }
 
 impl Options {
@@ -64,6 +73,7 @@ impl Options {
             snapshot: None,
             cache_bytes: DEFAULT_CACHE_BYTES,
             read_only: false,
+            restart_logs: RestartLogs::default(),
         }
     }
 
@@ -76,6 +86,7 @@ impl Options {
             snapshot: spec.get("snapshot")?,
             cache_bytes: spec.get_or("cache", Size(DEFAULT_CACHE_BYTES))?.0,
             read_only,
+            restart_logs: spec.get("restart-log")?.unwrap_or_default(),
             ..Options::new(spec.require::<PathBuf>("file")?)
         };
         match options.check() {
@@ -129,7 +140,7 @@ impl Options {
         let data_file = self.data.as_ref().map(open).transpose()?;
         let others = Others { backing, data_file };
         match self.is_writable() {
-            true => open_live(top, others, self.cache_bytes),
+            true => open_live(top, others, self.cache_bytes, self.restart_logs.open(&self.file)?),
             false => open_image(top, others, self.snapshot.clone(), self.cache_bytes),
         }
     }
@@ -303,13 +314,14 @@ fn open_live(
     device: Arc<dyn Device>,
     others: Others,
     cache_bytes: u64,
+    log: Option<RestartLog>,
 ) -> Result<Arc<dyn Device>, DeviceError> {
     let opened = reactor::run(async move {
         repair_if_dirty(&device).await?;
         Image::open(device).await
     });
     let image = opened.map_err(as_device_error)?;
-    Ok(Arc::new(LiveImage::open(image, others, cache_bytes, None).map_err(as_device_error)?))
+    Ok(Arc::new(LiveImage::open(image, others, cache_bytes, log).map_err(as_device_error)?))
 }
 
 /// Repairs an image whose last writer did not close it, and had left refcounts behind.
@@ -345,13 +357,14 @@ mod tests {
                 && !is_writable("qcow2:file=a,snapshot=s")
                 && !read_only.is_writable()
         );
-        let all = "qcow2:file=/a.qcow2,backing=auto,image-dir=/b,data=/c,snapshot=s,cache=1M";
+        let all = "qcow2:file=/a.qcow2,backing=auto,image-dir=/b,data=/c,snapshot=s,cache=1M,restart-log=/d";
         let expected = Options {
             follow: true,
             image_dir: Some("/b".into()),
             data: Some("/c".into()),
             snapshot: Some("s".into()),
             cache_bytes: 1 << 20,
+            restart_logs: RestartLogs::In("/d".into()),
             ..defaults
         };
         assert_eq!(options(all).unwrap(), expected);
