@@ -26,6 +26,8 @@ pub enum Mutant {
     SharedClusterInPlace,
     /// A flush makes data durable, and no table.
     FlushWithoutTables,
+    /// A flush is answered by one that began before it.
+    FlushThatBeganBefore,
     /// A flush writes tables, which a power loss may take back.
     TablesNotDurable,
     /// A write with FUA makes its data durable, and no table.
@@ -66,7 +68,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 27] = [
+    pub const ALL: [Mutant; 28] = [
         Mutant::EntryBeforeData,
         Mutant::EntryBeforeRefcount,
         Mutant::RefcountTableBeforeBlock,
@@ -76,6 +78,7 @@ impl Mutant {
         Mutant::ReleaseBeforeGrace,
         Mutant::SharedClusterInPlace,
         Mutant::FlushWithoutTables,
+        Mutant::FlushThatBeganBefore,
         Mutant::TablesNotDurable,
         Mutant::FuaWithoutTables,
         Mutant::RestNotZeroed,

@@ -54,6 +54,10 @@ pub(super) struct Home {
     reserved: RefCell<BTreeMap<usize, u64>>,
     settling: Permits,
     flushing: Permits,
+    /// Flushes that have begun.
+    begun: Cell<u64>,
+    /// Number of the last flush that has ended well, counted from 1.
+    ended: Cell<u64>,
     changes: RefCell<BTreeMap<u64, Open>>,
     /// Clusters that cores have, and no entry refers to yet.
     lent: RefCell<HashSet<u64>>,
@@ -200,6 +204,8 @@ impl Home {
             reserved: RefCell::default(),
             settling: Permits::new(1),
             flushing: Permits::new(1),
+            begun: Cell::new(0),
+            ended: Cell::new(0),
             changes: RefCell::default(),
             lent: RefCell::default(),
             dropped: RefCell::default(),
@@ -731,16 +737,24 @@ impl Home {
     }
 
     /// Makes everything durable that completed before the call. Old clusters become free soon after
-    /// it.
+    /// it. Calls that wait for one flush share the next one.
     ///
     /// # Errors
     /// The device's. The next call writes the rest.
     pub(super) async fn flush(&self, view: &Entries) -> IoResult {
-        self.flushing.during(1, self.flush_now(view)).await
+        let begun = self.begun.get();
+        let flush = async {
+            // A flush that began before the call may lack what completed meanwhile.
+            let least = if mutant::is(Mutant::FlushThatBeganBefore) { begun } else { begun + 1 };
+            if self.ended.get() >= least { Ok(()) } else { self.flush_now(view).await }
+        };
+        self.flushing.during(1, flush).await
     }
 
     async fn flush_now(&self, view: &Entries) -> IoResult {
         let metadata = view.format();
+        let number = self.begun.get() + 1;
+        self.begun.set(number);
         let now = metadata.set.load(Ordering::Acquire);
         let dropped = self.dropped.take();
         let logged = self.log.get().map_or(0, Log::end);
@@ -753,6 +767,7 @@ impl Home {
         let written = self.write_all(view).await.and_then(|()| self.forget(logged));
         written.inspect_err(|_| self.dropped.borrow_mut().extend(&dropped))?;
         metadata.flushed.fetch_max(now, Ordering::AcqRel);
+        self.ended.set(number);
         if !dropped.is_empty() && !mutant::is(Mutant::ReleaseBeforeFlush) {
             self.quarantine(view, dropped);
         }
