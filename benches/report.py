@@ -1,6 +1,7 @@
 """Turns the results of benches/run into a table (Markdown) and plots (SVG)."""
 
 import statistics
+import images
 import parity
 import raid
 from plot import bars
@@ -173,6 +174,8 @@ def write(results, folder):
         parts += nbd_parts(results["nbd"], when(results, "nbd"), folder)
     if "nvme_tcp" in results:
         parts += ["## NVMe/TCP on one host", when(results, "nvme_tcp"), NVME_TCP_NOTE, table(results["nvme_tcp"])]
+    if "images" in results:
+        parts += images.report(results["images"], when(results, "images"), folder, table)
     if "guest" in results:
         run = results["runs"]["guest"]
         parts += guest_parts(results["guest"], f"{run['date']}, {run['rounds']} rounds.", folder)
