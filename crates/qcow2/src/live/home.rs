@@ -863,8 +863,9 @@ impl Home {
         if !mutant::is(Mutant::CloseWithoutRefcounts) {
             self.settle_all(view).await?;
         }
-        if self.log.get().is_some() {
+        if let Some(log) = self.log.get() {
             self.write_session(view, 0).await?;
+            log.close();
         }
         let mut end = self.refcounts.end().await?.max(least);
         // A file that ended inside its last cluster ends there again, unless data came behind it.

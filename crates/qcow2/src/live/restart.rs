@@ -187,6 +187,13 @@ impl Log {
         Ok(())
     }
 
+    /// Gives back the room of a log that is no longer needed.
+    pub(super) fn close(&self) {
+        if let Err(error) = self.log.file.set_len(0) {
+            tracing::warn!(%error, "the restart log of an image keeps its length");
+        }
+    }
+
     /// Whether half of the ring has records that count.
     pub(super) fn is_half_full(&self) -> bool {
         self.end.get() - self.first.get() > u64::from(self.log.records) / 2
@@ -277,6 +284,8 @@ mod tests {
         assert_eq!(found, [3, 9, 10]);
         used.forget(used.end()).unwrap();
         assert!(log(&file, 1, 8).entries(7).unwrap().is_empty());
+        used.close();
+        assert_eq!(file.metadata().unwrap().len(), 0);
     }
 
     #[test]
