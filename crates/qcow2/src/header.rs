@@ -22,7 +22,7 @@ pub(crate) const MAX_REFCOUNT_TABLE_BYTES: u64 = 8 << 20;
 /// Longest name of a backing file or data file in bytes.
 pub(crate) const MAX_NAME: usize = 1023;
 /// Longest name of a format in bytes.
-const MAX_FORMAT_NAME: usize = 15;
+pub(crate) const MAX_FORMAT_NAME: usize = 15;
 /// Most internal snapshots.
 pub const MAX_SNAPSHOTS: u32 = 65536;
 /// Least length of an entry of the snapshot table.
@@ -37,11 +37,15 @@ const V2_REFCOUNT_ORDER: u32 = 4;
 const MAX_REFCOUNT_ORDER: u32 = 6;
 /// Type of the header extension with the format of the backing file.
 pub(crate) const BACKING_FORMAT: u32 = 0xe279_2aca;
+/// Type of the header extension with names of features.
+pub(crate) const FEATURE_NAMES: u32 = 0x6803_f857;
 /// Length of an entry of the feature name table.
 const FEATURE_ENTRY: usize = 48;
 
 /// Places of fields that commands and writers replace.
 pub(crate) mod at {
+    /// The backing file name's offset, and its length.
+    pub const BACKING: usize = 8;
     pub const SIZE: usize = 24;
     /// The refcount table's offset, and its length in clusters.
     pub const REFCOUNT_TABLE: usize = 48;
@@ -117,6 +121,16 @@ pub struct RawExtension {
     pub kind: u32,
     /// Its bytes without padding.
     pub bytes: Vec<u8>,
+}
+
+impl RawExtension {
+    /// Appends the extension as it stands in a file.
+    pub(crate) fn append_to(&self, area: &mut Vec<u8>) {
+        area.extend(self.kind.to_be_bytes());
+        area.extend((self.bytes.len() as u32).to_be_bytes());
+        area.extend(&self.bytes);
+        area.resize(area.len() + self.bytes.len().next_multiple_of(8) - self.bytes.len(), 0);
+    }
 }
 
 /// A checked header with its extensions.
@@ -239,7 +253,9 @@ impl Header {
         if header.autoclear & autoclear::RAW_DATA != 0 && !header.has_data_file() {
             return Err(invalid("raw external data without an external data file"));
         }
-        header.read_extensions(area, end - u64::from(header_length).min(end))?;
+        for RawExtension { kind, bytes } in extensions(area, end - u64::from(header_length).min(end))?.0 {
+            header.read_extension(kind, bytes)?;
+        }
         if header.data_file.is_some() && !header.has_data_file() {
             header.data_file = None;
         }
@@ -340,48 +356,25 @@ impl Header {
         self.check_table("snapshot table", self.snapshots_offset, bytes, most)
     }
 
-    fn read_extensions(&mut self, mut area: &[u8], mut room: u64) -> Result<(), Problem> {
-        // `room` is the length of the area in the format; a short file may have less of it.
-        while room > 0 && area.len() >= 8 {
-            let (kind, len) = (be32(area, 0), be32(area, 4) as usize);
-            room = room.saturating_sub(8);
-            area = &area[8..];
-            if len as u64 > room || len > area.len() {
-                return Err(invalid(format!("header extension {kind:#010x}: {len} bytes of {room}")));
-            }
-            if kind == 0 {
-                return Ok(());
-            }
-            self.read_extension(kind, &area[..len])?;
-            let padded = len.next_multiple_of(8);
-            room = room.saturating_sub(padded as u64);
-            area = area.get(padded..).unwrap_or(&[]);
-        }
-        match area.iter().any(|byte| *byte != 0) && room < 8 {
-            true => Err(invalid(format!("header extension of {room} bytes: want at least 8"))),
-            false => Ok(()),
-        }
-    }
-
-    fn read_extension(&mut self, kind: u32, bytes: &[u8]) -> Result<(), Problem> {
+    fn read_extension(&mut self, kind: u32, bytes: Vec<u8>) -> Result<(), Problem> {
         match kind {
             BACKING_FORMAT => {
                 if bytes.len() > MAX_FORMAT_NAME {
                     let len = bytes.len();
                     return Err(invalid(format!("backing format of {len} bytes: at most {MAX_FORMAT_NAME}")));
                 }
-                self.backing_format = Some(text(bytes));
+                self.backing_format = Some(text(&bytes));
             }
             0x4441_5441 => {
                 if bytes.len() > MAX_NAME {
                     let len = bytes.len();
                     return Err(invalid(format!("data file name of {len} bytes: at most {MAX_NAME}")));
                 }
-                self.data_file = Some(text(bytes));
+                self.data_file = Some(text(&bytes));
             }
             0x0537_be77 => return Err(invalid("full disk encryption header of an image without encryption")),
-            0x2385_2875 => self.bitmaps = self.read_bitmaps(bytes)?,
-            _ => self.unknown.push(RawExtension { kind, bytes: bytes.to_vec() }),
+            0x2385_2875 => self.bitmaps = self.read_bitmaps(&bytes)?,
+            _ => self.unknown.push(RawExtension { kind, bytes }),
         }
         Ok(())
     }
@@ -407,6 +400,31 @@ impl Header {
         let (offset, len) = (bitmaps.directory_offset, bitmaps.directory_bytes);
         self.check_table("bitmap directory", offset, len, MAX_BITMAP_DIRECTORY)?;
         Ok(Some(bitmaps))
+    }
+}
+
+/// The extensions in an area of `room` bytes, of which a short file may have less. Also returns how
+/// many bytes they take, the end mark included.
+pub(crate) fn extensions(area: &[u8], mut room: u64) -> Result<(Vec<RawExtension>, usize), Problem> {
+    let (mut list, mut at) = (Vec::new(), 0);
+    while room > 0 && area.len() - at >= 8 {
+        let (kind, len) = (be32(area, at), be32(area, at + 4) as usize);
+        room = room.saturating_sub(8);
+        at += 8;
+        if len as u64 > room || len > area.len() - at {
+            return Err(invalid(format!("header extension {kind:#010x}: {len} bytes of {room}")));
+        }
+        if kind == 0 {
+            return Ok((list, at));
+        }
+        list.push(RawExtension { kind, bytes: area[at..at + len].to_vec() });
+        let padded = len.next_multiple_of(8);
+        room = room.saturating_sub(padded as u64);
+        at = (at + padded).min(area.len());
+    }
+    match area[at..].iter().any(|byte| *byte != 0) && room < 8 {
+        true => Err(invalid(format!("header extension of {room} bytes: want at least 8"))),
+        false => Ok((list, at)),
     }
 }
 
@@ -442,7 +460,7 @@ fn feature_name(mut area: &[u8], bit: u8) -> Option<String> {
         if kind == 0 {
             return None;
         }
-        if kind == 0x6803_f857 {
+        if kind == FEATURE_NAMES {
             let entry = bytes.chunks_exact(FEATURE_ENTRY).find(|entry| entry[0] == 0 && entry[1] == bit)?;
             let end = entry[2..].iter().position(|byte| *byte == 0).unwrap_or(FEATURE_ENTRY - 2);
             return Some(text(&entry[2..2 + end])).filter(|name| !name.is_empty());

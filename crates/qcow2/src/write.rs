@@ -13,7 +13,7 @@ use crate::entry::{COMPRESSED, COPIED, ZERO};
 use crate::error::{Problem, invalid};
 use crate::header::{
     BACKING_FORMAT, Compression, LAZY_REFCOUNTS, MAGIC, MAX_L1_BYTES, MAX_NAME, MAX_REFCOUNT_TABLE_BYTES,
-    V2_LENGTH, be_bytes, incompatible,
+    RawExtension, V2_LENGTH, be_bytes, incompatible,
 };
 use crate::refcount::{self, Width};
 use std::io;
@@ -322,10 +322,8 @@ impl<O: Output> Writer<O> {
         let is_v3 = options.version >= 3;
         let mut extensions = Vec::new();
         if let Some((_, format)) = &options.backing {
-            extensions.extend(BACKING_FORMAT.to_be_bytes());
-            extensions.extend((format.len() as u32).to_be_bytes());
-            extensions.extend(format.as_bytes());
-            extensions.resize(extensions.len().next_multiple_of(8), 0);
+            let bytes = format.as_bytes().to_vec();
+            RawExtension { kind: BACKING_FORMAT, bytes }.append_to(&mut extensions);
         }
         extensions.extend([0; 8]);
         let length = if is_v3 { V3_HEADER } else { V2_LENGTH };

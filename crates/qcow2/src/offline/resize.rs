@@ -5,7 +5,8 @@
 //! behind the new end are discarded before the size is written. So a crash leaves the old size, and
 //! new bytes always read as zeroes.
 
-use super::Offline;
+use super::disk::Disk;
+use super::{Offline, SECTOR, add, refuse_first};
 use crate::below::Others;
 use crate::device::DEFAULT_CACHE_BYTES;
 use crate::entry::Place;
@@ -15,14 +16,9 @@ use crate::image::Image;
 use crate::live::LiveImage;
 use crate::map::Map;
 use crate::offline::repair::{Level, repair_image};
-use block::{Device, Flags, IoError, Op, Request};
+use block::Device;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Unit of the size of a disk in bytes.
-const SECTOR: u64 = 512;
-/// Longest write of zeroes as data.
-const PART: u64 = 64 << 10;
 
 /// Lets the disk of the image on `device` have `size` bytes. `backing` is the device of its backing
 /// file, which a disk needs to grow if it has one. Runs cores, and must not be called on one.
@@ -110,7 +106,6 @@ impl Offline {
         let header = &self.header;
         let old = header.size;
         let needed = size.div_ceil(header.l2_table_span()) * 8;
-        let bitmaps = header.bitmaps.map_or(0, |bitmaps| bitmaps.count);
         let refusals = [
             (
                 size == 0 || !size.is_multiple_of(SECTOR),
@@ -121,18 +116,13 @@ impl Offline {
                 format!("size {size}: too large for clusters of {} bytes", header.cluster_size()),
             ),
             (size < old && !may_shrink, format!("size {size}: less than {old} (--shrink allows that)")),
-            (header.is_corrupt(), "marked as corrupt (freestone image repair ends that)".into()),
-            (header.has_data_file(), "images with an external data file are not resized yet".into()),
-            (bitmaps > 0, format!("{bitmaps} dirty bitmaps, which are not resized yet")),
             (
                 header.version < 3 && header.snapshot_count > 0,
                 "version 2 with snapshots, which do not state their size".into(),
             ),
         ];
-        match refusals.into_iter().find(|(is_so, _)| *is_so) {
-            Some((_, why)) => Err(Problem::Refused(format!("cannot be resized: {why}"))),
-            None => Ok(()),
-        }
+        refuse_first("resized", refusals)?;
+        self.check_plain("resized")
     }
 
     /// Lets the L1 table have `needed` entries.
@@ -200,15 +190,6 @@ async fn to_clear(
     Ok(ranges)
 }
 
-/// Adds a range behind the others, or makes the last one longer.
-fn add(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
-    match ranges.last_mut() {
-        _ if range.is_empty() => {}
-        Some(last) if last.end == range.start => last.end = range.end,
-        _ => ranges.push(range),
-    }
-}
-
 /// Discards the ranges of a shrinking disk, or writes zeroes to those of a growing one.
 fn clear(device: &Arc<dyn Device>, backing: Option<Arc<dyn Device>>, change: &Change) -> Result<(), Error> {
     let (opened, larger) = (device.clone(), Change { ranges: Vec::new(), ..*change });
@@ -217,39 +198,19 @@ fn clear(device: &Arc<dyn Device>, backing: Option<Arc<dyn Device>>, change: &Ch
     let backing = backing.filter(|_| is_growth);
     let live =
         Arc::new(LiveImage::open(image, Others { backing, data_file: None }, DEFAULT_CACHE_BYTES, None)?);
-    let (used, ranges) = (live.clone(), change.ranges.clone());
+    let (used, ranges, old) = (live.clone(), change.ranges.clone(), change.old);
     let cleared = reactor::run(async move {
+        let disk = Disk::open(&*used)?;
+        let failed = |error| Problem::Write { part: "the part behind the end", offset: old, error };
         for range in ranges {
-            clear_range(&used, range, is_growth).await?;
+            match is_growth {
+                true => disk.write_zeroes(range).await.map_err(failed)?,
+                false => disk.discard(range).await.map_err(failed)?,
+            }
         }
-        let channel = used.open_channel().map_err(|_| IoError::DeviceGone)?;
-        channel.submit(&Request::flush(), 0).await
+        disk.flush().await.map_err(failed)
     });
-    let problem = |error| Problem::Write { part: "the part behind the end", offset: change.old, error };
-    cleared.map_err(|error| Error::new(device.name(), problem(error)))
-}
-
-async fn clear_range(live: &LiveImage, range: Range<u64>, is_growth: bool) -> Result<(), IoError> {
-    let channel = live.open_channel().map_err(|_| IoError::DeviceGone)?;
-    let limits = live.limits();
-    let most = if is_growth { limits.max_write_zeroes } else { limits.max_discard };
-    let mut at = range.start;
-    while at < range.end {
-        let rest = range.end - at;
-        // Version 2 cannot write zeroes but as data.
-        let len = if most == 0 { rest.min(PART) } else { rest.min(most) };
-        if most == 0 {
-            let mut buffer = reactor::current().buffers().take(len as usize).await;
-            buffer.as_mut_slice().fill(0);
-            buffer.transfer(&*channel, Op::Write, Flags::NONE, at).await.1?;
-        } else if is_growth {
-            channel.submit(&Request::write_zeroes(len, Flags::NONE), at).await?;
-        } else {
-            channel.submit(&Request::discard(len), at).await?;
-        }
-        at += len;
-    }
-    Ok(())
+    cleared.map_err(|problem| Error::new(device.name(), problem))
 }
 
 /// Writes the new size, and cuts off the end of the file that is not used.
@@ -260,13 +221,6 @@ async fn finish(device: &Arc<dyn Device>, change: &Change) -> Result<(), Problem
     if change.is_growth() {
         return Ok(());
     }
-    let report = image.check().await?.report;
-    let is_right = report.corruptions == 0 && report.check_errors == 0;
-    if is_right
-        && report.image_end_offset < image.file.capacity()
-        && let Err(error) = image.file.resize(report.image_end_offset)
-    {
-        tracing::debug!(%error, "the end of an image stays");
-    }
+    image.cut_end(&image.check().await?.report);
     Ok(())
 }

@@ -3,17 +3,31 @@
 use crate::damage::{check, damage_part, images, metadata};
 use crate::repair::{too_low, writable};
 use crate::tools::{Folder, file};
-use block::Device;
-use qcow2::offline::{resize::resize, snapshots};
+use block::{Device, Flags, Op};
+use drivers::mem::{MemDevice, Options};
+use qcow2::offline::{backing::Backing, rebase::rebase, resize::resize, snapshots};
 use qcow2::{Error, Level};
 use std::sync::Arc;
 use std::time::Duration;
 
 type Step = fn(Arc<dyn Device>) -> Result<(), Error>;
 
+/// Writes data to every second part of a device.
+fn fill(device: &Arc<dyn Device>) {
+    let device = device.clone();
+    reactor::run(async move {
+        let channel = device.open_channel().unwrap();
+        for at in (0..device.limits().capacity).step_by(128 << 10) {
+            let mut buffer = reactor::current().buffers().take(64 << 10).await;
+            buffer.as_mut_slice().fill(9);
+            buffer.transfer(&*channel, Op::Write, Flags::NONE, at).await.1.unwrap();
+        }
+    });
+}
+
 #[test]
 fn every_change_of_a_damaged_image_ends_and_a_completed_one_leaves_no_error() {
-    let steps: [(&str, Step); 6] = [
+    let steps: [(&str, Step); 7] = [
         ("create", |device| {
             reactor::run(async move { snapshots::create(&device, "new", Duration::ZERO).await.map(drop) })
         }),
@@ -21,6 +35,12 @@ fn every_change_of_a_damaged_image_ends_and_a_completed_one_leaves_no_error() {
         ("delete", |device| reactor::run(async move { snapshots::delete(&device, "1").await })),
         ("leaks", |device| reactor::run(async move { qcow2::repair(&device, Level::Leaks).await.map(drop) })),
         ("grow", |device| resize(&device, None, 9 << 20, false)),
+        ("rebase", |device| {
+            let new: Arc<dyn Device> = Arc::new(MemDevice::new(&Options::new(2 << 20)).unwrap());
+            fill(&new);
+            let backing = Backing { name: "new".into(), format: "raw".into() };
+            rebase(&device, None, Some((backing, new)))
+        }),
         ("shrink", |device| resize(&device, None, 100 << 10, true)),
     ];
     let folder = Folder::new();
@@ -50,7 +70,7 @@ fn every_change_of_a_damaged_image_ends_and_a_completed_one_leaves_no_error() {
                 let after = check(file(&path));
                 let when = format!("{name}, {what:?}, {step}: {result:?}");
                 let (Ok(before), Ok(after)) = (before, after) else { continue };
-                if result.is_ok() && ["create", "apply", "delete"].contains(&step) {
+                if result.is_ok() && ["create", "apply", "delete", "rebase"].contains(&step) {
                     assert_eq!(after.corruptions, 0, "{when}: {after:?}");
                 }
                 *(if result.is_ok() { &mut done } else { &mut refused }) += 1;

@@ -1,5 +1,6 @@
 //! Images that QEMU makes, read and written by this crate and by QEMU. Needs `qemu-utils`.
 
+mod backing;
 mod changes;
 mod damage;
 mod read;
