@@ -245,6 +245,140 @@ fn disks_are_resized_as_by_qemu() {
 }
 
 #[test]
+fn images_are_rebased_as_by_qemu() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    images(folder);
+    std::fs::write(folder.join("other.raw"), [7; 300 << 10]).unwrap();
+    assert!(qemu(folder, "create -q -f qcow2 -F raw -b ../other.raw sub/new.qcow2 1M").status.success());
+    let done = |arguments: &str, expected: &str| {
+        std::fs::copy(folder.join("top.qcow2"), folder.join("theirs.qcow2")).unwrap();
+        let output = ours(folder, &format!("rebase {arguments} top.qcow2"));
+        assert!(output.status.success() && output.stdout.is_empty(), "{arguments}: {output:?}");
+        let mut theirs = vec!["rebase"];
+        theirs.extend(expected.split(' ').map(|part| if part == "none" { "" } else { part }));
+        theirs.push("theirs.qcow2");
+        let qemu_img = Command::new("qemu-img").args(theirs).current_dir(folder).output().unwrap();
+        assert!(qemu_img.status.success(), "{expected}: {qemu_img:?}");
+        let can_open = !arguments.contains("missing");
+        assert!(!can_open || qemu(folder, "check -q top.qcow2").status.success(), "{arguments}");
+        let [mine, theirs] = ["top.qcow2", "theirs.qcow2"].map(|image| {
+            let info = json(&qemu(folder, &format!("info --output json {image}")).stdout);
+            ["backing-filename", "backing-filename-format"].map(|key| info.get(key).cloned())
+        });
+        assert_eq!(mine, theirs, "{arguments}");
+    };
+    let same = || {
+        let same = qemu(folder, "compare -q top.qcow2 theirs.qcow2");
+        assert_eq!(same.status.code(), Some(0), "{same:?}");
+    };
+    done("--open-backing auto -b other.raw -F raw", "-F raw -b other.raw");
+    same();
+    done("--open-backing auto --image-dir . -b sub/new.qcow2 -F qcow2", "-F qcow2 -b sub/new.qcow2");
+    same();
+    done("-u -b missing.raw -F raw", "-u -F raw -b missing.raw");
+    done("--unsafe --backing sub/base.qcow2 --backing-format qcow2", "-u -F qcow2 -b sub/base.qcow2");
+    same();
+    done("--open-backing auto --backing none", "-b none");
+    same();
+    done("-b other.raw -F raw", "-F raw -b other.raw");
+    same();
+    let before = std::fs::read(folder.join("top.qcow2")).unwrap();
+    let auto = "--open-backing auto";
+    for (arguments, code, why) in [
+        ("top.qcow2".to_owned(), 2, "--backing <NAME|none>"),
+        ("-b other.raw top.qcow2".into(), 2, "--backing-format is missing"),
+        ("-b none -F raw top.qcow2".into(), 2, "--backing-format: there is no backing file"),
+        ("-b none top.qcow2".into(), 1, "\"other.raw\", which --open-backing auto would open"),
+        (format!("{auto} -b missing -F raw top.qcow2"), 1, "missing"),
+        (format!("{auto} -b nbd:host -F raw top.qcow2"), 1, "names with the protocol \"nbd\" are not opened"),
+        ("-u -b sub/../top.qcow2 -F qcow2 top.qcow2".into(), 1, "the file is its own backing file"),
+        (format!("{auto} -b sub/new.qcow2 -F qcow2 top.qcow2"), 1, "a name with \"..\" needs image-dir="),
+        (format!("{auto} -b other.raw -F qcow2 top.qcow2"), 1, "no qcow2 image"),
+        ("-b sub/new.qcow2 -F qcow2 sub/base.qcow2".into(), 1, "sub/new.qcow2"),
+        ("-u -b other.raw -F raw data.qcow2".into(), 1, "a raw external data file has no backing file"),
+    ] {
+        let output = ours(folder, &format!("rebase {arguments}"));
+        assert_eq!(output.status.code(), Some(code), "{arguments}: {output:?}");
+        assert!(text(&output.stderr).contains(why), "{arguments}: {output:?}");
+        assert!(std::fs::read(folder.join("top.qcow2")).unwrap() == before, "{arguments}");
+    }
+    let device = io_uring::Options::new(folder.join("other.raw"));
+    let writer = io_uring::UringDevice::open(&device).unwrap();
+    let refused = ours(folder, "rebase --open-backing auto -b none top.qcow2");
+    assert!(text(&refused.stderr).contains("other.raw is open for writing elsewhere"), "{refused:?}");
+    drop(writer);
+    let _writer = io_uring::UringDevice::open(&io_uring::Options::new(folder.join("top.qcow2"))).unwrap();
+    let refused = ours(folder, "rebase -u -b none top.qcow2");
+    assert!(text(&refused.stderr).contains("top.qcow2 is open for writing elsewhere"), "{refused:?}");
+    assert!(std::fs::read(folder.join("top.qcow2")).unwrap() == before);
+}
+
+#[test]
+fn images_are_committed_as_by_qemu() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    images(folder);
+    std::fs::write(folder.join("other.raw"), [7; 300 << 10]).unwrap();
+    assert!(qemu(folder, "create -q -f qcow2 -F raw -b other.raw over.qcow2 1M").status.success());
+    write(folder, "over.qcow2", &["write -P 1 100k 100k", "write -z 0 64k", "write -P 2 800k 10k"]);
+    let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
+    let raw = |image: &str| {
+        assert!(qemu(folder, &format!("convert -f qcow2 -O raw {image} disk.raw")).status.success());
+        read("disk.raw")
+    };
+    for (image, backing, option) in [
+        ("top.qcow2", "sub/base.qcow2", "--keep"),
+        ("top.qcow2", "sub/base.qcow2", ""),
+        ("over.qcow2", "other.raw", "-d"),
+        ("over.qcow2", "other.raw", ""),
+    ] {
+        let (disk, [old_image, old_backing]) = (raw(image), [image, backing].map(read));
+        let arguments = format!("commit --backing auto {option} {image}").replace("  ", " ");
+        let output = ours(folder, &arguments);
+        assert!(output.status.success(), "{arguments}: {output:?}");
+        assert_eq!(text(&output.stdout), "Image committed.\n");
+        assert!(raw(image) == disk, "{arguments}");
+        let [mine, my_backing] = [image, backing].map(read);
+        std::fs::write(folder.join(image), &old_image).unwrap();
+        std::fs::write(folder.join(backing), old_backing).unwrap();
+        let theirs =
+            format!("commit {} {image}", if option.is_empty() { "" } else { "-d" }).replace("  ", " ");
+        assert!(qemu(folder, &theirs).status.success(), "{theirs}");
+        std::fs::write(folder.join("mine"), &my_backing).unwrap();
+        let same = qemu(folder, &format!("compare -q mine {backing}"));
+        assert_eq!(same.status.code(), Some(0), "{arguments}: {same:?}");
+        assert_eq!(mine == old_image, !option.is_empty(), "{arguments}");
+        std::fs::write(folder.join(image), if option.is_empty() { &mine } else { &old_image }).unwrap();
+        std::fs::write(folder.join(backing), my_backing).unwrap();
+        assert_eq!(qemu(folder, &format!("check -q {image}")).status.code(), Some(0), "{arguments}");
+    }
+    let before = ["over.qcow2", "other.raw"].map(read);
+    for (arguments, why) in [
+        ("over.qcow2", "\"other.raw\", which --backing auto would open"),
+        ("--backing auto v2.qcow2", "v2.qcow2: the image has no backing file"),
+        ("--backing auto missing.qcow2", "missing.qcow2"),
+        ("--backing auto other.raw", "no qcow2 image"),
+    ] {
+        let output = ours(folder, &format!("commit {arguments}"));
+        assert_eq!(output.status.code(), Some(1), "{arguments}: {output:?}");
+        assert!(text(&output.stderr).contains(why), "{arguments}: {output:?}");
+    }
+    for file in ["over.qcow2", "other.raw"] {
+        let reader = io_uring::Options {
+            refuse_writers: true,
+            read_only: true,
+            ..io_uring::Options::new(folder.join(file))
+        };
+        let _reader = io_uring::UringDevice::open(&reader).unwrap();
+        let refused = ours(folder, "commit --backing auto over.qcow2");
+        let why = format!("{file} is read by a program that allows no writer");
+        assert!(text(&refused.stderr).contains(&why), "{refused:?}");
+    }
+    assert!(["over.qcow2", "other.raw"].map(read) == before);
+}
+
+#[test]
 fn maps_are_those_of_qemu() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();

@@ -1,10 +1,9 @@
 //! `freestone image create`, and the options of new images.
 
-use super::{Format, failed};
+use super::{Format, beside, read_header};
 use crate::error::Error;
 use base::Size;
 use drivers::io_uring::ImageFile;
-use qcow2::Image;
 use qcow2::header::Compression;
 use qcow2::write::{Options, Output, Writer};
 use std::fs::{File, OpenOptions};
@@ -85,20 +84,12 @@ pub(super) fn run(args: &CreateArgs) -> Result<(), Error> {
     }
 }
 
-/// The file that the image at `image` calls `name`.
-fn beside(image: &Path, name: &str) -> PathBuf {
-    image.parent().unwrap_or(Path::new("")).join(name)
-}
-
 /// Size of the disk of an image.
 fn size_of(path: &Path, format: Format) -> Result<u64, Error> {
     let device = super::open_device(path, false)?;
     match format {
         Format::Raw => Ok(device.limits().capacity),
-        Format::Qcow2 => {
-            let header = reactor::run(async move { Image::open_header(&*device).await });
-            Ok(header.map_err(failed)?.size)
-        }
+        Format::Qcow2 => Ok(read_header(&device)?.size),
     }
 }
 

@@ -2,10 +2,12 @@
 //! `qemu-img`.
 
 mod check;
+mod commit;
 mod convert;
 mod create;
 mod info;
 mod map;
+mod rebase;
 mod resize;
 mod snapshot;
 
@@ -13,7 +15,7 @@ use crate::error::Error;
 use crate::parse::CommonArgs;
 use block::Device;
 use drivers::io_uring::{Options, UringDevice};
-use qcow2::Image;
+use qcow2::{Header, Image};
 use snapshot::{SnapshotArgs, SnapshotCommand};
 use stack::kinds::restart_log;
 use std::path::{Path, PathBuf};
@@ -41,6 +43,10 @@ enum ImageCommand {
     Resize(resize::ResizeArgs),
     /// List, make, apply and delete internal snapshots
     Snapshot(snapshot::SnapshotArgs),
+    /// Give an image another backing file; its disk keeps its bytes
+    Rebase(rebase::RebaseArgs),
+    /// Write the changes in an image to its backing file, and empty the image
+    Commit(commit::CommitArgs),
     /// Print where each byte of an image is
     Map(MapArgs),
     /// Create an empty image
@@ -121,6 +127,8 @@ pub fn run(args: &ImageArgs) -> Result<ExitCode, Error> {
         ImageCommand::Repair(file) => check::repair(file, is_json(file)),
         ImageCommand::Resize(args) => resize::run(args).map(|()| ExitCode::SUCCESS),
         ImageCommand::Snapshot(args) => run_snapshot(args, is_json).map(|()| ExitCode::SUCCESS),
+        ImageCommand::Rebase(args) => rebase::run(args).map(|()| ExitCode::SUCCESS),
+        ImageCommand::Commit(args) => commit::run(args).map(|()| ExitCode::SUCCESS),
         ImageCommand::Map(map) => map::run(map, is_json(&map.file)).map(|()| ExitCode::SUCCESS),
         ImageCommand::Create(create) => create::run(create).map(|()| ExitCode::SUCCESS),
         ImageCommand::Convert(convert) => convert::run(convert).map(|()| ExitCode::SUCCESS),
@@ -170,11 +178,32 @@ fn open_device(path: &Path, force_share: bool) -> Result<Arc<dyn Device>, Error>
 /// last server completed.
 fn open_writable(path: &Path) -> Result<Arc<dyn Device>, Error> {
     let device: Arc<dyn Device> = Arc::new(UringDevice::open(&Options::new(path))?);
-    let opened = device.clone();
-    if let Ok(header) = reactor::run(async move { Image::open_header(&*opened).await }) {
+    if let Ok(header) = read_header(&device) {
         restart_log::check_restored(path, &header)?;
     }
     Ok(device)
+}
+
+/// The header of the image on `device`.
+fn read_header(device: &Arc<dyn Device>) -> Result<Header, Error> {
+    let device = device.clone();
+    reactor::run(async move { Image::open_header(&*device).await }).map_err(failed)
+}
+
+/// The file that the image at `image` calls `name`.
+fn beside(image: &Path, name: &str) -> PathBuf {
+    image.parent().unwrap_or(Path::new("")).join(name)
+}
+
+/// Refuses an image that names a backing file, unless `option` allows to open it.
+fn check_may_open(image: &str, header: &Header, backing: Backing, option: &str) -> Result<(), Error> {
+    match &header.backing_file {
+        Some(name) if backing == Backing::None => {
+            let text = format!("{image}: names the backing file {name:?}, which {option} auto would open");
+            Err(Error::Runtime(text))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn failed(error: qcow2::Error) -> Error {

@@ -1,10 +1,10 @@
 //! `freestone image resize`.
 
-use super::{Backing, Format, failed, open_writable};
+use super::{Backing, Format, check_may_open, failed, open_writable, read_header};
 use crate::error::Error;
 use base::Size;
 use block::Device;
-use qcow2::{DEFAULT_CACHE_BYTES, Image};
+use qcow2::DEFAULT_CACHE_BYTES;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -88,22 +88,15 @@ impl ResizeArgs {
     }
 
     fn resize_qcow2(&self, device: &Arc<dyn Device>) -> Result<(), Error> {
-        let opened = device.clone();
-        let header = reactor::run(async move { Image::open_header(&*opened).await }).map_err(failed)?;
+        let header = read_header(device)?;
         let size = self.size.of(header.size)?;
-        let backing = match &header.backing_file {
-            Some(_) if size <= header.size => None,
-            Some(name) if self.backing == Backing::None => {
-                let image = device.name();
-                let text =
-                    format!("{image}: names the backing file {name:?}, which --backing auto would open");
-                return Err(Error::Runtime(text));
-            }
-            Some(_) => {
+        let backing = match size > header.size {
+            true => {
+                check_may_open(device.name(), &header, self.backing, "--backing")?;
                 let image_dir = self.image_dir.as_deref();
                 stack::kinds::qcow2::open_backing(&self.file, &header, image_dir, DEFAULT_CACHE_BYTES)?
             }
-            None => None,
+            false => None,
         };
         qcow2::offline::resize::resize(device, backing, size, self.shrink).map_err(failed)
     }

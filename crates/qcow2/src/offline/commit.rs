@@ -114,7 +114,7 @@ impl Target {
         };
         let image = reactor::run(async move { Image::open(file).await })?;
         let others = Others { backing, data_file: None };
-        Ok(Arc::new(LiveImage::open(image, others, DEFAULT_CACHE_BYTES)?))
+        Ok(Arc::new(LiveImage::open(image, others, DEFAULT_CACHE_BYTES, None)?))
     }
 }
 

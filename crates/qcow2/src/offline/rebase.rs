@@ -131,7 +131,7 @@ fn write(
     let image = reactor::run(async move { Image::open(opened).await })?;
     let unit = image.geometry().unit();
     let others = Others { backing: old.clone(), data_file: None };
-    let live = Arc::new(LiveImage::open(image, others, DEFAULT_CACHE_BYTES)?);
+    let live = Arc::new(LiveImage::open(image, others, DEFAULT_CACHE_BYTES, None)?);
     let used = live.clone();
     let written = reactor::run(async move {
         let disk = Disk::open(&*used)?;

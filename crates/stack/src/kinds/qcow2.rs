@@ -4,13 +4,14 @@
 //! one directory. The format of a backing file is the one that the image states, never a guess: a
 //! guest can make its raw disk look like an image.
 
-use super::restart_log::RestartLogs;
+use super::restart_log::{RestartLogs, check_restored};
 use super::{ID, READ_ONLY};
 use crate::spec::{Kind, Spec, SpecError, Switch, Value, key};
 use base::Size;
 use block::{Device, DeviceError};
 use drivers::io_uring;
 pub use qcow2::DEFAULT_CACHE_BYTES;
+use qcow2::offline::commit::Target;
 use qcow2::{Header, Image, Level, LiveImage, Others, Qcow2, RestartLog};
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
@@ -197,9 +198,14 @@ pub fn open_backing(
     image_dir: Option<&Path>,
     cache_bytes: u64,
 ) -> Result<Option<Arc<dyn Device>>, DeviceError> {
+    open_links(&chain(path, header, image_dir)?, cache_bytes)
+}
+
+/// The disk of the first of these files, over the others; `None` if there is none.
+fn open_links(links: &[Link], cache_bytes: u64) -> Result<Option<Arc<dyn Device>>, DeviceError> {
     // From the lowest file up: each is the backing device of the one before.
     let mut backing = None;
-    for link in chain(path, header, image_dir)?.into_iter().rev() {
+    for link in links.iter().rev() {
         let device = open_file(&link.path)?;
         backing = Some(match link.is_raw {
             true => device,
@@ -207,6 +213,28 @@ pub fn open_backing(
         });
     }
     Ok(backing)
+}
+
+/// The backing file of the image at `path` for a commit: opened for writing, over those below it,
+/// which are only read; `None` if the image names none.
+///
+/// # Errors
+/// As [`open_backing`]; when the file lacks writes of a server that was killed.
+pub fn open_target(
+    path: &Path,
+    header: &Header,
+    image_dir: Option<&Path>,
+) -> Result<Option<Target>, DeviceError> {
+    let links = chain(path, header, image_dir)?;
+    let Some((first, below)) = links.split_first() else { return Ok(None) };
+    let file = open_for_writing(&first.path)?;
+    if !first.is_raw {
+        check_restored(&first.path, &read_header(file.clone())?)?;
+    }
+    Ok(Some(match first.is_raw {
+        true => Target::Raw(file),
+        false => Target::Qcow2 { file, backing: open_links(below, DEFAULT_CACHE_BYTES)? },
+    }))
 }
 
 /// The directory that backing files must be in.
@@ -240,11 +268,16 @@ impl Value for Follow {
     }
 }
 
+/// The protocol in the name of a backing file, which QEMU opens with it.
+pub fn protocol(name: &str) -> Option<&str> {
+    // A slash before the first colon makes it a path.
+    name.split_once(':').map(|(protocol, _)| protocol).filter(|protocol| !protocol.contains('/'))
+}
+
 /// The file that the image at `image` calls `name`, without symbolic links, if it is in
 /// `directory`. An absolute name is allowed only if the user chose the directory.
 fn resolve(image: &Path, name: &str, directory: &Path, may_be_absolute: bool) -> Result<PathBuf, String> {
-    // QEMU takes what stands before the first colon for a protocol, unless a slash comes first.
-    if let Some((protocol, _)) = name.split_once(':').filter(|(protocol, _)| !protocol.contains('/')) {
+    if let Some(protocol) = protocol(name) {
         return Err(format!("names with the protocol {protocol:?} are not opened"));
     }
     let path = Path::new(name);
