@@ -1,5 +1,6 @@
 //! Rebased and committed images: QEMU reads the bytes that its own commands leave.
 
+use crate::losing::{Losing, Replaced};
 use crate::repair::{Stopping, writable};
 use crate::tools::{Folder, file, mixed_writes};
 use base::Rng;
@@ -8,7 +9,7 @@ use qcow2::offline::backing::{self, Backing};
 use qcow2::offline::commit::{Target, commit};
 use qcow2::offline::rebase::rebase;
 use qcow2::{Error, Image, Level, Others};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -205,8 +206,8 @@ fn an_image_whose_backing_file_has_one_is_committed() {
     assert!(folder.raw("-l kept", "middle")[..kept.len()] == kept);
 }
 
-/// Copies the files back, and runs `change` with ever more writes until it is done. Calls `check`
-/// after each. Returns how often it was interrupted.
+/// Copies the files back, and runs `change` with ever more writes until it is done, each time up to
+/// a power loss. Calls `check` after each. Returns how often it was interrupted.
 fn interrupt(
     folder: &Folder,
     files: &[&str],
@@ -214,24 +215,32 @@ fn interrupt(
     check: impl Fn(&str, bool),
 ) -> u64 {
     let contents: Vec<Vec<u8>> = files.iter().map(|name| std::fs::read(folder.path(name)).unwrap()).collect();
-    let mut writes = 0;
-    loop {
+    let mut random = Rng::new(1);
+    for round in 0.. {
+        // Random writes are lost, or all but the last one.
+        let (writes, is_random) = (round / 2, round % 2 == 0);
         files
             .iter()
             .zip(&contents)
             .for_each(|(name, bytes)| std::fs::write(folder.path(name), bytes).unwrap());
         let left = Arc::new(AtomicU64::new(writes));
+        let replaced = files.iter().map(|name| (*name, Replaced::new(&folder.path(name))));
+        let replaced: BTreeMap<&str, Replaced> = replaced.collect();
         let open = |name: &str| -> Arc<dyn Device> {
             let (child, left) = (writable(&folder.path(name)), left.clone());
-            Arc::new(Stopping { child, left, is_fixed: false })
+            let child = Arc::new(Stopping { child, left, is_fixed: false });
+            Arc::new(Losing { child, replaced: replaced[name].clone() })
         };
         let is_done = change(&open).is_ok();
+        for replaced in replaced.values() {
+            replaced.lose(|number| if is_random { random.one_in(2) } else { number == 0 });
+        }
         check(&format!("after {writes} writes"), is_done);
-        if is_done {
+        if is_done && !is_random {
             return writes;
         }
-        writes += 1;
     }
+    unreachable!("a change ends")
 }
 
 /// Repairs an image after an interruption, which has left nothing but leaks.

@@ -3,6 +3,7 @@
 mod backing;
 mod changes;
 mod damage;
+mod losing;
 mod read;
 mod repair;
 mod resize;
