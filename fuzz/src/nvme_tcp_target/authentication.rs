@@ -51,8 +51,15 @@ pub(super) fn play(address: &str, setup: u8, input: &mut Input<'_>) {
         }
         let message = match input.below(8) {
             0 => Some(talk.negotiate()),
-            1 => talk.reply(&heard).ok(),
-            2 => talk.conclude(&heard).ok().flatten(),
+            // Without a message the host sends no command, and the target has nothing to answer.
+            1 => match talk.reply(&heard) {
+                Ok(message) => Some(message),
+                Err(_) => continue,
+            },
+            2 => match talk.conclude(&heard) {
+                Ok(Some(message)) => Some(message),
+                Ok(None) | Err(_) => continue,
+            },
             3 => Some(Message { transaction: TRANSACTION, body: Body::Failure2(Failure::Failed) }.encode()),
             4 => Some(input.bytes(96).to_vec()),
             5 => {
