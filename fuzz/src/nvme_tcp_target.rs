@@ -15,6 +15,7 @@ use exports::Export;
 use exports::nvme_tcp::{Address, Config, NamespaceConfig, Nqn, NvmeTcp};
 use nvme::fabrics::property::{Configuration, PropertySet, offset};
 use nvme::fabrics::{ANY_CONTROLLER, Connect, ConnectData};
+use nvme::lba_status::{Action, GetLbaStatus};
 use nvme::tcp::{
     C2hData, COMMON_BYTES, CapsuleCmd, CapsuleResp, DataDigest, Framing, H2cData, IC_BYTES, IcReq, PduType,
     R2t, Side,
@@ -248,6 +249,12 @@ impl Host {
                 self.is_sound = false;
                 let bytes = input.bytes(96).to_vec();
                 self.send(&bytes);
+            }
+            15 if is_admin => {
+                let action = input.one_of(&[Action::Allocated, Action::Scan, Action::Tracked]);
+                let (blocks, bytes) = (input.u16() % 2050, 4 * (1 + u64::from(input.u16())));
+                let get = GetLbaStatus { action, lba, blocks, bytes };
+                self.ask(&get.command(1), id, bytes as u32);
             }
             _ => {
                 // A valid PDU with one changed byte.

@@ -58,14 +58,23 @@ impl Target {
         self.channel.submit(request, offset)
     }
 
-    /// Appends the status of the range's first bytes to `report` ([`Channel::block_status`]).
-    pub(crate) fn block_status<'a>(
-        &'a self,
-        report: &'a StatusReport,
+    /// Appends the status of the range's first bytes to `report` ([`Channel::block_status`]), which
+    /// has room for an extent. Returns the number of these bytes.
+    ///
+    /// # Errors
+    /// Those of the device, and a medium error if it answers for nothing.
+    pub(crate) async fn block_status(
+        &self,
+        report: &StatusReport,
         offset: u64,
         len: u64,
-    ) -> IoFuture<'a> {
-        self.channel.block_status(report, offset, len)
+    ) -> Result<u64, IoError> {
+        let before = report.covered();
+        self.channel.block_status(report, offset, len).await?;
+        match report.covered() - before {
+            0 => Err(IoError::Medium),
+            covered => Ok(covered),
+        }
     }
 
     /// Block size in bytes.

@@ -52,6 +52,8 @@ pub mod admin {
     pub const ASYNC_EVENT_REQUEST: u8 = 0x0c;
     /// Base 5.18.
     pub const KEEP_ALIVE: u8 = 0x18;
+    /// NVM 4.2.1.
+    pub const GET_LBA_STATUS: u8 = 0x86;
 }
 
 /// Features by their identifier (Base 5.27.1).
@@ -65,6 +67,9 @@ pub mod feature {
     pub const ASYNC_EVENT_CONFIGURATION: u8 = 0x0b;
     /// Keep-alive timeout in milliseconds.
     pub const KEEP_ALIVE_TIMER: u8 = 0x0f;
+    /// LBA Status Information Attributes (NVM 4.1.3.3): the shortest intervals of reports (bits
+    /// 15:0) and of polls (31:16), in units of 100 ms.
+    pub const LBA_STATUS_INFORMATION: u8 = 0x15;
     /// Identifier of the host.
     pub const HOST_IDENTIFIER: u8 = 0x81;
     /// Reservation events that are not reported.
@@ -87,6 +92,8 @@ pub mod log_page {
     pub const COMMAND_EFFECTS: u8 = 0x05;
     /// States of namespace groups on this path.
     pub const ASYMMETRIC_ACCESS: u8 = 0x0c;
+    /// Ranges with potentially unrecoverable blocks (NVM 4.1.4.5).
+    pub const LBA_STATUS_INFORMATION: u8 = 0x0e;
     /// Subsystems that a discovery controller knows.
     pub const DISCOVERY: u8 = 0x70;
     /// Reservation events.
@@ -99,6 +106,8 @@ pub mod event {
     pub const CONFIG_NAMESPACE_ATTRIBUTES: u32 = 1 << 8;
     /// Configuration: report changed access states.
     pub const CONFIG_ASYMMETRIC_ACCESS: u32 = 1 << 11;
+    /// Configuration: report potentially unrecoverable blocks.
+    pub const CONFIG_LBA_STATUS: u32 = 1 << 13;
     /// Configuration: report a changed discovery log.
     pub const CONFIG_DISCOVERY_LOG: u32 = 1 << 31;
 

@@ -7,6 +7,7 @@
 //! | [`entry`] | submission and completion queue entries, data descriptors |
 //! | [`identify`] | properties of controllers and namespaces |
 //! | [`zns`] | properties of zoned namespaces, and zone reports |
+//! | [`lba_status`] | which blocks of a namespace are allocated |
 //! | [`reservation`] | reservations of a namespace that several hosts share |
 //! | [`status`] | status codes, and the [`block::IoError`] each stands for |
 //! | [`fabrics`] | Connect, properties, names, discovery |
@@ -23,6 +24,7 @@ pub mod command;
 pub mod entry;
 pub mod fabrics;
 pub mod identify;
+pub mod lba_status;
 pub mod reservation;
 pub mod status;
 pub mod tcp;

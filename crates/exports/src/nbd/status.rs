@@ -21,9 +21,6 @@ pub(super) async fn extents(header: &Header, target: &Target) -> Result<Vec<Stat
             break;
         }
         target.block_status(&report, blocks.offset + covered, left).await?;
-        if report.covered() == covered {
-            return Err(IoError::Medium);
-        }
     }
     let most = if header.flags & CMD_FLAG_REQ_ONE != 0 { 1 } else { StatusReport::MAX_EXTENTS };
     Ok(cut(report.extents().take(most), blocks.head as u64, header.len))

@@ -14,7 +14,9 @@ use crate::stream::Link;
 use nvme::command::{admin, cns, feature};
 use nvme::fabrics::property::{Capabilities, PropertyGet, PropertySet, Version, offset};
 use nvme::fabrics::{self, FabricsType};
-use nvme::identify::controller_data::{ControllerData, ControllerType, cmic, ctratt, oaes, oncs, sgls};
+use nvme::identify::controller_data::{
+    ControllerData, ControllerType, aocs, cmic, ctratt, encode_nvm, oacs, oaes, oncs, sgls,
+};
 use nvme::identify::lists::{ALL_NAMESPACES, NamespaceId, encode_descriptors, encode_namespaces};
 use nvme::identify::namespace_data::{NamespaceData, dlfeat, nsfeat};
 use nvme::reservation::{self, Happening};
@@ -32,6 +34,9 @@ const SAVE: u32 = 1 << 31;
 const READY_TIMEOUT_MS: u32 = 7500;
 /// KAS: the granularity of the keep-alive timeout, in 100 ms.
 const KEEP_ALIVE_UNITS: u16 = 1;
+/// The intervals between reports and between polls of potentially unrecoverable blocks: any. The
+/// controller has nothing to report.
+const LBA_STATUS_INTERVALS: u32 = 0;
 
 impl Session {
     /// Executes a command of an admin queue.
@@ -61,6 +66,7 @@ impl Session {
             admin::GET_FEATURES => self.get_features(&entry, link).await,
             admin::SET_FEATURES => self.set_features(&entry).await,
             admin::ASYNC_EVENT_REQUEST => self.wait_for_event().await,
+            admin::GET_LBA_STATUS if !controller.is_discovery => self.lba_status(&entry, link).await,
             // Bit 0: the command was not aborted. Only the device can delay a command.
             admin::ABORT if !controller.is_discovery => Ok(Reply { result: 1, ..Reply::default() }),
             _ => Err(Status::INVALID_OPCODE.into()),
@@ -145,7 +151,7 @@ impl Session {
                 find()?;
                 [0; IDENTIFY_BYTES]
             }
-            cns::COMMAND_SET_CONTROLLER if is_nvm => [0; IDENTIFY_BYTES],
+            cns::COMMAND_SET_CONTROLLER if is_nvm => encode_nvm(aocs::ALLOCATED_LBAS),
             _ => return Err(Status::INVALID_FIELD.into()),
         })
     }
@@ -198,12 +204,14 @@ impl Session {
         }
         ControllerData {
             paths: cmic::PORTS | cmic::CONTROLLERS | cmic::ASYMMETRIC_ACCESS,
-            async_events: oaes::NAMESPACE_ATTRIBUTES | oaes::ASYMMETRIC_ACCESS,
+            // Get LBA Status requires the LBA status event, which never happens.
+            async_events: oaes::NAMESPACE_ATTRIBUTES | oaes::ASYMMETRIC_ACCESS | oaes::LBA_STATUS,
             ana_transition_s: ports::TRANSITION_S,
             ana_capabilities: ports::CAPABILITIES,
             ana_group_max: ports::GROUP,
             ana_groups: ports::GROUP,
             controller_type: ControllerType::Io,
+            admin_commands: oacs::GET_LBA_STATUS,
             // Bit 1: the log page of commands and their effects is supported.
             log_attributes: 1 << 2 | 1 << 1,
             abort_limit: 3,
@@ -232,6 +240,7 @@ impl Session {
             feature::VOLATILE_WRITE_CACHE => {
                 controller.subsystem.namespaces.iter().any(|n| n.limits.volatile_cache).into()
             }
+            feature::LBA_STATUS_INFORMATION => LBA_STATUS_INTERVALS,
             feature::HOST_IDENTIFIER => return self.reply_with(entry, &controller.host.id, link).await,
             feature::RESERVATION_NOTIFICATION_MASK | feature::RESERVATION_PERSISTENCE
                 if controller.subsystem.has_reservations() =>
@@ -270,6 +279,8 @@ impl Session {
                 return Err(Status::INVALID_FIELD.into());
             }
             feature::NUMBER_OF_QUEUES => self.queues().into(),
+            // The host gets the only supported value, for any requested one.
+            feature::LBA_STATUS_INFORMATION => LBA_STATUS_INTERVALS.into(),
             feature::RESERVATION_NOTIFICATION_MASK | feature::RESERVATION_PERSISTENCE
                 if !controller.subsystem.has_reservations() =>
             {

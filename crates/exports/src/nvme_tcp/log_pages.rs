@@ -9,7 +9,7 @@ use nvme::fabrics::discovery::{
 };
 use nvme::fabrics::{self, Nqn};
 use nvme::identify::lists::encode_namespaces;
-use nvme::{Status, SubmissionEntry};
+use nvme::{Status, SubmissionEntry, lba_status};
 use socket2::SockRef;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -54,6 +54,7 @@ pub(super) fn read(
             }
             controller.port.log_page(controller.subsystem.namespaces.len() as u32, cdw[0] & ONLY_GROUPS != 0)
         }
+        log_page::LBA_STATUS_INFORMATION => lba_status::empty_log().to_vec(),
         log_page::RESERVATION_NOTIFICATION => controller.notification(is_read).to_vec(),
         log_page::COMMAND_EFFECTS if (entry.cdw[4] >> 24) as u8 == 0 => {
             effects(controller.subsystem.has_reservations())
@@ -87,7 +88,7 @@ fn firmware() -> Vec<u8> {
 
 /// Commands Supported and Effects: 256 dwords for admin commands, then as many for I/O commands.
 fn effects(has_reservations: bool) -> Vec<u8> {
-    const ADMIN: [u8; 8] = [
+    const ADMIN: [u8; 9] = [
         admin::GET_LOG_PAGE,
         admin::IDENTIFY,
         admin::ABORT,
@@ -95,6 +96,7 @@ fn effects(has_reservations: bool) -> Vec<u8> {
         admin::GET_FEATURES,
         admin::ASYNC_EVENT_REQUEST,
         admin::KEEP_ALIVE,
+        admin::GET_LBA_STATUS,
         fabrics::OPCODE,
     ];
     const READING: [u8; 4] = [opcode::FLUSH, opcode::READ, opcode::COMPARE, opcode::VERIFY];

@@ -23,10 +23,10 @@
 //! | [`reading`], [`transfers`] | PDUs to commands and data |
 //! | [`session`] | a queue: from a command to its completion |
 //! | [`reservations`] | write access of hosts that share a namespace |
-//! | [`io`], [`admin`], [`log_pages`] | execution of commands |
+//! | [`io`], [`admin`], [`log_pages`], [`lba_status`] | execution of commands |
 //!
-//! Source: NVM Express Base Specification 2.0, NVM Command Set Specification 1.0, NVMe/TCP
-//! Transport Specification 1.0.
+//! Source: NVM Express Base Specification 2.0, NVM Command Set Specification 1.0 (for Get LBA
+//! Status 1.1), NVMe/TCP Transport Specification 1.0.
 
 mod admin;
 mod authentication;
@@ -35,6 +35,7 @@ mod failures;
 mod handshake;
 mod host;
 mod io;
+mod lba_status;
 mod log_pages;
 mod ports;
 mod reading;

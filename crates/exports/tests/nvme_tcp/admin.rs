@@ -76,6 +76,8 @@ fn a_controller_says_what_it_and_its_namespaces_are() {
     let id = host.run(&Command::get_features(feature::HOST_IDENTIFIER), 16);
     assert_eq!(id.data, HOST_ID);
     assert_eq!(log(&mut host, log_page::COMMAND_EFFECTS, 4096)[1024 + 4 * 2], 1);
+    let effects = log(&mut host, log_page::COMMAND_EFFECTS, 4096);
+    assert_eq!(effects[4 * usize::from(admin::GET_LBA_STATUS)], 1);
     assert_eq!(log(&mut host, log_page::SMART, 512)[3], 100);
     assert_eq!(host.run(&Command::get_log_page(0, 0xee, 0, 64), 64).status, Status::INVALID_LOG_PAGE);
     assert_eq!(

@@ -11,6 +11,7 @@ mod ending;
 mod host;
 mod hostile;
 mod io;
+mod lba_status;
 mod places;
 mod reservations;
 mod server;

@@ -5,6 +5,18 @@ use crate::fabrics::{Nqn, NqnError};
 use crate::wire::{array_at, put, put_text, text_at, u16_at, u32_at};
 use crate::{IDENTIFY_BYTES, IdentifyData};
 
+/// Bits of [`ControllerData::admin_commands`] (OACS).
+pub mod oacs {
+    /// Get LBA Status, with the actions that report potentially unrecoverable blocks.
+    pub const GET_LBA_STATUS: u16 = 1 << 9;
+}
+
+/// Bits of AOCS, in Identify Controller of the NVM command set (NVM 1.1, 4.1.5.4).
+pub mod aocs {
+    /// Get LBA Status, with the action that reports allocated blocks.
+    pub const ALLOCATED_LBAS: u16 = 1;
+}
+
 /// Bits of [`ControllerData::commands`] (ONCS).
 pub mod oncs {
     /// Compare.
@@ -33,7 +45,7 @@ pub mod ctratt {
 pub mod oaes {
     pub use crate::command::event::{
         CONFIG_ASYMMETRIC_ACCESS as ASYMMETRIC_ACCESS, CONFIG_DISCOVERY_LOG as DISCOVERY_LOG,
-        CONFIG_NAMESPACE_ATTRIBUTES as NAMESPACE_ATTRIBUTES,
+        CONFIG_LBA_STATUS as LBA_STATUS, CONFIG_NAMESPACE_ATTRIBUTES as NAMESPACE_ATTRIBUTES,
     };
 }
 
@@ -119,7 +131,7 @@ pub struct ControllerData {
     pub attributes: u32,
     /// CNTRLTYPE.
     pub controller_type: ControllerType,
-    /// OACS: optional admin commands.
+    /// OACS: optional admin commands; [`oacs`].
     pub admin_commands: u16,
     /// ACL: limit of concurrent aborts, counted from 0.
     pub abort_limit: u8,
@@ -311,10 +323,18 @@ impl ControllerData {
     }
 }
 
+/// Identify Controller of the NVM command set (NVM 1.1, 4.1.5.4), without limits beyond MDTS.
+/// `admin_commands` is AOCS: optional admin commands; [`aocs`].
+pub fn encode_nvm(admin_commands: u16) -> IdentifyData {
+    let mut data = [0; IDENTIFY_BYTES];
+    put(&mut data, 18, admin_commands.to_le_bytes());
+    data
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Controller;
+    use crate::{CommandLimits, Controller};
     use proptest::prelude::*;
 
     #[test]
@@ -356,6 +376,12 @@ mod tests {
         let short = Controller::parse(&data);
         assert_eq!(short.max_transfer, Some(128 << 10));
         assert!(short.has_dataset_management && short.has_write_zeroes && short.has_volatile_cache);
+    }
+
+    #[test]
+    fn the_structure_of_the_nvm_command_set_has_no_limits() {
+        let data = encode_nvm(aocs::ALLOCATED_LBAS);
+        assert_eq!((data[18], CommandLimits::parse(&data)), (1, CommandLimits::default()));
     }
 
     proptest! {
