@@ -1,8 +1,11 @@
-//! Images that QEMU makes, read and written by this crate and by QEMU. Needs `qemu-utils`.
+//! Images that QEMU and the crate `imago` make, read and written by this crate and by them. Needs
+//! `qemu-utils`.
 
 mod backing;
 mod changes;
 mod damage;
+mod disk;
+mod imago;
 mod losing;
 mod read;
 mod repair;
