@@ -83,7 +83,7 @@ loom: ## Models of protocols between threads, in every order of their steps, eac
 miri: ## Tests of unsafe code under Miri, where a nightly toolchain has it
 	tests/miri
 
-nightly: ## Slow suites: the book, models with more preemptions, Miri where there is one, all mutants, a soak, many kills, every power cut, a kernel with KASAN and lockdep, a Ceph cluster
+nightly: ## Slow suites: the book, models with more preemptions, Miri where there is one, all mutants, a soak, many kills, fuzzed images, every power cut, a kernel with KASAN and lockdep, a Ceph cluster
 	packaging/book
 	LOOM_MAX_PREEMPTIONS=5 tests/loom
 	tests/miri
@@ -101,6 +101,7 @@ nightly: ## Slow suites: the book, models with more preemptions, Miri where ther
 	tests/images/setup
 	tests/images/run --slow
 	tests/images/run --slow --kill
+	tests/images/fuzzer --seeds 50..5000
 	tests/check-kernel-style
 	kernel=$$(tests/lab/debug-kernel) && LAB_NEW_KERNEL=$$kernel tests/lab/run --jobs 2 hand_made_rings_on_the_newest_kernel
 
@@ -124,6 +125,7 @@ images: ## QEMU's own tests of qcow2 images, with freestone as the program that 
 	tests/images/setup
 	$(MAKE) build
 	tests/images/run --slow --table
+	tests/images/fuzzer
 
 capi: ## A test for every sentence of the C API, on every driver that this host can serve, with ASan too
 	tests/lab/setup
@@ -192,7 +194,9 @@ suite-web: ; tests/timed web tests/web/run --jobs 2
 suite-capi: ; tests/timed capi tests/capi/run --built
 suite-fuzz: ; tests/timed fuzz $(MAKE) fuzz
 suite-rbd: ; tests/timed rbd tests/rbd/run
-suite-images: ; tests/timed images tests/images/run
+suite-images:
+	tests/timed images tests/images/run
+	tests/timed image-fuzzer tests/images/fuzzer
 suite-daemon: ; tests/timed daemon tests/daemon/run
 suite-loom: ; tests/timed loom tests/loom
 suite-python: ; tests/timed python $(MAKE) python
