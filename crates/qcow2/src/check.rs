@@ -489,6 +489,30 @@ impl Check {
         Ok(Some((block, refcounts.map_err(failed)?)))
     }
 
+    /// Whether a table has its clusters for itself, so that a write to it changes nothing else.
+    /// `uses` is the number of references to the table.
+    pub(crate) fn is_alone(&self, offset: u64, bytes: u64, uses: u64) -> bool {
+        let size = self.geometry.cluster_size();
+        let mut clusters = offset / size..(offset + bytes).div_ceil(size);
+        clusters.all(|cluster| self.counts.get(cluster) == uses)
+    }
+
+    /// A table that something else uses, too: its name and its first byte. Refcounts count such
+    /// references, so they are no error of a check; those to refcount blocks are.
+    pub(crate) fn crossed_table(&self) -> Option<(&'static str, u64)> {
+        let header = &self.header;
+        let refcount_bytes = u64::from(header.refcount_table_clusters) * self.geometry.cluster_size();
+        let single = [
+            ("header", 0, 1, 1),
+            ("L1 table", header.l1_offset, self.l1.len() as u64 * 8, 1),
+            ("refcount table", header.refcount_table_offset, refcount_bytes, 1),
+        ];
+        let l2 = self.tables.iter().map(|(table, uses)| ("L2 table", *table, 1, uses.all));
+        let is_crossed =
+            |(_, offset, bytes, uses): &(_, u64, u64, u64)| !self.is_alone(*offset, *bytes, *uses);
+        single.into_iter().chain(l2).find(is_crossed).map(|(name, offset, ..)| (name, offset))
+    }
+
     fn compare_one(&mut self, cluster: u64, refcount: u64, references: u64) {
         if refcount < references {
             self.report

@@ -74,7 +74,8 @@ impl Offline {
     /// freed. Also returns what it refers to.
     ///
     /// # Errors
-    /// When the image has errors; as [`Offline::open`].
+    /// When the image has errors, or a table in a cluster with other uses, which a repair could not
+    /// change; as [`Offline::open`].
     pub(crate) async fn open_clean(device: &Arc<dyn Device>) -> Result<(Offline, Check), Problem> {
         let mut image = Offline::open(device).await?;
         image.check_not_corrupt()?;
@@ -83,13 +84,15 @@ impl Offline {
         if image.header.is_dirty() || errors(&found) == 0 && found.report.leaks > 0 {
             found = repair_image(&mut image, Level::All).await?.1;
         }
-        match errors(&found) + found.report.leaks {
-            0 => Ok((image, found)),
-            count => {
-                let text = format!("{count} errors in the metadata (freestone image repair may end that)");
-                Err(Problem::Refused(text))
-            }
+        let count = errors(&found) + found.report.leaks;
+        if count > 0 {
+            let text = format!("{count} errors in the metadata (freestone image repair may end that)");
+            return Err(Problem::Refused(text));
         }
+        if let Some((table, offset)) = found.crossed_table() {
+            return Err(Problem::Refused(format!("{table} at byte {offset}: its cluster has other uses")));
+        }
+        Ok((image, found))
     }
 
     /// Refuses an image that says that it is damaged.

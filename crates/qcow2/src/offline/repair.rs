@@ -91,13 +91,6 @@ pub(crate) async fn repair_image(image: &mut Offline, level: Level) -> Result<(R
 }
 
 impl Offline {
-    /// Whether a table has its clusters for itself, so that a write to it changes nothing else.
-    fn is_alone(&self, found: &Check, offset: u64, bytes: u64, uses: u64) -> bool {
-        let size = self.header.cluster_size();
-        let clusters = offset / size..(offset + bytes).div_ceil(size);
-        clusters.into_iter().all(|cluster| found.counts.get(cluster) == uses)
-    }
-
     /// Takes the place from entries for zeroes whose place is invalid. Returns whether there were
     /// some.
     async fn clear_misplaced(&mut self, found: &Check) -> Result<bool, Problem> {
@@ -109,7 +102,7 @@ impl Offline {
         // Version 2 has no entry for zeroes.
         tables.retain(|table, _| {
             let uses = found.tables.get(table).map_or(0, |uses| uses.all);
-            !found.geometry.is_v2 && self.is_alone(found, *table, 1, uses)
+            !found.geometry.is_v2 && found.is_alone(*table, 1, uses)
         });
         let Entry { word, bitmap } = found.geometry.zeroed(Entry::NONE, u32::MAX);
         let zeroes = be_bytes([word, bitmap]);
@@ -145,7 +138,7 @@ impl Offline {
                     changed = Some(changed.map_or(bytes.start, |range| range.start)..bytes.end);
                 }
             }
-            if let Some(range) = changed.filter(|_| self.is_alone(found, offset, 1, 1)) {
+            if let Some(range) = changed.filter(|_| found.is_alone(offset, 1, 1)) {
                 self.begin().await?;
                 let at = offset + range.start as u64;
                 self.write("a refcount block", at, &block[range]).await?;
@@ -202,7 +195,7 @@ impl Offline {
         // A cluster with too many references must not be written in place.
         let may_change = |word: u64| word & COPIED != 0 || !found.has_overflow;
         let l1_offset = found.header.l1_offset;
-        if self.is_alone(found, l1_offset, found.l1.len() as u64 * 8, 1) {
+        if found.is_alone(l1_offset, found.l1.len() as u64 * 8, 1) {
             for (index, word) in found.wrong_in_l1().into_iter().filter(|(_, word)| may_change(*word)) {
                 self.begin().await?;
                 let at = l1_offset + index as u64 * 8;
@@ -212,7 +205,7 @@ impl Offline {
         }
         for table in found.active_tables() {
             let uses = found.tables.get(&table).map_or(0, |uses| uses.all);
-            if !self.is_alone(found, table, 1, uses) {
+            if !found.is_alone(table, 1, uses) {
                 continue;
             }
             for (index, word) in found.wrong_in_l2(table).await? {

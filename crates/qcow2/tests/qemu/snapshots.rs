@@ -210,3 +210,32 @@ fn a_change_of_snapshots_that_is_interrupted_has_happened_or_not() {
     }
     assert!(interrupted > 60, "{interrupted}");
 }
+
+#[test]
+fn a_table_whose_cluster_has_other_uses_stops_a_command_before_it_writes() {
+    use std::os::unix::fs::FileExt;
+    let folder = Folder::new();
+    folder.img("create -f qcow2 disk 1M");
+    folder.io("disk", &["write -P 1 0 64k".into(), "write -P 2 64k 64k".into()]);
+    // The refcount table, its block, the L1 table and the L2 table are the clusters 1 to 4.
+    let parts = [(1_u64, "refcount table"), (3, "L1 table"), (4, "L2 table")];
+    let original = std::fs::read(folder.path("disk")).unwrap();
+    for (cluster, part) in parts {
+        std::fs::write(folder.path("disk"), &original).unwrap();
+        // Data of the disk is in such a cluster, with the refcount of two references.
+        let image = std::fs::File::options().write(true).open(folder.path("disk")).unwrap();
+        image.write_all_at(&(cluster << 16).to_be_bytes(), 4 << 16).unwrap();
+        image.write_all_at(&2_u16.to_be_bytes(), (2 << 16) + 2 * cluster).unwrap();
+        image.write_all_at(&0_u16.to_be_bytes(), (2 << 16) + 2 * 5).unwrap();
+        if cluster == 4 {
+            // The entry of the L1 table has a COPIED bit, which its second reference forbids.
+            image.write_all_at(&(4_u64 << 16).to_be_bytes(), 3 << 16).unwrap();
+        }
+        assert_eq!(check(file(&folder.path("disk"))).unwrap().messages, [""; 0], "{part}");
+        let before = std::fs::read(folder.path("disk")).unwrap();
+        let error = change(writable(&folder.path("disk")), Change::Create, "name").unwrap_err().to_string();
+        let expected = format!("{part} at byte {}: its cluster has other uses", cluster << 16);
+        assert!(error.ends_with(&expected), "{error}");
+        assert!(std::fs::read(folder.path("disk")).unwrap() == before, "{part}");
+    }
+}
