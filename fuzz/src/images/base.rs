@@ -1,6 +1,7 @@
 //! Small valid images: clusters of data, zeroes and compressed data, and an internal snapshot.
 
 use crate::input::Input;
+use std::collections::BTreeMap;
 
 /// Bytes of each disk in clusters.
 const CLUSTERS: u64 = 24;
@@ -16,6 +17,7 @@ pub struct Base {
     /// The file.
     pub bytes: Vec<u8>,
     pub cluster_bits: u32,
+    has_snapshot: bool,
     /// First bytes of the parts that are edited.
     pub parts: Vec<usize>,
 }
@@ -54,6 +56,16 @@ impl Base {
             Kind::Data | Kind::Compressed => cluster as u8 + 1,
             Kind::Zero | Kind::Unallocated => 0,
         }
+    }
+
+    /// Every byte of the disk.
+    pub fn disk(&self) -> Vec<u8> {
+        (0..CLUSTERS << self.cluster_bits).map(|at| self.byte(at)).collect()
+    }
+
+    /// The disks of the internal snapshots, by their identifiers.
+    pub fn snapshots(&self) -> BTreeMap<String, Vec<u8>> {
+        self.has_snapshot.then(|| ("1".into(), self.disk())).into_iter().collect()
     }
 }
 
@@ -129,7 +141,7 @@ fn build(cluster_bits: u32, is_extended: bool, order: u32, has_snapshot: bool) -
         put(at(6) + 57, u64::from(b's'), 1);
     }
     let parts = [0, 64, 104, at(1), at(2), at(3), at(4), at(5), at(6), at(DATA + 2)].to_vec();
-    Base { bytes, cluster_bits, parts }
+    Base { bytes, cluster_bits, has_snapshot, parts }
 }
 
 /// Appends a cluster of `byte` as a stream of deflate; returns its length. A run of one byte fits

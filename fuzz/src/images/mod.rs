@@ -2,12 +2,14 @@
 //!
 //! An input takes an image that was built here (`base`), edits it, checks it and reads it: the
 //! disk, its internal snapshots, its block status and its map. Then it writes to the disk, zeroes
-//! and discards parts of it, and closes the image.
+//! and discards parts of it, and closes the image. On another copy it runs commands that change an
+//! image which nothing else has open ([`offline`]).
 //!
 //! Nothing may panic, and every step ends. An image that was not edited is clean and has the data
 //! that its builder wrote, and then the data that was written to it.
 
 mod base;
+mod offline;
 
 use crate::input::Input;
 use base::Base;
@@ -64,6 +66,7 @@ pub fn run(bytes: &[u8]) {
     let done = core.block_on(move |core| async move { use_image(&core, read, &expected, is_intact).await });
     done.expect("the core runs");
     let seed = bytes.iter().fold(1, |seed, byte| ::base::mix(seed ^ u64::from(*byte)));
+    offline::run(&core, image.clone(), is_intact.then(|| base.clone()), seed);
     write(&core, &home, image, is_intact.then_some(base), seed);
 }
 
