@@ -221,26 +221,27 @@ impl Home {
 
     /// Sets the entries that the log has of the last session, and has the image name the new one.
     /// Autoclear bits that are unknown are cleared before the first write.
-    async fn begin_session(&self, view: &Entries, mut log: Option<RestartLog>) -> IoResult {
-        let header = &view.format().header;
-        let unusable = |error: std::io::Error| {
-            tracing::error!(%error, "the restart log of an image cannot be used");
-            IoError::DeviceGone
-        };
+    async fn begin_session(&self, view: &Entries, log: Option<RestartLog>) -> IoResult {
+        let (header, image) = (&view.format().header, view.format().image.name());
         let last = header.session();
-        let left = log.as_ref().map(|log| log.entries(last));
-        let left = left.transpose().map_err(unusable)?.unwrap_or_default();
-        if !left.is_empty() {
+        let left = log.as_ref().map(|log| log.entries(last)).transpose().map_err(|error| {
+            tracing::error!(image, %error, "the restart log cannot be read");
+            IoError::DeviceGone
+        })?;
+        if let Some(left) = left.filter(|left| !left.is_empty()) {
             self.write_session(view, last).await?;
             self.restore(view, &left).await?;
-            let (image, clusters) = (view.format().image.name(), left.len());
-            tracing::warn!(image, clusters, "writes of a killed server were restored");
+            tracing::warn!(image, clusters = left.len(), "writes of a killed server were restored");
         }
-        let session = log.as_mut().map_or(0, |log| log.session(last));
+        let log = log.map(|log| log.begin(last)).transpose().unwrap_or_else(|error| {
+            let text = "no restart log: a kill of the server loses writes that were not flushed";
+            tracing::warn!(image, %error, text);
+            None
+        });
+        let session = log.as_ref().map_or(0, Log::session);
         if header.autoclear_with(session) != header.autoclear {
             self.write_session(view, session).await?;
         }
-        let log = log.map(RestartLog::begin).transpose().map_err(unusable)?;
         log.map(|log| self.log.get_or_init(|| log));
         Ok(())
     }

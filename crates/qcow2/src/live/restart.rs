@@ -58,17 +58,8 @@ impl RestartLog {
     /// A log in `file`, which no other process uses. `start_of_machine` differs after each start of
     /// the machine (`/proc/sys/kernel/random/boot_id`), and `session`, a random number, in each use
     /// of the log; 0 counts as 1. Has room for `records` entries, at least one.
-    ///
-    /// # Errors
-    /// When there is no room for the whole file.
-    pub fn new(file: File, start_of_machine: [u8; 16], session: u32, records: u32) -> io::Result<RestartLog> {
-        let records = records.max(1);
-        // Records that are written later need no room.
-        let (len, whole) = (file.metadata()?.len(), RING + u64::from(records) * RECORD_BYTES);
-        if len < whole {
-            file.write_all_at(&vec![0; (whole - len) as usize], len)?;
-        }
-        Ok(RestartLog { file, start_of_machine, session: session.max(1), records })
+    pub fn new(file: File, start_of_machine: [u8; 16], session: u32, records: u32) -> RestartLog {
+        RestartLog { file, start_of_machine, session: session.max(1), records: records.max(1) }
     }
 
     /// Clusters of an image whose last write the log has, and the image may lack.
@@ -77,14 +68,6 @@ impl RestartLog {
     /// When the file cannot be read.
     pub fn clusters_of(&self, header: &Header) -> io::Result<usize> {
         Ok(self.entries(header.session())?.len())
-    }
-
-    /// This use of the log, after the image was written in the session `last`.
-    pub(super) fn session(&mut self, last: u32) -> u32 {
-        if self.session == last {
-            self.session = last.wrapping_add(1).max(1);
-        }
-        self.session
     }
 
     /// The last entry of each cluster that the session of an image, not 0, has left. No entry if
@@ -120,11 +103,19 @@ impl RestartLog {
         (is_whole && is_start && is_session && records > 0).then_some(start)
     }
 
-    /// Begins an empty log.
+    /// Begins an empty log of an image that was last written in the session `last`.
     ///
     /// # Errors
-    /// When the file cannot be written.
-    pub(super) fn begin(self) -> io::Result<Log> {
+    /// When the file cannot be written, or has no room.
+    pub(super) fn begin(mut self, last: u32) -> io::Result<Log> {
+        if self.session == last {
+            self.session = last.wrapping_add(1).max(1);
+        }
+        // Records that are written later need no room.
+        let (len, whole) = (self.file.metadata()?.len(), RING + u64::from(self.records) * RECORD_BYTES);
+        if len < whole {
+            self.file.write_all_at(&vec![0; (whole - len) as usize], len)?;
+        }
         let log = Log { log: self, first: Cell::new(0), end: Cell::new(0) };
         log.write_header(0)?;
         Ok(log)
@@ -147,6 +138,11 @@ pub(super) struct Log {
 }
 
 impl Log {
+    /// This use of the log.
+    pub(super) fn session(&self) -> u32 {
+        self.log.session
+    }
+
     fn write_header(&self, first: u64) -> io::Result<()> {
         let RestartLog { file, start_of_machine, session, records } = &self.log;
         let mut header = [0; HEADER_BYTES];
@@ -243,7 +239,7 @@ mod tests {
     use super::*;
 
     fn log(file: &File, start: u8, session: u32) -> RestartLog {
-        RestartLog::new(file.try_clone().unwrap(), [start; 16], session, 4).unwrap()
+        RestartLog::new(file.try_clone().unwrap(), [start; 16], session, 4)
     }
 
     fn entry(word: u64) -> Entry {
@@ -254,7 +250,7 @@ mod tests {
     fn a_killed_process_leaves_the_last_entry_of_each_cluster() {
         let file = tempfile::tempfile().unwrap();
         assert!(log(&file, 1, 7).entries(7).unwrap().is_empty(), "an empty file");
-        let first = log(&file, 1, 7).begin().unwrap();
+        let first = log(&file, 1, 7).begin(0).unwrap();
         for (cluster, word) in [(5, 10), (6, 20), (5, 30)] {
             first.note(cluster, entry(word)).unwrap();
         }
@@ -263,15 +259,15 @@ mod tests {
         for (start, session) in [(1, 8), (2, 7)] {
             assert!(log(&file, start, 9).entries(session).unwrap().is_empty(), "{start} {session}");
         }
-        log(&file, 1, 8).begin().unwrap();
+        log(&file, 1, 8).begin(7).unwrap();
         assert!(log(&file, 1, 9).entries(8).unwrap().is_empty(), "records of another session");
-        assert_eq!([7, 8].map(|last| log(&file, 1, 7).session(last)), [8, 7]);
+        assert_eq!([7, 8].map(|last| log(&file, 1, 7).begin(last).unwrap().session()), [8, 7]);
     }
 
     #[test]
     fn a_full_log_has_room_again_after_a_flush() {
         let file = tempfile::tempfile().unwrap();
-        let used = log(&file, 1, 7).begin().unwrap();
+        let used = log(&file, 1, 7).begin(0).unwrap();
         for number in 0..4 {
             assert!(!used.is_full());
             used.note(number, entry(number)).unwrap();
@@ -291,7 +287,7 @@ mod tests {
     #[test]
     fn a_damaged_record_ends_the_log() {
         let file = tempfile::tempfile().unwrap();
-        let used = log(&file, 1, 7).begin().unwrap();
+        let used = log(&file, 1, 7).begin(0).unwrap();
         (0..3).for_each(|number| used.note(number, entry(number)).unwrap());
         file.write_all_at(&[0xff], RING + RECORD_BYTES + 3).unwrap();
         let found: Vec<u64> = log(&file, 1, 8).entries(7).unwrap().into_keys().collect();

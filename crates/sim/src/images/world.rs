@@ -108,8 +108,7 @@ impl World {
     /// The restart log of a boot.
     pub fn restart_log(&self, session: u32) -> RestartLog {
         let file = self.log.try_clone().expect("a descriptor");
-        let log = RestartLog::new(file, [self.starts.get(); 16], session, self.shape.log_records);
-        log.expect("room for a log")
+        RestartLog::new(file, [self.starts.get(); 16], session, self.shape.log_records)
     }
 
     /// Power has gone, or the process was killed, and every request has ended. `is_logged`: a

@@ -146,7 +146,7 @@ fn open(directory: &Path, may_create: bool) -> io::Result<RestartLog> {
     let invalid = || io::Error::new(io::ErrorKind::InvalidData, format!("{BOOT_ID}: no UUID"));
     let Uuid(start_of_machine) = Uuid::parse(std::fs::read_to_string(BOOT_ID)?.trim()).ok_or_else(invalid)?;
     let Uuid([a, b, c, d, ..]) = Uuid::random()?;
-    RestartLog::new(file, start_of_machine, u32::from_le_bytes([a, b, c, d]), RESTART_RECORDS)
+    Ok(RestartLog::new(file, start_of_machine, u32::from_le_bytes([a, b, c, d]), RESTART_RECORDS))
 }
 
 impl Value for RestartLogs {
