@@ -149,7 +149,9 @@ def _groups(cases):
 def when(results, part):
     run = results["runs"][part]
     trips = " and ".join(f"{ns:.0f}" for ns in run["round_trip_ns"])
-    return f"{run['date']}, {run['rounds']} rounds of {run['seconds']:g} s a case; round trip {trips} ns before and after."
+    other = run.get("machine", results["machine"])
+    machine = "" if other == results["machine"] else f"On {other}: "
+    return f"{machine}{run['date']}, {run['rounds']} rounds of {run['seconds']:g} s a case; round trip {trips} ns before and after."
 
 
 def write(results, folder):

@@ -53,10 +53,10 @@ def freestone(name, device, export, socket, is_ready=None):
                   socket, is_ready)
 
 
-def initiator(device, rw, block_size, depth, seconds, cores=INITIATOR_CORE, queues=1):
+def initiator(device, rw, block_size, depth, seconds, *options, cores=INITIATOR_CORE, queues=1):
     """IOPS of `freestone bench`, on core 1 unless told otherwise."""
     argv = [paths.FREESTONE, "bench", "--json", "--device", device, "--rw", rw, "--bs", block_size, "--qd", str(depth),
-            "--time", str(seconds), "--ramp", str(RAMP_S), "--cores", str(cores), "--queues", str(queues), "--force"]
+            "--time", str(seconds), "--ramp", str(RAMP_S), "--cores", str(cores), "--queues", str(queues), "--force", *options]
     return float(json.loads(_output(argv, seconds).strip().splitlines()[-1])["iops"])
 
 
