@@ -24,8 +24,10 @@ TITLES = {
     "new": ("new clusters", "Most writes are the first ones to their clusters, and no flush follows."),
     "subclusters": ("new clusters of 128 KiB with subclusters", "Most writes are the first ones to their clusters, and no flush follows."),
     "compressed": ("compressed clusters (zlib), read in order", "The words of the disk are random, of few letters."),
-    "cores": ("two cores", "`freestone` uses both cores here, with a queue on each; the other column has one.\n"
-              "The thread for metadata needs a core, too, so clients wait for events in the case of new clusters."),
+    "cores": ("two cores, clusters that the image has",
+              "`freestone` and the raw file have both cores here, with a queue on each; the other column has one."),
+    "new_cores": ("two cores, new clusters",
+                  "As above. The thread for metadata needs a core, too, so the clients wait for events."),
     "nbd": ("over NBD", "Clusters that the image has, one connection on a Unix socket, the client is `freestone bench`."),
 }
 
@@ -51,6 +53,7 @@ def measure_images(rounds, seconds):
                 note("mapped", case, QEMU, _qemu_bench(images["mapped"], case, seconds, MAPPED_GIB * GIB))
                 note("cores", case, "one core", _own(qcow2["mapped"], case, seconds))
                 note("cores", case, OURS, _own(qcow2["mapped"], case, seconds, is_on_both=True))
+                note("cores", case, RAW, _own(f"io_uring:path={images['raw']}", case, seconds, is_on_both=True))
             for case in NEW:
                 for table, options in ("new", "cluster_size=64K"), ("subclusters", "extended_l2=on,cluster_size=128K"):
                     make = lambda table=table, options=options: _create(images[table], options)  # noqa: E731
@@ -61,7 +64,7 @@ def measure_images(rounds, seconds):
                     os.unlink(images[table])
                 for is_on_both, column in (False, "one core"), (True, OURS):
                     _create(images["new"], "cluster_size=64K")
-                    note("cores", ("new " + case[0], *case[1:]), column, _own(qcow2["new"], case, seconds, is_on_both, "--event"))
+                    note("new_cores", case, column, _own(qcow2["new"], case, seconds, is_on_both, "--event"))
                     os.unlink(images["new"])
             for case in COMPRESSED:
                 note("compressed", case, OURS, _own(qcow2["compressed"], case, seconds))

@@ -164,7 +164,7 @@ impl Rules {
             }
             IoError::NoSpace => c"the device: no space left",
             IoError::Medium => c"the device: I/O error",
-            IoError::Corrupt => c"the device: checksum mismatch",
+            IoError::Corrupt => c"the device: damaged data or metadata",
             IoError::TimedOut => c"the device: timed out",
             IoError::DeviceGone => c"the device is gone: disconnected, closed or failed permanently",
             IoError::NoMemory => c"the device: out of memory",

@@ -20,7 +20,8 @@ pub enum IoError {
     NoSpace,
     /// The medium could not read or write the blocks.
     Medium,
-    /// The device returned data that is known to be wrong (a checksum does not match).
+    /// Data or metadata is known to be wrong: a checksum does not match, or entries contradict the
+    /// format.
     Corrupt,
     /// The device did not answer within its deadline.
     TimedOut,
@@ -86,7 +87,7 @@ impl std::fmt::Display for IoError {
             IoError::Unsupported => "not supported by the device",
             IoError::NoSpace => "no space left in the backing store",
             IoError::Medium => "medium error",
-            IoError::Corrupt => "checksum mismatch",
+            IoError::Corrupt => "damaged data or metadata",
             IoError::TimedOut => "timed out",
             IoError::DeviceGone => "device is gone",
             IoError::NoMemory => "out of memory",

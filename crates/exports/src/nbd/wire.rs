@@ -267,7 +267,7 @@ pub(super) fn refusal_of(error: IoError, is_write: bool) -> Refusal {
         IoError::Unsupported => (ENOTSUP, "not supported by the device"),
         IoError::NoSpace => (ENOSPC, "no space left in the backing store"),
         IoError::Medium => (EIO, "medium error"),
-        IoError::Corrupt => (EIO, "checksum mismatch"),
+        IoError::Corrupt => (EIO, "damaged data or metadata"),
         IoError::TimedOut => (EIO, "timed out"),
         IoError::DeviceGone => (ESHUTDOWN, "device is gone"),
         IoError::NoMemory => (ENOMEM, "out of memory"),

@@ -230,7 +230,11 @@ impl Home {
         })?;
         if let Some(left) = left.filter(|left| !left.is_empty()) {
             self.write_session(view, last).await?;
-            self.restore(view, &left).await?;
+            self.restore(view, &left).await.inspect_err(|error| {
+                let text =
+                    "writes of a killed server cannot be restored; without its restart log they are lost";
+                tracing::error!(image, %error, text);
+            })?;
             tracing::warn!(image, clusters = left.len(), "writes of a killed server were restored");
         }
         let log = log.map(|log| log.begin(last)).transpose().unwrap_or_else(|error| {

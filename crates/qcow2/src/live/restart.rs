@@ -80,7 +80,7 @@ impl RestartLog {
         let mut bytes = vec![0; self.file.metadata()?.len().min(MOST_BYTES) as usize];
         self.file.read_exact_at(&mut bytes, 0)?;
         let Some(Start { session, records, first }) = self.start(&bytes, session) else { return Ok(entries) };
-        for number in first..first + u64::from(records) {
+        for number in first..first.saturating_add(records.into()) {
             let at = place(number, records) as usize;
             let found = bytes.get(at..at + RECORD_BYTES as usize);
             let Some((cluster, entry)) = found.and_then(|record| parse(record, number, session)) else {

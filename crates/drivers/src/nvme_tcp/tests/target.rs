@@ -24,6 +24,7 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 pub const NQN: &str = "nqn.2014-08.org.example:disk";
 pub const SIZE: usize = 16 << 20;
@@ -167,12 +168,19 @@ impl Target {
         self.cut();
     }
 
-    /// Changes the namespace's size and reports it.
+    /// Changes the namespace's size and reports it, as soon as an event request is outstanding.
     pub fn resize(&self, bytes: usize) {
         let shift = self.state.traits.lock().unwrap().block_shift;
         self.state.blocks.store((bytes >> shift) as u64, Ordering::SeqCst);
-        let (mut stream, framing, id) =
-            self.state.events.lock().unwrap().take().expect("an event request is outstanding");
+        let start = Instant::now();
+        let (mut stream, framing, id) = loop {
+            let outstanding = self.state.events.lock().unwrap().take();
+            match outstanding {
+                Some(request) => break request,
+                None => assert!(start.elapsed() < super::LONG, "no event request is outstanding"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
         let mut entry = CompletionEntry::new(id, Status::SUCCESS);
         entry.result = event::Event::NAMESPACE_ATTRIBUTES.encode().into();
         let mut bytes = [0; MAX_FRONT];
