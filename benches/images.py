@@ -27,7 +27,7 @@ TITLES = {
     "cores": ("two cores, clusters that the image has",
               "`freestone` and the raw file have both cores here, with a queue on each; the other column has one."),
     "new_cores": ("two cores, new clusters",
-                  "As above. The thread for metadata needs a core, too, so the clients wait for events."),
+                  "As above.\nThe thread for metadata needs a core, too, so the clients wait for events."),
     "nbd": ("over NBD", "Clusters that the image has, one connection on a Unix socket, the client is `freestone bench`."),
 }
 
