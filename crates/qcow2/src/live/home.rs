@@ -214,8 +214,9 @@ impl Home {
             next_number: Cell::new(0),
             log: OnceCell::new(),
         });
-        // Version 2 has no place for the session of a log.
-        let log = log.filter(|_| metadata.header.version >= 3);
+        // Version 2 has no place for the session of a log. A repair by QEMU 7.2 clears autoclear
+        // bits that it does not know, and drops the internal snapshots of the image with them.
+        let log = log.filter(|_| metadata.header.version >= 3 && metadata.header.snapshot_count == 0);
         view.local().get_or_init(|| home).begin_session(view, log).await
     }
 

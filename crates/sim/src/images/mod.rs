@@ -55,6 +55,8 @@ fn run_boots(plan: &Plan, world: &Rc<World>, is_tracing: bool) {
             println!("boot {number}: {boot:?}");
         }
         let is_logged = boot.has_log && boots.peek().is_some_and(|(_, next)| next.has_log);
+        // An image with a snapshot has no log.
+        let is_logged = is_logged && world.snapshot.is_none();
         run(world, mix(plan.seed ^ mix(number)), boot, is_logged);
         if world.failure().is_some() {
             return;
