@@ -6,8 +6,7 @@ import subprocess
 import tempfile
 
 import paths
-from plot import bars
-from server import INITIATOR_CORE, RAMP_S, SERVER_CORE, Server, as_cases, freestone, initiator, measure
+from server import INITIATOR_CORE, RAMP_S, SERVER_CORE, Server, as_cases, fill, freestone, initiator, measure
 
 GIB = 1 << 30
 MAPPED_GIB, NEW_GIB, COMPRESSED_MIB = 1, 64, 128
@@ -35,7 +34,7 @@ TITLES = {
 def measure_images(rounds, seconds):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         images = {name: os.path.join(directory, name) for name in ("mapped", "raw", "new", "subclusters", "compressed")}
-        _fill(images["raw"])
+        fill(images["raw"], MAPPED_GIB * 1024)
         _qemu_img("convert", "-f", "raw", "-O", "qcow2", images["raw"], images["mapped"])
         words = os.path.join(directory, "words")
         _write_words(words)
@@ -78,13 +77,11 @@ def measure_images(rounds, seconds):
         return found
 
 
-def report(results, run, folder, table):
-    """`table`: what makes one of cases."""
+def report(results, run, folder, table, plot):
+    """`table` and `plot`: what makes them of cases."""
     parts = ["## Disk images", run, WORDS]
     for name, (title, note) in TITLES.items():
-        groups = [((case["rw"], f"{case['bs']} QD {case['qd']}"),
-                   {column: [value / 1e3 for value in values] for column, values in case["iops"].items()}) for case in results[name]]
-        (folder / f"images_{name}.svg").write_text(bars(f"qcow2, {title}: thousand IOPS, median and spread", groups))
+        (folder / f"images_{name}.svg").write_text(plot(results[name], f"qcow2, {title}"))
         parts += [f"### qcow2, {title}", note, table(results[name]), f"![qcow2, {title}](images_{name}.svg)"]
     return parts
 
@@ -115,12 +112,6 @@ def _qemu_bench(path, case, seconds, size, stride=STRIDE):
 
 def _create(path, options):
     _qemu_img("create", "-q", "-f", "qcow2", "-o", options, path, f"{NEW_GIB}G")
-
-
-def _fill(path):
-    with open(path, "wb") as file:
-        for _ in range(MAPPED_GIB * 1024):
-            file.write(os.urandom(1 << 20))
 
 
 def _write_words(path):

@@ -177,7 +177,7 @@ def write(results, folder):
     if "nvme_tcp" in results:
         parts += ["## NVMe/TCP on one host", when(results, "nvme_tcp"), NVME_TCP_NOTE, table(results["nvme_tcp"])]
     if "images" in results:
-        parts += images.report(results["images"], when(results, "images"), folder, table)
+        parts += images.report(results["images"], when(results, "images"), folder, table, plot)
     if "guest" in results:
         run = results["runs"]["guest"]
         parts += guest_parts(results["guest"], f"{run['date']}, {run['rounds']} rounds.", folder)

@@ -100,6 +100,13 @@ def measure(servers, cases, rounds, run, peers=()):
     return results
 
 
+def fill(path, mib):
+    """Writes a file of random bytes."""
+    with open(path, "wb") as file:
+        for _ in range(mib):
+            file.write(os.urandom(1 << 20))
+
+
 def as_cases(results):
     """What `measure` found, as it is kept: a list that JSON can hold."""
     return [{"rw": rw, "bs": bs, "qd": qd, "iops": by_server} for (rw, bs, qd), by_server in results.items()]

@@ -334,12 +334,9 @@ impl SimDisk {
         std::mem::take(&mut self.lock().has_torn_commit)
     }
 
-    /// Drops the cache after a power failure, once every request has ended; after a kill it stays.
-    /// Must be called for every disk before power returns.
+    /// Drops the cache after a power failure, once every request has ended. Must be called for
+    /// every disk before power returns, unless only the processes were killed.
     pub fn lose_cache(&self) {
-        if self.0.machine.is_kill() {
-            return;
-        }
         self.lock().lose_power(self.0.limits.fixed().block_size);
     }
 

@@ -1,7 +1,7 @@
 //! Rebased and committed images: QEMU reads the bytes that its own commands leave.
 
-use crate::losing::{Losing, Replaced};
-use crate::repair::{Stopping, writable};
+use crate::losing::{Replaced, losing};
+use crate::repair::{stopping, writable};
 use crate::tools::{Folder, file, mixed_writes};
 use base::Rng;
 use block::Device;
@@ -228,8 +228,8 @@ fn interrupt(
         let replaced: BTreeMap<&str, Replaced> = replaced.collect();
         let open = |name: &str| -> Arc<dyn Device> {
             let (child, left) = (writable(&folder.path(name)), left.clone());
-            let child = Arc::new(Stopping { child, left, is_fixed: false });
-            Arc::new(Losing { child, replaced: replaced[name].clone() })
+            let child = stopping(child, left, false);
+            losing(child, replaced[name].clone())
         };
         let is_done = change(&open).is_ok();
         for replaced in replaced.values() {
@@ -364,7 +364,7 @@ fn images_that_cannot_be_rebased_or_committed_are_refused_and_keep_their_bytes()
     }
     folder.img("create -f raw short 512k");
     let left = Arc::new(AtomicU64::new(u64::MAX));
-    let fixed = Arc::new(Stopping { child: writable(&folder.path("short")), left, is_fixed: true });
+    let fixed = stopping(writable(&folder.path("short")), left, true);
     let error = commit(&writable(&folder.path("plain")), Target::Raw(fixed), false).unwrap_err();
     assert!(error.to_string().contains(": 524288 bytes, not 1048576: "), "{error}");
     refused("short", "commit", error, "the size is fixed");

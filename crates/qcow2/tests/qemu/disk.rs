@@ -67,7 +67,7 @@ impl Disk {
             10 if self.has_discard => {
                 assert_eq!(channel.submit(&Request::discard(len), at).await, Ok(()), "{at}+{len}");
                 // Clusters without a backing file read as zeroes then, and all others as before.
-                let (read, _) = self.read(channel, at, len).await;
+                let (read, _) = tools::read(channel, at, len).await;
                 for (was, is) in self.bytes[range].iter_mut().zip(read) {
                     assert!(is == *was || is == 0, "{at}+{len}");
                     *was = is;
@@ -75,14 +75,10 @@ impl Disk {
             }
             11 => assert_eq!(channel.submit(&Request::flush(), 0).await, Ok(())),
             _ => {
-                let (read, result) = self.read(channel, at, len).await;
+                let (read, result) = tools::read(channel, at, len).await;
                 assert_eq!(result, Ok(()), "{at}+{len}");
                 assert!(read == self.bytes[range], "a read of {at}+{len}");
             }
         }
-    }
-
-    async fn read(&self, channel: &dyn Channel, at: u64, len: u64) -> (Vec<u8>, block::IoResult) {
-        tools::read(channel, at, len).await
     }
 }

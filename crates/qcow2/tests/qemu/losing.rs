@@ -1,8 +1,7 @@
 //! A file with a volatile cache: a power loss loses some writes that no flush has made durable.
 
-use block::{
-    Channel, Device, DeviceError, IoFuture, KernelBacking, Limits, MemoryRegion, Op, Request, StatusReport,
-};
+use crate::over::over;
+use block::{Channel, Device, IoFuture, Op, Request, StatusReport};
 use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -51,10 +50,9 @@ impl Replaced {
     }
 }
 
-/// See the module.
-pub struct Losing {
-    pub child: Arc<dyn Device>,
-    pub replaced: Replaced,
+/// The device over the file of `replaced`, with its cache.
+pub fn losing(child: Arc<dyn Device>, replaced: Replaced) -> Arc<dyn Device> {
+    over(child, false, move |channel| Rc::new(LosingChannel(channel, replaced.clone())))
 }
 
 struct LosingChannel(Rc<dyn Channel>, Replaced);
@@ -81,39 +79,5 @@ impl Channel for LosingChannel {
 
     fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
         self.0.block_status(report, offset, len)
-    }
-}
-
-impl Device for Losing {
-    fn name(&self) -> &str {
-        self.child.name()
-    }
-
-    fn limits(&self) -> Limits {
-        self.child.limits()
-    }
-
-    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
-        Ok(Rc::new(LosingChannel(self.child.open_channel()?, self.replaced.clone())))
-    }
-
-    fn refresh(&self) -> Result<Limits, DeviceError> {
-        self.child.refresh()
-    }
-
-    fn resize(&self, bytes: u64) -> Result<Limits, DeviceError> {
-        self.child.resize(bytes)
-    }
-
-    fn map_region(&self, region: &MemoryRegion) -> Result<(), DeviceError> {
-        self.child.map_region(region)
-    }
-
-    fn unmap_region(&self, region: &MemoryRegion) {
-        self.child.unmap_region(region);
-    }
-
-    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
-        self.child.kernel_backing()
     }
 }

@@ -7,6 +7,7 @@ mod damage;
 mod disk;
 mod imago;
 mod losing;
+mod over;
 mod read;
 mod repair;
 mod resize;

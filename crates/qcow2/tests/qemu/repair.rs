@@ -1,11 +1,9 @@
 //! Repaired images: `qemu-img check` says what the repair says, and the disk has its bytes.
 
 use crate::damage::{CLEAN, Damaged, SEEDS, check, damage, each_damaged, images, verdict};
+use crate::over::over;
 use crate::tools::{Folder, contents, file, open};
-use block::{
-    Channel, Device, DeviceError, IoError, IoFuture, KernelBacking, Limits, MemoryRegion, Op, Request,
-    StatusReport,
-};
+use block::{Channel, Device, IoError, IoFuture, Op, Request, StatusReport};
 use drivers::io_uring::{Options, UringDevice};
 use qcow2::{Error, Level, Others, Repaired, Report};
 use std::collections::BTreeSet;
@@ -83,15 +81,13 @@ fn repaired_images_have_the_verdict_of_qemu_and_their_bytes() {
     assert!(verdicts[CLEAN as usize] > 300, "{verdicts:?}");
 }
 
-/// A device whose writes all fail after some of them, as seen from a disk after a crash.
-pub struct Stopping {
-    pub child: Arc<dyn Device>,
-    pub left: Arc<AtomicU64>,
-    /// Whether it cannot grow, as a block device.
-    pub is_fixed: bool,
+/// A device whose writes all fail when none is `left`, as seen from a disk after a crash.
+/// `is_fixed`: it cannot grow, as a block device.
+pub fn stopping(child: Arc<dyn Device>, left: Arc<AtomicU64>, is_fixed: bool) -> Arc<dyn Device> {
+    over(child, is_fixed, move |channel| Rc::new(StoppingChannel(channel, left.clone())))
 }
 
-pub struct StoppingChannel(Rc<dyn Channel>, Arc<AtomicU64>);
+struct StoppingChannel(Rc<dyn Channel>, Arc<AtomicU64>);
 
 impl Channel for StoppingChannel {
     fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
@@ -105,43 +101,6 @@ impl Channel for StoppingChannel {
 
     fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
         self.0.block_status(report, offset, len)
-    }
-}
-
-impl Device for Stopping {
-    fn name(&self) -> &str {
-        self.child.name()
-    }
-
-    fn limits(&self) -> Limits {
-        self.child.limits()
-    }
-
-    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
-        Ok(Rc::new(StoppingChannel(self.child.open_channel()?, self.left.clone())))
-    }
-
-    fn refresh(&self) -> Result<Limits, DeviceError> {
-        self.child.refresh()
-    }
-
-    fn resize(&self, bytes: u64) -> Result<Limits, DeviceError> {
-        if self.is_fixed {
-            return Err(DeviceError::new(self.name(), "the size is fixed"));
-        }
-        self.child.resize(bytes)
-    }
-
-    fn map_region(&self, region: &MemoryRegion) -> Result<(), DeviceError> {
-        self.child.map_region(region)
-    }
-
-    fn unmap_region(&self, region: &MemoryRegion) {
-        self.child.unmap_region(region);
-    }
-
-    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
-        self.child.kernel_backing()
     }
 }
 
@@ -179,7 +138,7 @@ fn a_repair_that_is_interrupted_leaves_an_image_that_is_no_worse() {
             for writes in [0, 1, 2, 3, 4, 5, 8, 13, 21, 34, 55] {
                 reset();
                 let left = Arc::new(AtomicU64::new(writes));
-                let device = Arc::new(Stopping { child: writable(&path), left, is_fixed: false });
+                let device = stopping(writable(&path), left, false);
                 if repair(device, Level::All).is_ok() {
                     break;
                 }
@@ -265,7 +224,7 @@ fn lost_refcounts_of_a_block_device_are_written_behind_the_last_cluster() {
         bytes.resize(bytes.len() + room, 0);
         std::fs::write(&path, &bytes).unwrap();
         let left = Arc::new(AtomicU64::new(u64::MAX));
-        let device = Arc::new(Stopping { child: writable(&path), left, is_fixed: true });
+        let device = stopping(writable(&path), left, true);
         match repair(device, Level::All) {
             Ok(repaired) => assert_eq!((repaired.after.messages, is_enough), (Vec::new(), true)),
             Err(error) => assert!(!is_enough && error.to_string().contains("no room for"), "{error}"),

@@ -1,7 +1,7 @@
 //! Disks of another size: QEMU reads their bytes, and finds nothing wrong.
 
 use crate::damage::{CLEAN, check, verdict};
-use crate::repair::{Stopping, writable};
+use crate::repair::{stopping, writable};
 use crate::tools::{Folder, file, mixed_writes};
 use base::Rng;
 use block::Device;
@@ -163,8 +163,7 @@ fn a_resize_that_is_interrupted_leaves_the_old_size_or_the_new_one() {
         loop {
             std::fs::write(&path, &bytes).unwrap();
             let left = Arc::new(AtomicU64::new(writes));
-            let device: Arc<dyn Device> =
-                Arc::new(Stopping { child: writable(&path), left, is_fixed: false });
+            let device: Arc<dyn Device> = stopping(writable(&path), left, false);
             let backing = Some(file(&folder.path("base.raw")));
             let is_done = resize(&device, backing, size as u64, true).is_ok();
             drop(device);

@@ -1,7 +1,7 @@
 //! Internal snapshots that this crate makes, applies and deletes; QEMU reads and checks them.
 
 use crate::damage::check;
-use crate::repair::{Stopping, too_low, writable};
+use crate::repair::{stopping, too_low, writable};
 use crate::tools::{Folder, contents, file, mixed_writes, open};
 use base::Rng;
 use block::Device;
@@ -190,7 +190,7 @@ fn a_change_of_snapshots_that_is_interrupted_has_happened_or_not() {
             for writes in 0.. {
                 reset();
                 let left = Arc::new(AtomicU64::new(writes));
-                let device = Arc::new(Stopping { child: writable(&path), left, is_fixed: false });
+                let device = stopping(writable(&path), left, false);
                 let is_done = change(device, step, name).is_ok();
                 let (when, now) = (format!("{options}, {step:?}, after {writes} writes"), everything(&path));
                 assert!(now == before || now == after, "{when}");

@@ -114,19 +114,22 @@ impl World {
     /// Power has gone, or the process was killed, and every request has ended. `is_logged`: a
     /// restart log has, and the next process reads, what a kill would lose.
     pub fn end_boot(&self, is_logged: bool) {
-        let is_kill = self.machine.is_kill();
-        match is_kill {
-            // The content that a read then finds stays.
-            true if !is_logged => self.file.write_cache(),
-            _ => self.file.lose_cache(),
+        let mut oracle = self.disk.oracle.borrow_mut();
+        match self.machine.is_kill() {
+            true if is_logged => oracle.kill(),
+            true => {
+                // The content that a read then finds stays.
+                self.file.write_cache();
+                oracle.crash();
+            }
+            false => {
+                self.starts.set(self.starts.get() + 1);
+                self.file.lose_cache();
+                oracle.crash();
+            }
         }
         self.file.revive();
         self.file.forgive();
-        if !is_kill {
-            self.starts.set(self.starts.get() + 1);
-        }
-        let mut oracle = self.disk.oracle.borrow_mut();
-        if is_kill && is_logged { oracle.kill() } else { oracle.crash() }
     }
 }
 
