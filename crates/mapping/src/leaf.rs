@@ -30,7 +30,7 @@ impl Leaf {
     }
 
     /// Sets the entry in a slot. A format calls it for a leaf that it loads, which no other core
-    /// has.
+    /// has, or for one that [`crate::View::loaded`] returns.
     ///
     /// # Panics
     /// If `slot` is not below [`ENTRIES`].
@@ -50,11 +50,12 @@ impl Leaf {
         (first != CHANGING && first == self.get(slot)).then_some((first, second))
     }
 
-    /// Sets the entries in a slot and the next one. No core sees one of them without the other.
+    /// Sets the entries in a slot and the next one. No core sees one of them without the other. A
+    /// format calls it as [`Leaf::set`].
     ///
     /// # Panics
     /// As [`Leaf::get`].
-    pub(crate) fn set_pair(&self, slot: usize, first: u64, second: u64) {
+    pub fn set_pair(&self, slot: usize, first: u64, second: u64) {
         let is_same = self.get(slot) == first;
         if !is_same {
             self.set(slot, CHANGING);

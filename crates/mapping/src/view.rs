@@ -462,6 +462,13 @@ impl<F: Format> View<F> {
         self.shared.members().all.clone()
     }
 
+    /// The leaf `number` at its owner, which this is, if it is in memory or on its way there. A
+    /// format sets entries of it when it has changed them on the disk, and keeps changes from
+    /// beginning meanwhile.
+    pub fn loaded(&self, number: u64) -> Option<Arc<Leaf>> {
+        self.leaves.get(number).map(|owned| owned.leaf.clone())
+    }
+
     /// Whether this core is the only one that has a view.
     pub fn is_alone(&self) -> bool {
         self.shared.members().all.len() == 1

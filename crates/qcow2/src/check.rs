@@ -35,6 +35,8 @@ const V3_SNAPSHOT_EXTRA: u32 = 16;
 pub struct Report {
     /// Errors that may lose data: refcounts that are too low, invalid pointers, wrong COPIED bits.
     pub corruptions: u64,
+    /// Of those, wrong COPIED bits. In an image that is dirty they lose no data.
+    pub wrong_copied: u64,
     /// Clusters whose refcount is too high: lost space, no lost data.
     pub leaks: u64,
     /// Clusters that could not be checked.
@@ -532,6 +534,7 @@ impl Check {
 
     /// Checks the COPIED bits of the active tables.
     async fn check_copied(&mut self) -> Result<(), Problem> {
+        let before = self.report.corruptions;
         for (index, entry) in self.wrong_in_l1() {
             self.report.corrupt(|| format!("L1 entry {index} ({entry:#x}): wrong COPIED bit"));
         }
@@ -540,6 +543,7 @@ impl Check {
                 self.report.corrupt(|| format!("L2 entry {word:#x}: wrong COPIED bit"));
             }
         }
+        self.report.wrong_copied = self.report.corruptions - before;
         Ok(())
     }
 

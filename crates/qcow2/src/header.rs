@@ -73,6 +73,9 @@ pub mod incompatible {
 
 /// Compatible feature bit: refcounts are written lazily.
 pub const LAZY_REFCOUNTS: u64 = 1;
+/// Number of the first of the reserved feature bits, compatible or autoclear, that have the session
+/// of a restart log.
+const SESSION: u32 = 32;
 
 /// Autoclear feature bits: a writer that does not know one of them clears it.
 pub mod autoclear {
@@ -80,8 +83,6 @@ pub mod autoclear {
     pub const BITMAPS: u64 = 1;
     /// The external data file is also a complete raw image.
     pub const RAW_DATA: u64 = 1 << 1;
-    /// Number of the first of the reserved bits that have the session of a restart log.
-    pub(crate) const SESSION: u32 = 32;
 }
 
 /// How compressed clusters are compressed.
@@ -278,7 +279,7 @@ impl Header {
         self.incompatible & incompatible::CORRUPT != 0
     }
 
-    /// Whether the image was not closed after a write with lazy refcounts.
+    /// Whether the image was not closed, and its refcounts and COPIED bits may be wrong.
     pub fn is_dirty(&self) -> bool {
         self.incompatible & incompatible::DIRTY != 0
     }
@@ -289,15 +290,32 @@ impl Header {
         self.autoclear & (autoclear::BITMAPS | autoclear::RAW_DATA)
     }
 
-    /// The session of a restart log that may belong to the image; 0 for none. Every writer that
-    /// does not know it has cleared it.
-    pub(crate) fn session(&self) -> u32 {
-        (self.autoclear >> autoclear::SESSION) as u32
+    /// The session of a restart log that may belong to the image; 0 for none. Every other writer
+    /// has ended it: it clears the autoclear bits that have it, or the bit for a dirty image.
+    pub fn session(&self) -> u32 {
+        match self.is_dirty() {
+            true if self.may_be_marked_dirty() => (self.compatible >> SESSION) as u32,
+            true => 0,
+            false => (self.autoclear >> SESSION) as u32,
+        }
     }
 
-    /// The autoclear features of an image that is written with the restart log of a session.
-    pub(crate) fn autoclear_with(&self, session: u32) -> u64 {
-        self.known_autoclear() | u64::from(session) << autoclear::SESSION
+    /// Whether a dirty image with a session can only be one that this crate has left. Programs that
+    /// write refcounts lazily set the bit, too.
+    pub(crate) fn may_be_marked_dirty(&self) -> bool {
+        self.version >= 3 && self.compatible & LAZY_REFCOUNTS == 0
+    }
+
+    /// The feature bits of an image that is written with the restart log of `session`, or without
+    /// one if that is 0: incompatible, compatible and autoclear. With `is_dirty` other programs
+    /// repair the image before they write to it.
+    pub(crate) fn features_with(&self, session: u32, is_dirty: bool) -> [u64; 3] {
+        let (session, low) = (u64::from(session) << SESSION, (1 << SESSION) - 1);
+        let (incompatible, compatible) = (self.incompatible & !incompatible::DIRTY, self.compatible & low);
+        match is_dirty {
+            true => [incompatible | incompatible::DIRTY, compatible | session, self.known_autoclear()],
+            false => [incompatible, compatible, self.known_autoclear() | session],
+        }
     }
 
     /// Bytes of an L2 entry.

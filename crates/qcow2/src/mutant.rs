@@ -64,11 +64,29 @@ pub enum Mutant {
     LogOfOtherSession,
     /// Entries of a restart log are set, and not the refcounts of their clusters.
     RestoredWithoutRefcount,
+    /// Requests change the disk while a snapshot is made.
+    SnapshotWithoutHold,
+    /// A snapshot is made while requests that began before change the disk.
+    SnapshotWithoutGrace,
+    /// Clusters that a snapshot shares still count as the disk's own.
+    CopiedBitsStay,
+    /// Entries that are loaded while a snapshot is made have the COPIED bits from before.
+    StaleLoad,
+    /// The header names a snapshot before its tables and refcounts are durable.
+    HeaderBeforeSnapshot,
+    /// The image is not marked as dirty while a snapshot is made.
+    SnapshotNotMarked,
+    /// A dirty image is repaired although a restart log has writes that it lacks.
+    RepairBeforeRestore,
+    /// A search for clusters that leak does not know those that are taken meanwhile.
+    ChangesDuringSearch,
+    /// Clusters whose change became durable during a grace period are free after it.
+    LaterQuarantine,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 28] = [
+    pub const ALL: [Mutant; 37] = [
         Mutant::EntryBeforeData,
         Mutant::EntryBeforeRefcount,
         Mutant::RefcountTableBeforeBlock,
@@ -97,6 +115,15 @@ impl Mutant {
         Mutant::LogOfEarlierStart,
         Mutant::LogOfOtherSession,
         Mutant::RestoredWithoutRefcount,
+        Mutant::SnapshotWithoutHold,
+        Mutant::SnapshotWithoutGrace,
+        Mutant::CopiedBitsStay,
+        Mutant::StaleLoad,
+        Mutant::HeaderBeforeSnapshot,
+        Mutant::SnapshotNotMarked,
+        Mutant::RepairBeforeRestore,
+        Mutant::ChangesDuringSearch,
+        Mutant::LaterQuarantine,
     ];
 }
 

@@ -3,15 +3,22 @@
 //! Source: QEMU `docs/interop/qcow2.rst`, section *Snapshots*.
 
 use crate::error::{Problem, invalid};
-use crate::header::{Header, MAX_L1_BYTES, be32, be64};
+use crate::header::{Header, MAX_L1_BYTES, MAX_SNAPSHOTS, be32, be64};
 use crate::reader::Reader;
+use std::time::Duration;
 
 /// Length of the fixed part of an entry.
 const ENTRY: u64 = 40;
 /// Most bytes of extra data in an entry.
 const MAX_EXTRA: u64 = 1024;
 /// Most bytes of the table.
-pub(crate) const MAX_TABLE: u64 = 64 << 20;
+const MAX_TABLE: u64 = 64 << 20;
+/// Longest name of a new snapshot in bytes, as in QEMU.
+const MAX_NAME: usize = 255;
+/// Most bytes of a new entry.
+const MOST_ENTRY: u64 = 512;
+/// Bytes of extra data of a new entry: size of the state, size of the disk, instructions.
+const EXTRA: u32 = 24;
 
 /// An internal snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,6 +92,53 @@ pub struct Table {
     pub bytes: u64,
 }
 
+impl Table {
+    /// The identifier for a new snapshot with this name, of the image with this header.
+    ///
+    /// # Errors
+    /// When the image cannot have it.
+    pub(crate) fn check_new(&self, header: &Header, name: &str) -> Result<String, Problem> {
+        let refuse = |text: String| Err(Problem::Refused(text));
+        if !(1..=MAX_NAME).contains(&name.len()) {
+            return refuse(format!("name of {} bytes: want 1 to {MAX_NAME}", name.len()));
+        }
+        if header.has_data_file() {
+            return refuse("an image with an external data file cannot have snapshots".into());
+        }
+        if self.snapshots.iter().any(|snapshot| snapshot.name == name) {
+            return refuse(format!("snapshot {name:?}: the image has one with this name"));
+        }
+        if header.snapshot_count >= MAX_SNAPSHOTS {
+            return refuse(format!("the image has {MAX_SNAPSHOTS} snapshots: no more fit"));
+        }
+        if self.bytes + MOST_ENTRY > MAX_TABLE {
+            return refuse(format!("the snapshot table is longer than {MAX_TABLE} bytes"));
+        }
+        let number = |snapshot: &Snapshot| snapshot.id.parse::<u64>().unwrap_or(0);
+        let last = self.snapshots.iter().map(number).max().unwrap_or(0);
+        Ok(last.saturating_add(1).to_string())
+    }
+
+    /// The snapshot with the identifier or name `wanted`, and the `bytes` of the table without it.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(crate) fn without(&self, bytes: &[u8], wanted: &str) -> Result<(&Snapshot, Vec<u8>), Problem> {
+        let found = find(&self.snapshots, wanted)?;
+        let index = self.snapshots.iter().position(|snapshot| std::ptr::eq(snapshot, found));
+        let (start, len) = self.places[index.expect("it is in the list")];
+        Ok((found, [&bytes[..start as usize], &bytes[(start + len) as usize..]].concat()))
+    }
+}
+
+/// Reads the snapshot table, also as its bytes.
+pub(crate) async fn read_bytes(reader: &Reader, header: &Header) -> Result<(Table, Vec<u8>), Problem> {
+    let list = read(reader, header).await?;
+    let offset = header.snapshots_offset;
+    let bytes = reader.read(offset, list.bytes).await;
+    Ok((list, bytes.map_err(|error| Problem::Io { part: "the snapshot table", offset, error })?))
+}
+
 /// Reads the snapshot table. Bytes behind the end of the file are zeroes.
 pub(crate) async fn read(reader: &Reader, header: &Header) -> Result<Table, Problem> {
     header.check_snapshot_table()?;
@@ -134,6 +188,32 @@ async fn read_entry(bytes: &mut Bytes<'_>, number: u32) -> Result<Snapshot, Prob
         instructions: number_at(16).filter(|count| *count != u64::MAX),
         extra_bytes,
     })
+}
+
+/// The table entry of a new snapshot of a disk of `size` bytes. `now` is the time since 1970.
+pub(crate) fn entry(
+    l1_offset: u64,
+    l1_entries: u32,
+    id: &str,
+    name: &str,
+    now: Duration,
+    size: u64,
+) -> Vec<u8> {
+    let mut bytes = l1_offset.to_be_bytes().to_vec();
+    bytes.extend(l1_entries.to_be_bytes());
+    bytes.extend((id.len() as u16).to_be_bytes());
+    bytes.extend((name.len() as u16).to_be_bytes());
+    bytes.extend((now.as_secs() as u32).to_be_bytes());
+    bytes.extend(now.subsec_nanos().to_be_bytes());
+    bytes.extend([0; 12]); // no virtual machine: no clock, no state
+    bytes.extend(EXTRA.to_be_bytes());
+    bytes.extend(0u64.to_be_bytes());
+    bytes.extend(size.to_be_bytes());
+    bytes.extend(u64::MAX.to_be_bytes()); // instructions were not counted
+    bytes.extend(id.as_bytes());
+    bytes.extend(name.as_bytes());
+    bytes.resize(bytes.len().next_multiple_of(8), 0);
+    bytes
 }
 
 /// The bytes of the file from a place on, read in windows.

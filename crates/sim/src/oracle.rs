@@ -265,6 +265,39 @@ impl Oracle {
         Ok(())
     }
 
+    /// Checks the content of the whole device at one moment after `ticket`, the start of a read. It
+    /// has each write that was acknowledged before that moment, and none that began after it.
+    ///
+    /// # Errors
+    /// The first sector that cannot be so, or a moment that cannot be.
+    pub fn check_moment(&self, ticket: Ticket, bytes: &[u8]) -> Result<(), Violation> {
+        let (mut first, mut last) = (ticket.0, NEVER);
+        for (lba, bytes) in (0..).zip(bytes.chunks_exact(SECTOR)) {
+            let seen = recognise(self.seed, lba, bytes);
+            let is_seen = |write: &&Write| {
+                let is_version = matches!(seen, Seen::Version(version) if version == write.version);
+                write.replaced > ticket.0 && (is_version || write.version == ANYTHING)
+            };
+            let writes: Vec<&Write> = self.sectors[lba as usize].all().filter(is_seen).collect();
+            let Some(began) = writes.iter().map(|write| write.began).min() else {
+                return Err(self.explain(lba, ticket.0, &seen));
+            };
+            first = first.max(began);
+            last = last.min(writes.iter().map(|write| write.replaced).max().unwrap_or(NEVER));
+        }
+        match first < last {
+            true => Ok(()),
+            false => Err(Violation(format!(
+                "the write that began at {first} without an earlier one, acknowledged at {last}"
+            ))),
+        }
+    }
+
+    /// Records the end of a read that [`Oracle::check_moment`] judges, or of one that failed.
+    pub fn forget_read(&mut self, ticket: Ticket) {
+        self.reads.retain(|began| *began != ticket.0);
+    }
+
     /// Checks a failed read. `may_fail` says for a sector, and for whether a write to it was cut
     /// off, if failure is allowed. A block that a concurrent write has repaired may have failed
     /// before that write. `is_block`: the read was of one logical block, which stays lost until it

@@ -70,7 +70,9 @@ impl File {
     pub(crate) fn forget_metadata(&self, offset: u64, bytes: u64) {
         let clusters = offset / self.cluster_size..(offset + bytes).div_ceil(self.cluster_size);
         let mut known = self.known.borrow_mut();
-        known.retain(|cluster| !clusters.contains(cluster));
+        for cluster in clusters {
+            known.remove(&cluster);
+        }
     }
 
     /// Whether a cluster has metadata.

@@ -14,11 +14,12 @@
 //! most.
 
 use super::file::File;
+use super::marks::{Mark, SnapshotPlace};
 use super::metadata::{Metadata, WORD};
 use super::refcounts::{Clusters, Refcounts};
 use super::restart::{Log, RestartLog};
 use crate::entry::{BadEntry, COPIED, Cluster, Entry, Geometry, Place};
-use crate::header::{at, be_bytes, be64, incompatible};
+use crate::header::{be_bytes, be64};
 use crate::mutant::{self, Mutant};
 use block::{Channel, DeviceError, Flags, IoError, IoResult, Request};
 use mapping::{ENTRIES, Format, Leaf, Slot, View};
@@ -43,49 +44,62 @@ pub(super) type Entries = Rc<View<Metadata>>;
 
 /// See the module.
 pub(super) struct Home {
-    file: Rc<File>,
+    pub(super) file: Rc<File>,
     /// The external data file, if there is one.
     data: Option<Rc<dyn Channel>>,
-    refcounts: Refcounts,
+    pub(super) refcounts: Refcounts,
     /// One L2 table is made at a time.
     making: Permits,
     /// Clusters for L2 tables that will be written with their first entry, by index in the L1
     /// table.
-    reserved: RefCell<BTreeMap<usize, u64>>,
+    pub(super) reserved: RefCell<BTreeMap<usize, u64>>,
     settling: Permits,
-    flushing: Permits,
+    pub(super) flushing: Permits,
     /// Flushes that have begun.
     begun: Cell<u64>,
     /// Number of the last flush that has ended well, counted from 1.
     ended: Cell<u64>,
-    changes: RefCell<BTreeMap<u64, Open>>,
-    /// Clusters that cores have, and no entry refers to yet.
-    lent: RefCell<HashSet<u64>>,
+    pub(super) changes: RefCell<BTreeMap<u64, Open>>,
+    /// Clusters that cores have, or that a change has, and no entry refers to yet.
+    pub(super) lent: RefCell<HashSet<u64>>,
     /// Clusters whose reference was removed from an entry, since the last flush began.
-    dropped: RefCell<Vec<u64>>,
+    pub(super) dropped: RefCell<Vec<u64>>,
     /// Such clusters whose removal is durable, until a grace period has passed.
-    quarantine: RefCell<BTreeMap<u64, Vec<u64>>>,
+    pub(super) quarantine: RefCell<BTreeMap<u64, Vec<u64>>>,
     /// One quarantine ends at a time.
     releasing: Permits,
     next_number: Cell<u64>,
     /// Entries that were set, and not flushed, for the case of a kill.
-    log: OnceCell<Log>,
+    pub(super) log: OnceCell<Log>,
+    pub(super) mark: Cell<Mark>,
+    /// The features that the header has: incompatible, compatible, autoclear.
+    pub(super) written: Cell<[u64; 3]>,
+    pub(super) snapshots: Cell<SnapshotPlace>,
+    /// One change of snapshots at a time.
+    pub(super) holding: Permits,
+    /// Refcounts are too high, or COPIED bits do not fit them.
+    pub(super) is_unsettled: Cell<bool>,
+    /// Number of changes of COPIED bits that were already in memory.
+    pub(super) refreshes: Cell<u64>,
+    /// During a search for clusters that leak: those that are in use, or were, and may be in no
+    /// table.
+    pub(super) in_use: RefCell<Option<HashSet<u64>>>,
 }
 
 /// A change that has begun and not ended.
-struct Open {
+pub(super) struct Open {
     slots: Vec<Locked>,
-    clusters: Clusters,
+    pub(super) clusters: Clusters,
     is_new: bool,
     /// The bytes that are written, from the first cluster on.
     range: Range<u64>,
 }
 
 /// A locked entry.
-struct Locked {
+pub(super) struct Locked {
     cluster: u64,
     slot: Slot<Metadata>,
-    entry: Entry,
+    pub(super) entry: Entry,
 }
 
 /// A change as the core that asked for it sees it.
@@ -156,7 +170,7 @@ pub(super) async fn fetch(view: &Entries, cluster: u64) -> IoResult {
 ///
 /// # Errors
 /// [`IoError::Corrupt`] if it is invalid; the device's.
-async fn lock(view: &Entries, cluster: u64) -> Result<Locked, IoError> {
+pub(super) async fn lock(view: &Entries, cluster: u64) -> Result<Locked, IoError> {
     let geometry = view.format().geometry;
     let slot = view.lock(cluster * geometry.entry_words()).await?;
     let entry = loop {
@@ -196,6 +210,7 @@ impl Home {
         }
         let refcounts = Refcounts::open(&file, &metadata.header, metadata.block_size).await?;
         file.complete_last_cluster();
+        let header = &metadata.header;
         let home = Rc::new(Home {
             file,
             data,
@@ -213,78 +228,19 @@ impl Home {
             releasing: Permits::new(1),
             next_number: Cell::new(0),
             log: OnceCell::new(),
+            mark: Cell::default(),
+            written: Cell::new([header.incompatible, header.compatible, header.autoclear]),
+            snapshots: Cell::new(SnapshotPlace::of(header)),
+            holding: Permits::new(1),
+            is_unsettled: Cell::new(false),
+            refreshes: Cell::new(0),
+            in_use: RefCell::default(),
         });
-        // Version 2 has no place for the session of a log. A repair by QEMU 7.2 clears autoclear
-        // bits that it does not know, and drops the internal snapshots of the image with them.
-        let log = log.filter(|_| metadata.header.version >= 3 && metadata.header.snapshot_count == 0);
+        // Version 2 has no place for the session of a log.
+        let needs_dirty = home.snapshots.get().is_used();
+        let has_place = !needs_dirty || header.may_be_marked_dirty();
+        let log = log.filter(|_| header.version >= 3 && has_place);
         view.local().get_or_init(|| home).begin_session(view, log).await
-    }
-
-    /// Sets the entries that the log has of the last session, and has the image name the new one.
-    /// Autoclear bits that are unknown are cleared before the first write.
-    async fn begin_session(&self, view: &Entries, log: Option<RestartLog>) -> IoResult {
-        let (header, image) = (&view.format().header, view.format().image.name());
-        let last = header.session();
-        let left = log.as_ref().map(|log| log.entries(last)).transpose().map_err(|error| {
-            tracing::error!(image, %error, "the restart log cannot be read");
-            IoError::DeviceGone
-        })?;
-        if let Some(left) = left.filter(|left| !left.is_empty()) {
-            self.write_session(view, last).await?;
-            self.restore(view, &left).await.inspect_err(|error| {
-                let text =
-                    "writes of a killed server cannot be restored; without its restart log they are lost";
-                tracing::error!(image, %error, text);
-            })?;
-            tracing::warn!(image, clusters = left.len(), "writes of a killed server were restored");
-        }
-        let log = log.map(|log| log.begin(last)).transpose().unwrap_or_else(|error| {
-            let text = "no restart log: a kill of the server loses writes that were not flushed";
-            tracing::warn!(image, %error, text);
-            None
-        });
-        let session = log.as_ref().map_or(0, Log::session);
-        if header.autoclear_with(session) != header.autoclear {
-            self.write_session(view, session).await?;
-        }
-        log.map(|log| self.log.get_or_init(|| log));
-        Ok(())
-    }
-
-    /// Writes the autoclear bits that are known, and a session.
-    async fn write_session(&self, view: &Entries, session: u32) -> IoResult {
-        let bits = view.format().header.autoclear_with(session);
-        self.refcounts.write_header(at::AUTOCLEAR, &bits.to_be_bytes()).await
-    }
-
-    /// Sets the entries of some clusters of the disk, whose data is in the file, and makes them
-    /// durable. Clusters that they refer to have references before any other is taken.
-    async fn restore(&self, view: &Entries, entries: &BTreeMap<u64, Entry>) -> IoResult {
-        let (metadata, geometry) = (view.format(), view.format().geometry);
-        let clusters = metadata.header.size.div_ceil(geometry.cluster_size());
-        for (cluster, entry) in entries {
-            let is_valid = geometry.place(*entry, cluster.wrapping_mul(geometry.cluster_size()), 0).is_ok();
-            if *cluster >= clusters || !is_valid || self.overlaps(metadata, *entry) {
-                return Err(IoError::Corrupt);
-            }
-            if metadata.data_file.is_none() && !mutant::is(Mutant::RestoredWithoutRefcount) {
-                for cluster in geometry.host_clusters(*entry) {
-                    self.refcounts.claim(cluster, entry.word & COPIED != 0).await?;
-                }
-            }
-        }
-        for (cluster, entry) in entries {
-            let mut locked = lock(view, *cluster).await?;
-            let old = locked.entry;
-            if old != *entry {
-                self.reserve_tables(view, *cluster..*cluster + 1).await?;
-                self.set(view, &mut locked, *entry).await?;
-                if geometry.host_clusters(old) != geometry.host_clusters(*entry) {
-                    self.drop_place(view, old);
-                }
-            }
-        }
-        self.flush(view).await
     }
 
     fn number(&self) -> u64 {
@@ -292,7 +248,7 @@ impl Home {
     }
 
     /// Whether the data of an entry is in a cluster with metadata.
-    fn overlaps(&self, metadata: &Metadata, entry: Entry) -> bool {
+    pub(super) fn overlaps(&self, metadata: &Metadata, entry: Entry) -> bool {
         let place = metadata.geometry.data_place(entry).filter(|_| metadata.data_file.is_none());
         place.is_some_and(|offset| self.file.is_metadata(offset / self.file.cluster_size()))
     }
@@ -371,18 +327,26 @@ impl Home {
         let open = self.changes.borrow_mut().remove(&number);
         let Some(Open { mut slots, clusters, is_new, range }) = open else { return Err(IoError::DeviceGone) };
         let (geometry, cluster_size) = (view.format().geometry, self.file.cluster_size());
+        let taken = if is_new { clusters.first..clusters.first + clusters.count } else { 0..0 };
+        self.lent.borrow_mut().extend(taken.clone());
         for (number, locked) in (0..).zip(&mut slots) {
             let place = (clusters.first + number) * cluster_size;
             let old = locked.entry;
             let new = geometry.written(old, place, geometry.subclusters_in(number, &range));
             if let Err(error) = self.set(view, locked, new).await {
-                let unused: Vec<u64> = (clusters.first + number..clusters.first + clusters.count).collect();
-                let _ = self.drop_references(view, if is_new { &unused } else { &[] }).await;
+                // Those before it have an entry.
+                for cluster in taken.clone().take(number as usize) {
+                    self.lent.borrow_mut().remove(&cluster);
+                }
+                self.take_back(view, taken.skip(number as usize).collect()).await;
                 return Err(error);
             }
             if is_new {
                 self.drop_place(view, old);
             }
+        }
+        for cluster in taken {
+            self.lent.borrow_mut().remove(&cluster);
         }
         drop(slots);
         self.tidy(view);
@@ -551,7 +515,7 @@ impl Home {
     ///
     /// # Errors
     /// When the log has no room, and a flush fails; when it cannot be written: nothing has changed.
-    async fn set(&self, view: &Entries, locked: &mut Locked, entry: Entry) -> IoResult {
+    pub(super) async fn set(&self, view: &Entries, locked: &mut Locked, entry: Entry) -> IoResult {
         if let Some(log) = self.log.get() {
             while log.is_full() {
                 self.flush(view).await?;
@@ -561,6 +525,7 @@ impl Home {
                 IoError::Medium
             })?;
         }
+        self.note_use(view.format().geometry.host_clusters(entry));
         view.format().set.fetch_add(1, Ordering::AcqRel);
         locked.entry = entry;
         match view.format().geometry.has_extended_l2 {
@@ -571,11 +536,12 @@ impl Home {
 
     /// Notes that an entry no longer refers to its clusters. Those of a data file have no
     /// refcounts.
-    fn drop_place(&self, view: &Entries, old: Entry) {
+    pub(super) fn drop_place(&self, view: &Entries, old: Entry) {
         if mutant::is(Mutant::NeverDropped) || view.format().data_file.is_some() {
             return;
         }
         let clusters = view.format().geometry.host_clusters(old);
+        self.note_use(clusters.clone());
         let mut dropped = self.dropped.borrow_mut();
         dropped.extend(clusters.clone());
         if mutant::is(Mutant::DroppedTwice) {
@@ -619,7 +585,7 @@ impl Home {
     ///
     /// # Errors
     /// The device's.
-    async fn settle_all(&self, view: &Entries) -> IoResult {
+    pub(super) async fn settle_all(&self, view: &Entries) -> IoResult {
         self.settling.during(1, self.settle_now(view)).await
     }
 
@@ -656,7 +622,7 @@ impl Home {
     ///
     /// # Errors
     /// [`IoError::NoSpace`], [`IoError::Corrupt`], the device's.
-    async fn reserve_tables(&self, view: &Entries, clusters: Range<u64>) -> IoResult {
+    pub(super) async fn reserve_tables(&self, view: &Entries, clusters: Range<u64>) -> IoResult {
         let metadata = view.format();
         let entries = metadata.geometry.l2_entries();
         for index in (clusters.start / entries) as usize..clusters.end.div_ceil(entries) as usize {
@@ -680,13 +646,17 @@ impl Home {
     }
 
     /// Takes up to `wanted` clusters, as [`Refcounts::allocate`].
-    async fn allocate(&self, view: &Entries, wanted: u64) -> Result<Clusters, IoError> {
+    pub(super) async fn allocate(&self, view: &Entries, wanted: u64) -> Result<Clusters, IoError> {
         let taken = self.refcounts.allocate(wanted).await;
+        if let Ok(Clusters { first, count, .. }) = taken {
+            self.note_use(first..first + count);
+        }
         self.note_corruption(view, taken).await
     }
 
     /// Removes a reference to each of some clusters, as [`Refcounts::drop_references`].
-    async fn drop_references(&self, view: &Entries, clusters: &[u64]) -> IoResult {
+    pub(super) async fn drop_references(&self, view: &Entries, clusters: &[u64]) -> IoResult {
+        self.note_use(clusters.iter().copied());
         let dropped = self.refcounts.drop_references(clusters).await;
         self.note_corruption(view, dropped).await
     }
@@ -708,22 +678,17 @@ impl Home {
             let word = be64(entry, 0) & !COPIED;
             entry[..8].copy_from_slice(&word.to_be_bytes());
         }
-        let reserved = self.reserved.borrow_mut().remove(&index);
+        // It counts as reserved until the L1 table names it.
+        let reserved = self.reserved.borrow().get(&index).copied();
         let first = match reserved {
             Some(cluster) => cluster,
             None => self.allocate(view, 1).await?.first,
         };
+        self.reserved.borrow_mut().insert(index, first);
         let table = first * cluster_size;
-        let written = async {
-            self.file.write(table, &bytes, Flags::NONE).await?;
-            if !mutant::is(Mutant::L1BeforeL2) {
-                self.settle_all(view).await?;
-            }
-            Ok(())
-        };
-        if let Err(error) = written.await {
-            self.reserved.borrow_mut().insert(index, first);
-            return Err(error);
+        self.file.write(table, &bytes, Flags::NONE).await?;
+        if !mutant::is(Mutant::L1BeforeL2) {
+            self.settle_all(view).await?;
         }
         let in_block = (metadata.block_size / 8) as usize;
         let start = index / in_block * in_block;
@@ -735,11 +700,22 @@ impl Home {
         let block = be_bytes(words);
         self.file.write(metadata.header.l1_offset + start as u64 * 8, &block, Flags::FUA).await?;
         metadata.l1[index].store(table | COPIED, Ordering::Release);
+        self.reserved.borrow_mut().remove(&index);
         self.file.note_metadata(table, cluster_size);
         if let Some(shared) = shared {
             self.drop_references(view, &[shared / cluster_size]).await?;
+            self.forget_free_tables(&[shared / cluster_size]).await?;
         }
         Ok(table)
+    }
+
+    /// Lets clusters that had L2 tables be used for something else if nothing refers to them.
+    pub(super) async fn forget_free_tables(&self, clusters: &[u64]) -> IoResult {
+        let counts = self.refcounts.counts(clusters).await?;
+        for (cluster, _) in clusters.iter().zip(counts).filter(|(_, count)| *count == 0) {
+            self.file.forget_metadata(cluster * self.file.cluster_size(), 1);
+        }
+        Ok(())
     }
 
     /// Makes everything durable that completed before the call. Old clusters become free soon after
@@ -832,17 +808,18 @@ impl Home {
     /// As [`Home::flush`].
     pub(super) async fn reclaim(&self, view: &Entries) -> IoResult {
         self.flush(view).await?;
+        // Another flush may add a quarantine, for which this grace period is too early.
+        let numbers = self.quarantines();
         view.grace().await;
-        self.release_all(view).await;
-        Ok(())
-    }
-
-    /// Frees the clusters of all quarantines.
-    async fn release_all(&self, view: &Entries) {
-        let numbers: Vec<u64> = self.quarantine.borrow().keys().copied().collect();
+        let numbers = if mutant::is(Mutant::LaterQuarantine) { self.quarantines() } else { numbers };
         for number in numbers {
             self.release(view, number).await;
         }
+        Ok(())
+    }
+
+    fn quarantines(&self) -> Vec<u64> {
+        self.quarantine.borrow().keys().copied().collect()
     }
 
     /// Writes everything, and cuts off the end of the file that is not used, down to `least` bytes.
@@ -851,10 +828,13 @@ impl Home {
     /// The device's. The image is valid, and may have clusters that are not free and not used.
     pub(super) async fn close(&self, view: &Entries, least: u64) -> IoResult {
         self.changes.take();
-        self.flush(view).await?;
+        // A search for leaks, or a change of snapshots, ends first.
+        self.holding.during(1, self.flush(view)).await?;
         // A core that still has a view may be waiting for this.
         if view.is_alone() {
-            self.release_all(view).await;
+            for number in self.quarantines() {
+                self.release(view, number).await;
+            }
         }
         // One that has begun changes refcounts.
         self.releasing.during(1, self.finish(view, least)).await
@@ -869,8 +849,8 @@ impl Home {
         if !mutant::is(Mutant::CloseWithoutRefcounts) {
             self.settle_all(view).await?;
         }
+        self.write_mark(view, 0, self.is_unsettled.get()).await?;
         if let Some(log) = self.log.get() {
-            self.write_session(view, 0).await?;
             log.close();
         }
         let mut end = self.refcounts.end().await?.max(least);
@@ -890,6 +870,46 @@ impl Home {
         Ok(())
     }
 
+    /// Whether a shared table has these words at byte `place` of the file.
+    async fn has_words(&self, metadata: &Metadata, place: u64, words: &[u64]) -> Result<bool, IoError> {
+        let bytes = self.file.reader.read_named(place, words.len() as u64 * WORD).await?;
+        let each = metadata.geometry.entry_words() as usize;
+        let own = |at: usize, word: u64| if at.is_multiple_of(each) { word & !COPIED } else { word };
+        let mut found =
+            bytes.chunks_exact(WORD as usize).enumerate().map(|(at, word)| own(at, be64(word, 0)));
+        Ok(words.iter().all(|word| found.next() == Some(*word)))
+    }
+
+    /// Reads the entries of a leaf.
+    async fn load_leaf(&self, view: &Entries, leaf: u64, entries: &Leaf) -> IoResult {
+        let metadata = view.format();
+        let (geometry, words) = (metadata.geometry, metadata.geometry.entry_words());
+        for (index, at, slots) in metadata.parts(leaf, 0..ENTRIES) {
+            let Some((table, is_own)) = metadata.table(index)? else { continue };
+            let bytes = self.file.reader.read_named(table + at, slots.len() as u64 * WORD).await?;
+            for (slot, bytes) in slots.step_by(words as usize).zip(bytes.chunks_exact(geometry.entry_bytes()))
+            {
+                let mut entry = geometry.entry(bytes, 0);
+                // The bits of a table that a snapshot shares are not up to date. No valid entry has
+                // all bits.
+                if !is_own || entry.word == u64::MAX {
+                    entry.word &= !COPIED;
+                }
+                if self.overlaps(metadata, entry) {
+                    let cluster = (leaf * ENTRIES as u64 + slot as u64) / words;
+                    let word = entry.word;
+                    let text = format!("cluster {cluster} of the disk is in metadata: entry {word:#x}");
+                    self.set_corrupt(view, &text).await;
+                }
+                entries.set(slot, entry.word);
+                if words > 1 {
+                    entries.set(slot + 1, entry.bitmap);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses writes from now on if `result` is [`IoError::Corrupt`].
     async fn note_corruption<T>(&self, view: &Entries, result: Result<T, IoError>) -> Result<T, IoError> {
         if let Err(IoError::Corrupt) = &result {
@@ -905,11 +925,8 @@ impl Home {
             return;
         }
         tracing::error!(image = metadata.image.name(), why, "an image is corrupt: it is no longer written");
-        if metadata.header.version >= 3 {
-            let features = metadata.header.incompatible | incompatible::CORRUPT;
-            if let Err(error) = self.refcounts.write_header(at::INCOMPATIBLE, &features.to_be_bytes()).await {
-                tracing::error!(image = metadata.image.name(), %error, "cannot mark the image as corrupt");
-            }
+        if let Err(error) = self.write_mark(view, self.mark.get().session, self.mark.get().is_dirty).await {
+            tracing::error!(image = metadata.image.name(), %error, "cannot mark the image as corrupt");
         }
     }
 }
@@ -922,32 +939,15 @@ impl Format for Metadata {
     }
 
     async fn load(view: &Rc<View<Metadata>>, leaf: u64, entries: &Leaf) -> IoResult {
-        let (metadata, home) = (view.format(), home(view));
-        for (index, at, slots) in metadata.parts(leaf, 0..ENTRIES) {
-            let Some((table, is_own)) = metadata.table(index)? else { continue };
-            let bytes = home.file.reader.read_named(table + at, slots.len() as u64 * WORD).await?;
-            let (geometry, words) = (metadata.geometry, metadata.geometry.entry_words());
-            for (slot, bytes) in slots.step_by(words as usize).zip(bytes.chunks_exact(geometry.entry_bytes()))
-            {
-                let mut entry = geometry.entry(bytes, 0);
-                // The bits of a table that a snapshot shares are not up to date. No valid entry has
-                // all bits.
-                if !is_own || entry.word == u64::MAX {
-                    entry.word &= !COPIED;
-                }
-                if home.overlaps(metadata, entry) {
-                    let cluster = (leaf * ENTRIES as u64 + slot as u64) / words;
-                    let word = entry.word;
-                    let text = format!("cluster {cluster} of the disk is in metadata: entry {word:#x}");
-                    home.set_corrupt(view, &text).await;
-                }
-                entries.set(slot, entry.word);
-                if words > 1 {
-                    entries.set(slot + 1, entry.bitmap);
-                }
+        let home = home(view);
+        loop {
+            let refreshes = home.refreshes.get();
+            home.load_leaf(view, leaf, entries).await?;
+            // COPIED bits that change meanwhile may be missing.
+            if home.refreshes.get() == refreshes {
+                return Ok(());
             }
         }
-        Ok(())
     }
 
     async fn save(view: &Rc<View<Metadata>>, leaf: u64, entries: &Leaf, slots: Range<usize>) -> IoResult {
@@ -959,8 +959,11 @@ impl Format for Metadata {
         home.settle(view).await?;
         for (index, at, part) in metadata.parts(leaf, slots.clone()) {
             let words = &words[part.start - slots.start..part.end - slots.start];
-            if metadata.table(index)?.is_none() && words.iter().all(|word| *word == 0) {
-                continue;
+            // The slots between those that have changed may be of a table that has no change.
+            match metadata.table(index)? {
+                None if words.iter().all(|word| *word == 0) => continue,
+                Some((table, false)) if home.has_words(metadata, table + at, words).await? => continue,
+                _ => {}
             }
             let table = home.own_table(view, index).await?;
             let bytes = be_bytes(words.iter().copied());

@@ -14,27 +14,38 @@
 //! |---|---|
 //! | [`channel`] | the requests of a core |
 //! | [`home`] | changes of metadata, in an order that survives a crash |
+//! | [`marks`] | fields of the header that change |
 //! | [`metadata`] | the properties that all cores know |
 //! | [`refcounts`] | which clusters are free |
 //! | [`restart`] | entries that outlive a kill of the process |
+//! | [`session`] | the mark of a writer, and what an earlier one has left |
+//! | [`leaks`] | frees what a crash has left |
+//! | [`snapshots`] | internal snapshots, made and deleted while the image is in use |
 //! | [`file`](mod@file) | reads and writes of metadata |
 
 mod channel;
 pub(crate) mod file;
 mod home;
+mod leaks;
+mod marks;
 mod metadata;
 mod refcounts;
 mod restart;
+mod session;
+mod snapshots;
 
 use crate::below::{Others, check_others, each_mapped, limits};
 use crate::content::Content;
 use crate::entry::Geometry;
 use crate::error::{Error, Problem};
+use crate::header::Header;
 use crate::image::Image;
+use crate::mutant::{self, Mutant};
+use crate::offline::repair::{Level, Repaired, repair};
 use crate::snapshot::Snapshot;
 use block::{Channel, Device, DeviceError, IoError, IoResult, KernelBacking, Limits, MemoryRegion};
 use channel::{Live, LiveChannel};
-use home::Home;
+use home::{Entries, Home, home};
 use mapping::{Config, Table};
 use metadata::Metadata;
 use reactor::{CoreConfig, CoreRef, Cores, yield_now};
@@ -42,6 +53,7 @@ pub use restart::{RESTART_RECORDS, RestartLog};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Duration;
 
 /// Turns of the home core that the drop of an image waits for its view.
 const MOST_TURNS: u32 = 100;
@@ -56,7 +68,7 @@ pub struct LiveImage {
     image: Arc<dyn Device>,
     others: Others,
     /// `None` after the image was closed.
-    table: Option<Table<Metadata>>,
+    table: Option<Arc<Table<Metadata>>>,
     home: CoreRef,
     /// The image's own thread, if it has one. Ends after everything else.
     _thread: Option<Cores>,
@@ -112,7 +124,7 @@ impl LiveImage {
         let name = format!("qcow2({})", image.name);
         let image_name = image.name.clone();
         let fail = |text: String| Error::new(&image_name, Problem::Refused(text));
-        check_can_write(&image).map_err(fail)?;
+        check_can_write(&image, log.as_ref()).map_err(fail)?;
         check_snapshots(&image).map_err(fail)?;
         check_others(&image, &others).map_err(fail)?;
         let limits = writable(limits(&image, &others).map_err(fail)?, &image);
@@ -132,8 +144,55 @@ impl LiveImage {
             })
         });
         opened.unwrap_or_else(|_| Err("the core for metadata has ended".into())).map_err(fail)?;
-        let table = Arc::into_inner(table);
+        let table = Some(table);
         Ok(LiveImage { name, limits, image: device, others, table, home, _thread: thread, file_bytes })
+    }
+
+    /// The internal snapshots. Must not be called on a core.
+    ///
+    /// # Errors
+    /// When their table cannot be read.
+    pub fn snapshots(&self) -> Result<Vec<Snapshot>, Error> {
+        self.at_home(|home, view| async move { home.list_snapshots(&view).await })
+    }
+
+    /// Makes an internal snapshot of the disk as it is at one moment of the call: it has all writes
+    /// that completed before, and no write that begins after. `now` is the time since 1970. Returns
+    /// its identifier; the snapshot is durable then. Requests that change the disk wait meanwhile.
+    /// Must not be called on a core.
+    ///
+    /// # Errors
+    /// When the image cannot have it: nothing has changed. The device's.
+    pub fn create_snapshot(&self, name: &str, now: Duration) -> Result<String, Error> {
+        let name = name.to_owned();
+        self.at_home(move |home, view| async move { home.create_snapshot(&view, &name, now).await })
+    }
+
+    /// Deletes an internal snapshot, which is named by identifier or name. Requests that change the
+    /// disk wait meanwhile. Must not be called on a core.
+    ///
+    /// # Errors
+    /// When there is no such snapshot, or the metadata has errors: nothing has changed. The
+    /// device's.
+    pub fn delete_snapshot(&self, wanted: &str) -> Result<(), Error> {
+        let wanted = wanted.to_owned();
+        self.at_home(move |home, view| async move { home.delete_snapshot(&view, &wanted).await })
+    }
+
+    /// Runs `work` on the home core.
+    fn at_home<R, W>(&self, work: impl FnOnce(Rc<Home>, Entries) -> W + Send + 'static) -> Result<R, Error>
+    where
+        R: Send + 'static,
+        W: Future<Output = Result<R, Problem>> + 'static,
+    {
+        let fail = |problem| Error::new(self.image.name(), problem);
+        let closed = || Problem::Refused("the image is closed".into());
+        let table = self.table.clone().ok_or_else(|| fail(closed()))?;
+        let done = self.home.block_on(move |_| async move {
+            let view = table.view().map_err(|error| Problem::Refused(error.to_string()))?;
+            work(home(&view), view).await
+        });
+        done.unwrap_or_else(|_| Err(closed())).map_err(fail)
     }
 
     fn children(&self) -> impl Iterator<Item = &Arc<dyn Device>> {
@@ -142,14 +201,40 @@ impl LiveImage {
     }
 }
 
+/// Repairs the image on `device`, on the calling core, if its last writer did not close it and had
+/// left refcounts or COPIED bits behind. An image with writes that only `log` has is left as it is:
+/// [`LiveImage::open`] restores those. Returns what was repaired.
+///
+/// # Errors
+/// As [`crate::repair`]; when the log cannot be read.
+pub async fn recover(device: &Arc<dyn Device>, log: Option<&RestartLog>) -> Result<Option<Repaired>, Error> {
+    let header = Image::open_header(&**device).await?;
+    if !header.is_dirty() || header.is_corrupt() {
+        return Ok(None);
+    }
+    let has_writes = has_writes(&header, log).map_err(|why| Error::new(device.name(), Problem::Refused(why)));
+    if has_writes? && !mutant::is(Mutant::RepairBeforeRestore) {
+        return Ok(None);
+    }
+    repair(device, Level::All).await.map(Some)
+}
+
+/// Whether a log has writes that the image with this header lacks.
+fn has_writes(header: &Header, log: Option<&RestartLog>) -> Result<bool, String> {
+    let clusters = log.map(|log| log.clusters_of(header)).transpose();
+    let clusters = clusters.map_err(|error| format!("cannot read the restart log: {error}"))?;
+    Ok(clusters.is_some_and(|clusters| clusters > 0))
+}
+
 /// Refuses an image with a property that writes do not support.
-fn check_can_write(image: &Image) -> Result<(), String> {
+fn check_can_write(image: &Image, log: Option<&RestartLog>) -> Result<(), String> {
     let header = &image.header;
+    let is_dirty = header.is_dirty() && !has_writes(header, log)?;
     let bitmaps = header.bitmaps.map_or(0, |bitmaps| bitmaps.count);
     let refusals = [
         (image.device.limits().read_only, "the file is open for reading only".to_owned()),
         (header.is_corrupt(), "marked as corrupt (freestone image repair ends that)".into()),
-        (header.is_dirty(), "marked as dirty (freestone image repair ends that)".into()),
+        (is_dirty, "marked as dirty (freestone image repair ends that)".into()),
         (bitmaps > 0, format!("{bitmaps} dirty bitmaps, which writes do not keep yet")),
         (image.size != header.size || image.is_snapshot, "a snapshot is only read".into()),
     ];

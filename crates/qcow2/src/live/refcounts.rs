@@ -10,7 +10,7 @@ use crate::refcount::{BLOCK_OFFSET, Width, block_of};
 use block::{Flags, IoError, IoResult};
 use reactor::Permits;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -182,6 +182,54 @@ impl Refcounts {
         self.changing.during(1, claim).await
     }
 
+    /// The refcounts of some clusters.
+    ///
+    /// # Errors
+    /// [`IoError::Corrupt`] when no block counts a cluster; the device's.
+    pub(super) async fn counts(&self, clusters: &[u64]) -> Result<Vec<u64>, IoError> {
+        let count_each = async {
+            let mut counts = Vec::with_capacity(clusters.len());
+            for cluster in clusters {
+                self.load(cluster / self.per_block(), false).await?;
+                counts.push(self.get(*cluster));
+            }
+            Ok(counts)
+        };
+        self.changing.during(1, count_each).await
+    }
+
+    /// Adds references to clusters that have some.
+    ///
+    /// # Errors
+    /// The device's. No cluster has more then.
+    pub(super) async fn add_references(&self, more: &[(u64, u64)]) -> IoResult {
+        let add_each = async {
+            for (done, (cluster, more)) in more.iter().enumerate() {
+                if let Err(error) = self.load(cluster / self.per_block(), false).await {
+                    return Err((done, error));
+                }
+                self.set(*cluster, self.get(*cluster) + more);
+            }
+            Ok(())
+        };
+        let added = self.changing.during(1, add_each).await;
+        if let Err((done, error)) = added {
+            self.drop_references(&repeated(&more[..done])).await?;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// The largest refcount.
+    pub(super) fn most(&self) -> u64 {
+        self.width.most()
+    }
+
+    /// Most clusters that are taken one behind the other: those of a block, but for the block.
+    pub(super) fn longest_run(&self) -> u64 {
+        self.per_block() - 1
+    }
+
     /// Removes a reference to each of some clusters.
     ///
     /// # Errors
@@ -209,6 +257,53 @@ impl Refcounts {
             state.cursor = state.cursor.min(cluster);
         }
         Ok(())
+    }
+
+    /// Length of the refcount table.
+    pub(super) fn blocks(&self) -> u64 {
+        self.state.borrow().table.len() as u64
+    }
+
+    /// The clusters of the refcount table and of all blocks.
+    fn own_clusters(&self) -> HashSet<u64> {
+        let state = self.state.borrow();
+        let first = state.table_offset / self.cluster_size;
+        let table = first..first + (state.table.len() as u64 * 8).div_ceil(self.cluster_size);
+        let blocks = state.table.iter().filter(|block| **block > 0).map(|block| block / self.cluster_size);
+        table.chain(blocks).collect()
+    }
+
+    /// Lowers refcounts of a block to those that `wanted` names for a cluster and its refcount, but
+    /// those of the refcounts' own clusters. Returns how many it has lowered.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(super) async fn lower(&self, number: u64, wanted: impl Fn(u64, u64) -> u64) -> Result<u64, IoError> {
+        let lower = async {
+            if self.state.borrow().table.get(number as usize).is_none_or(|block| *block == 0) {
+                return Ok(0);
+            }
+            self.load(number, false).await?;
+            let own = self.own_clusters();
+            let mut lowered = 0;
+            for cluster in number * self.per_block()..(number + 1) * self.per_block() {
+                let count = self.get(cluster);
+                let is_other = count > 0 && !own.contains(&cluster);
+                let wanted = if is_other { wanted(cluster, count) } else { count };
+                lowered += u64::from(wanted < count);
+                match wanted {
+                    wanted if wanted >= count => {}
+                    0 => {
+                        self.file.forget_metadata(cluster * self.cluster_size, 1);
+                        self.set(cluster, 1);
+                        self.drop_reference(cluster).await?;
+                    }
+                    wanted => self.set(cluster, wanted),
+                }
+            }
+            Ok(lowered)
+        };
+        self.changing.during(1, lower).await
     }
 
     fn get(&self, cluster: u64) -> u64 {
@@ -424,6 +519,11 @@ impl Refcounts {
         }
         Ok(self.cluster_size)
     }
+}
+
+/// Each cluster as often as its number says.
+pub(super) fn repeated(clusters: &[(u64, u64)]) -> Vec<u64> {
+    clusters.iter().flat_map(|(cluster, count)| (0..*count).map(|_| *cluster)).collect()
 }
 
 impl Block {

@@ -7,18 +7,11 @@ use super::repair::{Level, repair_image};
 use crate::check::Check;
 use crate::entry::COPIED;
 use crate::error::{Error, Problem};
-use crate::header::{MAX_SNAPSHOTS, at, be_bytes};
-use crate::snapshot::{self, MAX_TABLE, Table};
+use crate::header::{at, be_bytes};
+use crate::snapshot::{self, Table};
 use block::Device;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Longest name in bytes, as in QEMU.
-const MAX_NAME: usize = 255;
-/// Most bytes of a new entry.
-const MOST_ENTRY: u64 = 512;
-/// Bytes of extra data of a new entry: size of the state, size of the disk, instructions.
-const EXTRA: u32 = 24;
 
 /// Makes a snapshot of the disk of the image on `device`, on the calling core. `now` is the time
 /// since 1970. Returns its identifier.
@@ -66,36 +59,17 @@ impl Offline {
         name: &str,
         now: Duration,
     ) -> Result<String, Problem> {
-        if !(1..=MAX_NAME).contains(&name.len()) {
-            let len = name.len();
-            return Err(Problem::Refused(format!("name of {len} bytes: want 1 to {MAX_NAME}")));
-        }
-        if self.header.has_data_file() {
-            let text = "an image with an external data file cannot have snapshots";
-            return Err(Problem::Refused(text.into()));
-        }
         let (list, mut table) = self.read_snapshots().await?;
-        if list.snapshots.iter().any(|snapshot| snapshot.name == name) {
-            return Err(Problem::Refused(format!("snapshot {name:?}: the image has one with this name")));
-        }
-        if self.header.snapshot_count >= MAX_SNAPSHOTS {
-            return Err(Problem::Refused(format!("the image has {MAX_SNAPSHOTS} snapshots: no more fit")));
-        }
-        if table.len() as u64 + MOST_ENTRY > MAX_TABLE {
-            return Err(Problem::Refused(format!("the snapshot table is longer than {MAX_TABLE} bytes")));
-        }
+        let id = list.check_new(&self.header, name)?;
         let (l1_offset, l1_entries) = (self.header.l1_offset, self.header.l1_entries);
         let used = self.share(found, l1_offset, l1_entries).await?;
         // The disk shares its clusters now.
         let shared = self.check().await?;
         self.correct_copied(&shared).await?;
-        let number = |id: &String| id.parse::<u64>().unwrap_or(0);
-        let id = list.snapshots.iter().map(|snapshot| number(&snapshot.id)).max().unwrap_or(0);
-        let id = id.saturating_add(1).to_string();
         let l1 = be_bytes(used.l1.iter().map(|entry| entry & !COPIED));
         let start = found.report.image_end_offset / self.header.cluster_size();
         let first = if l1.is_empty() { 0 } else { start * self.header.cluster_size() };
-        table.extend(entry(first, l1_entries, &id, name, now, self.header.size));
+        table.extend(snapshot::entry(first, l1_entries, &id, name, now, self.header.size));
         let places = self.append(start, &[&l1, &table]).await?;
         self.commit_snapshots(self.header.snapshot_count + 1, places[1]).await?;
         self.settle().await?;
@@ -104,9 +78,7 @@ impl Offline {
 
     async fn delete_snapshot(&mut self, found: &Check, wanted: &str) -> Result<(), Problem> {
         let (list, table) = self.read_snapshots().await?;
-        let index = position(&list, wanted)?;
-        let (start, len) = list.places[index];
-        let rest = [&table[..start as usize], &table[(start + len) as usize..]].concat();
+        let (_, rest) = list.without(&table, wanted)?;
         let count = self.header.snapshot_count - 1;
         self.begin().await?;
         let place = match count {
@@ -139,10 +111,7 @@ impl Offline {
 
     /// The snapshot table, also as its bytes.
     async fn read_snapshots(&self) -> Result<(Table, Vec<u8>), Problem> {
-        let list = snapshot::read(self.reader(), &self.header).await?;
-        let offset = self.header.snapshots_offset;
-        let bytes = self.reader().read(offset, list.bytes).await;
-        Ok((list, bytes.map_err(|error| Problem::Io { part: "the snapshot table", offset, error })?))
+        snapshot::read_bytes(self.reader(), &self.header).await
     }
 
     /// Raises the refcounts of everything that an L1 table refers to by one reference each. Returns
@@ -190,29 +159,4 @@ impl Offline {
     pub(super) async fn settle(&mut self) -> Result<(), Problem> {
         repair_image(self, Level::All).await.map(drop)
     }
-}
-
-fn position(list: &Table, wanted: &str) -> Result<usize, Problem> {
-    let found = snapshot::find(&list.snapshots, wanted)?;
-    let is_found = |snapshot: &snapshot::Snapshot| std::ptr::eq(snapshot, found);
-    Ok(list.snapshots.iter().position(is_found).expect("it is in the list"))
-}
-
-/// An entry of the snapshot table.
-fn entry(l1_offset: u64, l1_entries: u32, id: &str, name: &str, now: Duration, size: u64) -> Vec<u8> {
-    let mut bytes = l1_offset.to_be_bytes().to_vec();
-    bytes.extend(l1_entries.to_be_bytes());
-    bytes.extend((id.len() as u16).to_be_bytes());
-    bytes.extend((name.len() as u16).to_be_bytes());
-    bytes.extend((now.as_secs() as u32).to_be_bytes());
-    bytes.extend(now.subsec_nanos().to_be_bytes());
-    bytes.extend([0; 12]); // no virtual machine: no clock, no state
-    bytes.extend(EXTRA.to_be_bytes());
-    bytes.extend(0u64.to_be_bytes());
-    bytes.extend(size.to_be_bytes());
-    bytes.extend(u64::MAX.to_be_bytes()); // instructions were not counted
-    bytes.extend(id.as_bytes());
-    bytes.extend(name.as_bytes());
-    bytes.resize(bytes.len().next_multiple_of(8), 0);
-    bytes
 }

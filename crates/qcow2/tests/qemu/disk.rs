@@ -4,16 +4,25 @@ use crate::tools::{self, PART};
 use base::Rng;
 use block::{Channel, Device, Flags, Op, Request};
 use drivers::io_uring::{Options, UringDevice};
-use qcow2::{Error, Image, LiveImage, Others};
+use qcow2::{Error, Image, LiveImage, Others, RestartLog};
 use reactor::{CoreConfig, Cores};
 use std::path::Path;
 use std::sync::Arc;
 
 /// Opens an image for reading and writing, with little memory for tables.
 pub fn try_open(path: &Path, backing: Option<Arc<dyn Device>>) -> Result<LiveImage, Error> {
+    try_open_with(path, backing, None)
+}
+
+/// As [`try_open`], with a restart log.
+pub fn try_open_with(
+    path: &Path,
+    backing: Option<Arc<dyn Device>>,
+    log: Option<RestartLog>,
+) -> Result<LiveImage, Error> {
     let device: Arc<dyn Device> = Arc::new(UringDevice::open(&Options::new(path)).unwrap());
     let image = reactor::run(async move { Image::open(device).await })?;
-    LiveImage::open(image, Others { backing, data_file: None }, 16 << 10, None)
+    LiveImage::open(image, Others { backing, data_file: None }, 16 << 10, log)
 }
 
 /// A model of a disk, and random requests to both.

@@ -6,6 +6,7 @@ mod changes;
 mod damage;
 mod disk;
 mod imago;
+mod live_snapshots;
 mod losing;
 mod over;
 mod read;

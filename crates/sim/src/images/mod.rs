@@ -10,6 +10,7 @@
 //! after a kill with a restart log it has all writes that were acknowledged.
 
 mod plan;
+mod snapshots;
 mod world;
 
 pub use plan::Plan;
@@ -17,9 +18,9 @@ pub use plan::Plan;
 use crate::run::{Outcome, caught};
 use crate::user::{Host, User};
 use base::mix;
-use block::{Device, Flags, Op};
+use block::Device;
 use plan::Boot;
-use qcow2::{Image, LiveImage, Qcow2};
+use qcow2::{Image, LiveImage};
 use reactor::Simulation;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,9 +28,6 @@ use world::World;
 
 /// A broken variant: of images, or of the tables below them.
 pub use qcow2::mutant::{Mutant, choose};
-
-/// Longest read of a snapshot in bytes.
-const PART: usize = 64 << 10;
 
 /// Draws the plan of a seed and runs it.
 pub fn run_seed(seed: u64) -> Outcome {
@@ -55,8 +53,6 @@ fn run_boots(plan: &Plan, world: &Rc<World>, is_tracing: bool) {
             println!("boot {number}: {boot:?}");
         }
         let is_logged = boot.has_log && boots.peek().is_some_and(|(_, next)| next.has_log);
-        // An image with a snapshot has no log.
-        let is_logged = is_logged && world.snapshot.is_none();
         run(world, mix(plan.seed ^ mix(number)), boot, is_logged);
         if world.failure().is_some() {
             return;
@@ -71,16 +67,20 @@ fn run(world: &Rc<World>, seed: u64, boot: &Boot, is_logged: bool) {
     let simulation = Simulation::start(seed, world.shape.cores + 1);
     world.machine.crash_at(boot.crash);
     let leaks = check(world, &simulation, world.leaks.take());
-    check_snapshot(world, &simulation);
+    snapshots::check(world, &simulation);
     match world.goes_on().then(|| open(world, &simulation, boot)).flatten() {
         Some(image) => {
             use_image(world, &simulation, boot, &image);
             if world.goes_on() && boot.crash.is_none() {
                 drop(image);
                 // A write that failed may leave a table and a block that nothing refers to.
+                // A search for leaks passes over clusters whose use changes.
+                world.are_leaks_freed.set(world.had_session.get() && boot.users.is_empty());
                 let more = if boot.failing_write > 0 { 2 } else { 0 };
                 let most = leaks.map(|leaks| leaks + more);
                 world.leaks.set(check(world, &simulation, most));
+                world.are_leaks_freed.set(false);
+                check_closed(world, &simulation, boot);
             } else {
                 power_off(world, &simulation);
                 drop(image);
@@ -104,50 +104,46 @@ fn power_off(world: &World, simulation: &Simulation) {
 }
 
 /// Checks the metadata of the image, in which at most `most` clusters leak if that is known.
-/// Returns how many do, unless power goes before.
+/// Returns how many do, unless power goes before. A dirty image may have more, and wrong COPIED
+/// bits: the next open repairs it.
 fn check(world: &World, simulation: &Simulation, most: Option<u64>) -> Option<u64> {
     let file = world.file.clone();
-    let checked = simulation.cores()[0].remote().block_on(move |_| async move { qcow2::check(&file).await });
+    let checked = simulation.cores()[0].remote().block_on(move |_| async move {
+        let is_dirty = Image::open_header(&file).await?.is_dirty();
+        Ok::<_, qcow2::Error>((qcow2::check(&file).await?, is_dirty))
+    });
     if !world.machine.is_on() {
         return None;
     }
-    let report = match checked.expect("the core runs") {
-        Ok(report) => report,
+    let (report, is_dirty) = match checked.expect("the core runs") {
+        Ok(checked) => checked,
         Err(error) => {
             world.fail(format!("the image cannot be checked: {error}"));
             return None;
         }
     };
-    let errors = report.corruptions + report.check_errors;
+    let errors = report.corruptions + report.check_errors - if is_dirty { report.wrong_copied } else { 0 };
+    let most = most.filter(|_| !is_dirty);
+    if world.are_leaks_freed.get() && (report.leaks > 0 || is_dirty) {
+        let leaks = &report.messages;
+        world.fail(format!("the image was open since a crash: dirty: {is_dirty}, leaks: {leaks:?}"));
+    }
     if errors > 0 || most.is_some_and(|most| report.leaks > most) {
         world.fail(format!("{errors} errors, {} leaks, not {most:?}: {:?}", report.leaks, report.messages));
     }
     Some(report.leaks)
 }
 
-/// Compares the snapshot with what it must hold for ever.
-fn check_snapshot(world: &World, simulation: &Simulation) {
-    let Some(expected) = world.snapshot.clone() else { return };
-    let device: Arc<dyn Device> = Arc::new(world.file.clone());
-    let others = world.others();
-    let read = simulation.cores()[0].remote().block_on(move |_| async move {
-        let image = Image::open(device).await?.at_snapshot("s").await?;
-        let disk = Qcow2::new(image, others, PART as u64)?;
-        let Ok(channel) = disk.open_channel() else { return Ok(None) };
-        let mut bytes = Vec::new();
-        while bytes.len() < expected.len() {
-            let buffer = reactor::current().buffers().take(PART.min(expected.len() - bytes.len())).await;
-            let (buffer, result) =
-                buffer.transfer(&*channel, Op::Read, Flags::NONE, bytes.len() as u64).await;
-            if result.is_err() {
-                return Ok(None);
-            }
-            bytes.extend_from_slice(buffer.as_slice());
-        }
-        Ok::<_, qcow2::Error>(Some(bytes == expected))
-    });
-    if world.machine.is_on() && !matches!(read.expect("the core runs"), Ok(Some(true))) {
-        world.fail("the snapshot has changed".into());
+/// Checks that the image is not dirty after its end, unless a change of snapshots or a search for
+/// leaks has failed.
+fn check_closed(world: &World, simulation: &Simulation, boot: &Boot) {
+    let file = world.file.clone();
+    let header =
+        simulation.cores()[0].remote().block_on(move |_| async move { Image::open_header(&file).await });
+    let is_dirty = header.expect("the core runs").is_ok_and(|header| header.is_dirty());
+    let may_be_dirty = world.is_unsettled.get() || boot.failing_write > 0;
+    if world.machine.is_on() && is_dirty && !may_be_dirty {
+        world.fail("the image was closed, and is dirty".into());
     }
 }
 
@@ -155,13 +151,18 @@ fn check_snapshot(world: &World, simulation: &Simulation) {
 fn open(world: &World, simulation: &Simulation, boot: &Boot) -> Option<LiveImage> {
     let device: Arc<dyn Device> = Arc::new(world.file.clone());
     let cores = simulation.cores();
-    let image = cores[0].remote().block_on(move |_| async move { Image::open(device).await });
-    let others = world.others();
+    let log = boot.has_log.then(|| world.restart_log(boot.seed as u32));
+    let image = cores[0].remote().block_on(move |_| async move {
+        qcow2::recover(&device, log.as_ref()).await?;
+        Ok((Image::open(device).await?, log))
+    });
+    let (others, cache_bytes) = (world.others(), world.shape.cache_bytes);
     let home = cores[world.shape.cores].remote();
     let opened = image.expect("the core runs");
-    let log = boot.has_log.then(|| world.restart_log(boot.seed as u32));
-    let cache_bytes = world.shape.cache_bytes;
-    let opened = opened.and_then(|image| LiveImage::open_on(home, image, others, cache_bytes, log));
+    world.had_session.set(opened.as_ref().is_ok_and(|(image, _)| image.header.session() > 0));
+    // An image with writes to restore is not repaired.
+    world.is_unsettled.set(opened.as_ref().is_ok_and(|(image, _)| image.header.is_dirty()));
+    let opened = opened.and_then(|(image, log)| LiveImage::open_on(home, image, others, cache_bytes, log));
     match opened {
         Ok(image) => Some(image),
         Err(error) => {
@@ -191,6 +192,13 @@ fn use_image(world: &Rc<World>, simulation: &Simulation, boot: &Boot, image: &Li
     for (number, requests) in boot.users.iter().enumerate() {
         let seed = mix(boot.seed ^ number as u64);
         spawn(number % world.shape.cores, |user, n, seed| Box::pin(user.work(n, seed)), *requests, seed);
+    }
+    for step in &boot.steps {
+        let goal = world.stats.get().operations + step.after;
+        simulation.run_until(|| world.users.running() == 0 || world.stats.get().operations >= goal);
+        if world.goes_on() {
+            snapshots::change(world, simulation, image, *step);
+        }
     }
     simulation.run_until(|| world.users.running() == 0);
     // No later write fails: the image must close without an error.

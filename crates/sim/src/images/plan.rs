@@ -47,8 +47,19 @@ pub struct Boot {
     pub is_kill: bool,
     /// Whether the image is opened with its restart log.
     pub has_log: bool,
+    /// Changes of internal snapshots while users work.
+    pub steps: Vec<Step>,
     /// The write that fails, counted from the first request of a user; 0 for none.
     pub failing_write: u32,
+}
+
+/// A change of internal snapshots.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Requests of users since the last one.
+    pub after: u64,
+    /// Whether the oldest snapshot is deleted, and none is made.
+    pub is_delete: bool,
 }
 
 /// A run.
@@ -64,10 +75,15 @@ impl Plan {
     pub fn draw(seed: u64) -> Plan {
         let mut rng = Rng::new(mix(seed));
         let shape = Shape::draw(&mut rng);
+        // Of a large disk few tables are in memory.
+        let most_steps = if shape.most_data < u64::MAX { 4 } else { 2 };
         let mut boots: Vec<Boot> = (0..2 + rng.below(6)).map(|_| Boot::draw(&mut rng)).collect();
         for boot in &mut boots {
             boot.has_log = !rng.one_in(4);
             boot.is_kill = rng.one_in(2);
+            let steps = if rng.one_in(3) { 1 + rng.below(most_steps) } else { 0 };
+            boot.steps =
+                (0..steps).map(|_| Step { after: rng.log_uniform(60), is_delete: rng.one_in(3) }).collect();
         }
         Plan { seed, shape, boots }
     }
@@ -125,6 +141,6 @@ impl Boot {
             _ => None,
         };
         let failing_write = if rng.one_in(4) { 1 + rng.log_uniform(100) as u32 } else { 0 };
-        Boot { seed: rng.draw(), users, crash, is_kill: false, has_log: false, failing_write }
+        Boot { seed: rng.draw(), users, crash, failing_write, ..Boot::default() }
     }
 }

@@ -4,7 +4,7 @@ use super::plan::{Plan, Shape};
 use crate::disk::{DiskConfig, SimDisk};
 use crate::gate::Gate;
 use crate::machine::Machine;
-use crate::oracle::{Oracle, SECTOR};
+use crate::oracle::{Oracle, SECTOR, Ticket};
 use crate::user::{Disk, Host};
 use crate::world::Stats;
 use base::{Rng, mix};
@@ -17,6 +17,15 @@ use std::fs::File;
 use std::rc::Rc;
 use std::sync::Arc;
 
+/// A change of internal snapshots that failed, or was interrupted.
+pub enum Pending {
+    /// A snapshot with this name may exist. The oracle and the start of the change say what it then
+    /// has. With `true` it was acknowledged: it exists.
+    Made(String, Oracle, Ticket, bool),
+    /// This snapshot may exist no more.
+    Deleted(String),
+}
+
 /// All that a run is about.
 pub struct World {
     pub shape: Shape,
@@ -27,14 +36,24 @@ pub struct World {
     pub disk: Disk,
     pub users: Gate,
     pub stats: Cell<Stats>,
-    /// The content of the internal snapshot, if there is one.
-    pub snapshot: Option<Vec<u8>>,
+    /// The internal snapshots, the oldest first: name and content.
+    pub snapshots: RefCell<Vec<(String, Vec<u8>)>>,
+    /// The changes of snapshots that may have happened.
+    pub pending: RefCell<Vec<Pending>>,
+    /// Snapshots that were made so far, or may have been.
+    pub made: Cell<u64>,
+    /// A change of snapshots has failed since the image was opened: it is closed as dirty.
+    pub is_unsettled: Cell<bool>,
     /// The file of the restart log.
     pub log: File,
     /// How often the machine was started.
     pub starts: Cell<u8>,
     /// Clusters that leaked when the image was closed, if it was and no power has been lost since.
     pub leaks: Cell<Option<u64>>,
+    /// The last program that wrote the image had not closed it when it was opened.
+    pub had_session: Cell<bool>,
+    /// The image has no clusters without use.
+    pub are_leaks_freed: Cell<bool>,
     failure: RefCell<Option<String>>,
 }
 
@@ -78,10 +97,15 @@ impl World {
             disk,
             users: Gate::default(),
             stats: Cell::default(),
-            snapshot: is_shared.then_some(content),
+            snapshots: RefCell::new(is_shared.then(|| ("s".to_owned(), content)).into_iter().collect()),
+            pending: RefCell::default(),
+            made: Cell::default(),
+            is_unsettled: Cell::default(),
             log: tempfile::tempfile().expect("a temporary file"),
             starts: Cell::default(),
             leaks: Cell::new(Some(0)),
+            had_session: Cell::default(),
+            are_leaks_freed: Cell::default(),
             failure: RefCell::default(),
             shape,
         })
@@ -103,6 +127,12 @@ impl World {
     /// Returns the first failure.
     pub fn failure(&self) -> Option<String> {
         self.failure.borrow().clone()
+    }
+
+    /// Whether the snapshot of a deletion may be gone, because an earlier one failed.
+    pub fn is_deleted(&self, deletion: &Pending) -> bool {
+        let Pending::Deleted(name) = deletion else { return false };
+        self.pending.borrow().iter().any(|other| matches!(other, Pending::Deleted(other) if other == name))
     }
 
     /// The restart log of a boot.

@@ -12,7 +12,7 @@ use block::{Device, DeviceError};
 use drivers::io_uring;
 pub use qcow2::DEFAULT_CACHE_BYTES;
 use qcow2::offline::commit::Target;
-use qcow2::{Header, Image, Level, LiveImage, Others, Qcow2, RestartLog};
+use qcow2::{Header, Image, LiveImage, Others, Qcow2, RestartLog};
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -124,6 +124,14 @@ impl Options {
     /// When a file cannot be opened or is no valid image, or the image names a file that may not be
     /// opened.
     pub fn open(&self) -> Result<Arc<dyn Device>, DeviceError> {
+        Ok(self.open_parts()?.device)
+    }
+
+    /// As [`Options::open`].
+    ///
+    /// # Errors
+    /// As [`Options::open`].
+    pub fn open_parts(&self) -> Result<Opened, DeviceError> {
         let open = |path: &PathBuf| match self.is_writable() {
             true => open_for_writing(path),
             false => open_file(path),
@@ -141,10 +149,24 @@ impl Options {
         let data_file = self.data.as_ref().map(open).transpose()?;
         let others = Others { backing, data_file };
         match self.is_writable() {
-            true => open_live(top, others, self.cache_bytes, self.restart_logs.open(&self.file)?),
-            false => open_image(top, others, self.snapshot.clone(), self.cache_bytes),
+            true => {
+                let live = open_live(top, others, self.cache_bytes, self.restart_logs.open(&self.file)?)?;
+                Ok(Opened { device: live.clone(), live: Some(live) })
+            }
+            false => {
+                let device = open_image(top, others, self.snapshot.clone(), self.cache_bytes)?;
+                Ok(Opened { device, live: None })
+            }
         }
     }
+}
+
+/// An open image.
+pub struct Opened {
+    /// Its disk.
+    pub device: Arc<dyn Device>,
+    /// The same, if the image is written.
+    pub live: Option<Arc<LiveImage>>,
 }
 
 /// The backing files below the image at `path`, the nearest first. They must be in `image_dir`,
@@ -348,25 +370,17 @@ fn open_live(
     others: Others,
     cache_bytes: u64,
     log: Option<RestartLog>,
-) -> Result<Arc<dyn Device>, DeviceError> {
+) -> Result<Arc<LiveImage>, DeviceError> {
     let opened = reactor::run(async move {
-        repair_if_dirty(&device).await?;
-        Image::open(device).await
+        if let Some(repaired) = qcow2::recover(&device, log.as_ref()).await? {
+            let (leaks, corruptions) = (repaired.leaks_fixed(), repaired.corruptions_fixed());
+            let image = device.name();
+            tracing::warn!(image, leaks, corruptions, "an image that was not closed was repaired");
+        }
+        Ok((Image::open(device).await?, log))
     });
-    let image = opened.map_err(as_device_error)?;
+    let (image, log) = opened.map_err(as_device_error)?;
     Ok(Arc::new(LiveImage::open(image, others, cache_bytes, log).map_err(as_device_error)?))
-}
-
-/// Repairs an image whose last writer did not close it, and had left refcounts behind.
-async fn repair_if_dirty(device: &Arc<dyn Device>) -> Result<(), qcow2::Error> {
-    let header = Image::open_header(&**device).await?;
-    if !header.is_dirty() || header.is_corrupt() {
-        return Ok(());
-    }
-    let repaired = qcow2::repair(device, Level::All).await?;
-    let (leaks, corruptions) = (repaired.leaks_fixed(), repaired.corruptions_fixed());
-    tracing::warn!(image = device.name(), leaks, corruptions, "an image that was not closed was repaired");
-    Ok(())
 }
 
 #[cfg(test)]
