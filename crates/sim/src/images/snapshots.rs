@@ -53,7 +53,7 @@ fn failed(world: &World, problem: Problem, pending: Pending) {
     let is_excused = match &problem {
         _ if !world.machine.is_on() => true,
         Problem::Refused(why) if why.starts_with("no room") => world.shape.fixed.is_some(),
-        Problem::Refused(why) if why.contains("references") => world.shape.refcount_order < 3,
+        Problem::Refused(why) if why.contains("references") => world.shape.refcount_order < 4,
         // A deletion that failed may have happened.
         Problem::Refused(why) if why.starts_with("no snapshot") => world.is_deleted(&pending),
         Problem::Refused(why) if why.contains("while the image is in use") => world.shape.cluster_bits < 11,
