@@ -13,7 +13,7 @@ pub struct Job {
     pub kind: JobKind,
     /// The array of the job; for a volume, the array or device that backs it or to which it moves.
     pub backing: String,
-    /// The volume that moves, is created or grows.
+    /// The volume that moves, is created, copied or grows.
     pub volume: Option<String>,
     /// The slot that the job rebuilds.
     pub slot: Option<usize>,
@@ -56,6 +56,8 @@ words! {
         Create = "create",
         /// Zero the new part of a volume.
         Grow = "grow",
+        /// Copy another object to a new volume.
+        Copy = "copy",
     }
 }
 

@@ -26,12 +26,18 @@ pub struct Volume {
     pub exports: Vec<String>,
     /// Destination of the running move.
     pub moving_to: Option<String>,
+    /// The source of a copy that is not complete. Until then no export serves the volume.
+    #[serde(default)]
+    pub copying_from: Option<String>,
+    /// The reason why the copy has failed. The volume can only be deleted then.
+    #[serde(default)]
+    pub error: Option<String>,
     /// Name of the `provisioner` token that may change the volume.
     #[serde(default)]
     pub label: Option<String>,
 }
 
-/// Request to create a volume, which reads as zeroes.
+/// Request to create a volume, which reads as zeroes, or as a copy of another object.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewVolume {
@@ -41,9 +47,14 @@ pub struct NewVolume {
     /// The array or device that backs the volume. The daemon creates a pool there if it has none.
     #[serde(alias = "on")]
     pub backing: String,
-    /// Size in bytes, a multiple of the logical block size.
-    #[serde(alias = "size")]
+    /// Size in bytes, a multiple of the logical block size. Default with `from`: the size of the
+    /// source.
+    #[serde(default, alias = "size")]
     pub size_bytes: u64,
+    /// The source: a device, array or volume whose content the volume gets. Exports do not write to
+    /// the source until the job `NAME.copy` has ended. Bytes behind its end read as zeroes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
     /// QoS limits. Default: none.
     #[serde(default)]
     pub qos: Qos,

@@ -7,6 +7,7 @@ mod array_life;
 mod attach;
 mod bench;
 mod common;
+mod copies;
 mod grow;
 mod image;
 mod image_served;

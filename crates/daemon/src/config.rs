@@ -290,6 +290,15 @@ impl Config {
             Step::Group(name, qos) => checks::group(name, qos),
             Step::Volume(new) => {
                 checks::volume(new)?;
+                if new.from.is_some() {
+                    return Err(ApiError::invalid(format!(
+                        "volume {}: from: the configuration only makes volumes that read as zeroes",
+                        new.name
+                    )));
+                }
+                if new.size_bytes == 0 {
+                    return Err(ApiError::invalid(format!("volume {}: size_bytes is missing", new.name)));
+                }
                 match &new.group {
                     Some(group) if !is_group(group) => Err(ApiError::not_found("group", group)),
                     _ if !is_base(&new.backing) => Err(ApiError::not_found("array or device", &new.backing)),

@@ -44,6 +44,36 @@ pub struct State {
     /// Volumes that move to other arrays or devices, by UUID.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub moves: BTreeMap<String, MoveRecord>,
+    /// Volumes that are incomplete copies of other objects, by UUID.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub copies: BTreeMap<String, CopyRecord>,
+}
+
+impl State {
+    /// Removes the settings of a volume, and its copy.
+    pub fn forget_volume(&mut self, uuid: &str) {
+        self.volumes.remove(uuid);
+        self.copies.remove(uuid);
+    }
+}
+
+/// A volume that is an incomplete copy of another object.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CopyRecord {
+    /// The name of the volume.
+    pub name: String,
+    /// The array or device that it is on.
+    pub backing: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// The object that is copied.
+    pub source: Target,
+    /// Size of the source in bytes.
+    pub source_bytes: u64,
+    /// The reason why the copy has failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// A device.
@@ -367,6 +397,7 @@ mod tests {
                 label: None,
             }],
             moves: BTreeMap::new(),
+            copies: BTreeMap::new(),
         }
     }
 

@@ -4,6 +4,7 @@
 mod audit;
 mod bounds;
 mod common;
+mod copies;
 mod images;
 mod life;
 mod listener;

@@ -6,7 +6,8 @@ use serde_json::json;
 use stack::kinds::member::member;
 use std::process::Command;
 
-fn qemu_img(daemon: &Daemon, arguments: &str) -> i32 {
+/// The exit code of `qemu-img` in the directory of a daemon.
+pub fn qemu_img(daemon: &Daemon, arguments: &str) -> i32 {
     let mut command = Command::new("qemu-img");
     let status = command.args(arguments.split(' ')).current_dir(daemon.path("")).status();
     status.unwrap_or_else(|error| panic!("qemu-img (package qemu-utils): {error}")).code().unwrap()

@@ -179,6 +179,8 @@ fn a_configuration_with_a_mistake_makes_nothing() {
     let cases = [
         (volume("group = \"nope\"\n"), "group \"nope\""),
         (volume("qos.iops.per_s = 0\n"), "iops: 0"),
+        (volume("from = \"disk\"\n"), "volume v1: from: the configuration only makes volumes"),
+        (volume("").replace("size_bytes = 1048576\n", ""), "volume v1: size_bytes is missing"),
         (volume("").replace("\"data\"", "\"date\""), "array or device \"date\""),
         (volume("").replace("v1", "data"), "the name data is given twice"),
         (format!("{}[[export]]\nname = \"e1\"\nkind = \"nbd\"\nvolumes = [\"v2\"]\n", volume("")), "\"v2\""),

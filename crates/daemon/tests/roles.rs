@@ -290,6 +290,23 @@ fn a_provisioner_has_its_own_volumes_and_exports_and_no_others() {
                 .all(|export| export["state"] == "active")
         });
     }
+    // It copies its own volumes, and neither those of others nor devices.
+    let copy = |of: &str| json!({ "name": "copy", "backing": "data", "from": of });
+    subject.daemon.delete("/v1/exports/e2");
+    for of in ["theirs", "other", "bare", "mirror"] {
+        let (kind, detail) = subject.refused("csi", Method::POST, "/v1/volumes", &copy(of));
+        assert_eq!((&*kind, &*detail), ("not-found", &*format!("no volume, array or device {of:?}")));
+    }
+    subject.done("csi", Method::DELETE, "/v1/exports/e1", &Value::Null);
+    let (kind, detail) = subject.refused("ops", Method::POST, "/v1/volumes", &copy("bare"));
+    assert!(kind == "forbidden" && detail.contains("copying a whole device"), "{detail}");
+    assert_eq!(subject.done("csi", Method::POST, "/v1/volumes", &copy("mine"))["label"], "csi");
+    subject.daemon.wait_for("the copy", || {
+        subject.done("csi", Method::GET, "/v1/volumes/copy", &Value::Null)["copying_from"].is_null()
+    });
+    subject.done("csi", Method::DELETE, "/v1/volumes/copy", &Value::Null);
+    subject.done("csi", Method::POST, "/v1/exports", &export("e1", "mine"));
+    subject.done("ops", Method::POST, "/v1/exports", &export("e2", "theirs"));
     // Things of others are answered as things that are not there.
     for (method, of_others, of_nobody, body) in [
         (Method::GET, "/v1/volumes/theirs", "/v1/volumes/nope", Value::Null),

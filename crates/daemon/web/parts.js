@@ -64,13 +64,13 @@ export async function act(array, action) {
 }
 
 // Jobs that can be cancelled. The others rebuild a slot, and run until it is complete.
-const CANCELLABLE = new Set(["check", "repair", "replace", "move", "create", "grow"]);
+const CANCELLABLE = new Set(["check", "repair", "replace", "move", "create", "grow", "copy"]);
 const JOB_NAMES = {
-  rebuild: "Rebuild", "partial-resync": "Partial resync", replace: "Replacement", resync: "Resync", reshape: "Reshape", check: "Check", repair: "Repair", move: "Move", create: "Creation", grow: "Growth",
+  rebuild: "Rebuild", "partial-resync": "Partial resync", replace: "Replacement", resync: "Resync", reshape: "Reshape", check: "Check", repair: "Repair", move: "Move", create: "Creation", grow: "Growth", copy: "Copy",
 };
 // The effect of cancelling the job of a volume.
 const WITHOUT = {
-  move: "The volume keeps its place. No data is lost.", create: "The volume is not created.", grow: "The volume keeps its size. No data is lost.",
+  move: "The volume keeps its place. No data is lost.", create: "The volume is not created.", grow: "The volume keeps its size. No data is lost.", copy: "The volume is not created.",
 };
 
 class JobItem {

@@ -127,6 +127,7 @@ export function openVolume(name) {
       if (!now) return;
       facts.set("Size", bytes(now.size_bytes));
       facts.set("On", now.moving_to ? h("span", null, baseLink(now.backing), ", moving to ", baseLink(now.moving_to)) : baseLink(now.backing), `${now.backing} ${now.moving_to ?? ""}`);
+      facts.set("Copy of", now.copying_from ? `${now.copying_from}${now.error ? `: ${now.error}` : ""}` : "–");
       facts.set("QoS", qosText(now.qos));
       facts.set("Group", now.group ?? "–");
       facts.set("Guaranteed minimum", minText(now.min_qos));

@@ -1,11 +1,11 @@
-//! Copies what is dirty of a volume to its new place.
+//! Copies what is dirty of a volume to its new place, or of a device to a new volume.
 
 use block::{
     Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, Op, Request, Status, StatusReport,
     join_all,
 };
 use layers::migrate::Dirty;
-use reactor::BufferPool;
+use reactor::{Buffer, BufferPool};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,23 +24,30 @@ pub struct Copier {
     pool: BufferPool,
     old: Rc<dyn Channel>,
     new: Rc<dyn Channel>,
+    /// Bytes of the old place. The new one has zeroes behind them.
+    old_size: u64,
+    /// Bytes of a block of the new place.
+    block: u64,
     part: u64,
     zeroes: bool,
 }
 
 impl Copier {
-    /// A copier on the current core.
+    /// A copier on the current core. A new place that is larger has zeroes in the rest.
     ///
     /// # Errors
     /// When a place cannot be opened there.
     pub fn new(old: &Arc<dyn Device>, new: &Arc<dyn Device>) -> Result<Copier, DeviceError> {
         let limits = [old.limits(), new.limits()];
         let part = limits.iter().map(|limits| u64::from(limits.max_transfer)).fold(PART, u64::min);
+        let blocks = limits.each_ref().map(|limits| u64::from(limits.block_size));
         Ok(Copier {
             pool: BufferPool::new(DEPTH * PART as usize),
             old: old.open_channel()?,
             new: new.open_channel()?,
-            part: part - part % u64::from(limits[0].block_size),
+            old_size: limits[0].capacity,
+            block: blocks[1],
+            part: part - part % blocks[0].max(blocks[1]),
             zeroes: limits[1].max_write_zeroes >= PART,
         })
     }
@@ -85,23 +92,42 @@ impl Copier {
 
     /// Copies a dirty range. Parts of which the old place knows that they are zeroes are not read.
     async fn copy_chunk(&self, chunk: Range<u64>) -> IoResult {
+        if !self.zeroes {
+            return self.copy_data(chunk).await;
+        }
+        let data_end = chunk.end.min(self.old_size);
         let mut at = chunk.start;
-        while at < chunk.end {
+        while at < data_end {
             let report = StatusReport::new();
-            let left = chunk.end - at;
-            if !self.zeroes || self.old.block_status(&report, at, left).await.is_err() {
+            if self.old.block_status(&report, at, data_end - at).await.is_err() {
                 return self.copy_data(at..chunk.end).await;
             }
+            let (start, mut end) = (at, at);
             for extent in report.extents() {
-                let range = at..at + extent.len;
-                at = range.end;
-                match extent.status.contains(Status::ZERO) {
-                    true => self.write_zeroes(range).await?,
-                    false => self.copy_data(range).await?,
+                end += extent.len;
+                let is_zero = extent.status.contains(Status::ZERO);
+                // A block of the new place that is zeroes in part is data.
+                let until = match is_zero {
+                    true => end - end % self.block,
+                    false => end.next_multiple_of(self.block).min(chunk.end),
+                };
+                if until > at {
+                    match is_zero {
+                        true => self.write_zeroes(at..until).await?,
+                        false => self.copy_data(at..until).await?,
+                    }
+                    at = until;
                 }
             }
+            if at == start {
+                at = (start + self.block).min(chunk.end);
+                self.copy_data(start..at).await?;
+            }
         }
-        Ok(())
+        match at < chunk.end {
+            true => self.write_zeroes(at..chunk.end).await,
+            false => Ok(()),
+        }
     }
 
     async fn write_zeroes(&self, range: Range<u64>) -> IoResult {
@@ -113,9 +139,7 @@ impl Copier {
         let mut at = range.start;
         while at < range.end {
             let len = self.part.min(range.end - at);
-            let buffer = self.pool.take(len as usize).await;
-            let (buffer, read) = buffer.transfer(&*self.old, Op::Read, Flags::NONE, at).await;
-            read?;
+            let buffer = self.read(at, len).await?;
             // A sum that can be computed many bytes at a time.
             let is_zero = buffer.as_slice().iter().fold(0, |any, byte| any | byte) == 0;
             match is_zero && self.zeroes {
@@ -125,5 +149,23 @@ impl Copier {
             at += len;
         }
         Ok(())
+    }
+
+    /// Reads from the old place; behind its end are zeroes.
+    async fn read(&self, at: u64, len: u64) -> Result<Buffer, IoError> {
+        let has = len.min(self.old_size.saturating_sub(at));
+        let mut buffer = self.pool.take(len as usize).await;
+        if has == len {
+            let (buffer, read) = buffer.transfer(&*self.old, Op::Read, Flags::NONE, at).await;
+            return read.map(|()| buffer);
+        }
+        buffer.as_mut_slice().fill(0);
+        if has > 0 {
+            let part = self.pool.take(has as usize).await;
+            let (part, read) = part.transfer(&*self.old, Op::Read, Flags::NONE, at).await;
+            read?;
+            buffer.as_mut_slice()[..has as usize].copy_from_slice(part.as_slice());
+        }
+        Ok(buffer)
     }
 }

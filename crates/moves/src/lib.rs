@@ -95,6 +95,15 @@ fn name_of_copy(copy: Uuid) -> String {
     format!("moving-{copy}")
 }
 
+/// Makes room of `size` bytes for a copy. A start deletes it unless it knows of it.
+///
+/// # Errors
+/// When the pool has no room, or fails.
+pub fn make_room(pool: &Pool, copy: Uuid, size: u64) -> Result<Info, PoolError> {
+    let name = Name::new(&name_of_copy(copy)).map_err(|error| PoolError::TooMany(error.to_string()))?;
+    pool.create_copy(copy, name, size)
+}
+
 /// Whether a volume is a copy that is not whole: it holds what others had in its place, and is
 /// never shown.
 pub fn is_unfinished_copy(info: &Info) -> bool {
@@ -117,14 +126,15 @@ fn has_switched<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> bool {
     to.is_ok_and(|pool| pool.volumes().iter().any(|info| info.uuid.to_string() == uuid))
 }
 
-/// Deletes copies in these pools that no move will finish: a move failed, and its copy could not be
-/// removed. They hold what their room held before. Returns whether none is left.
-pub fn remove_leftovers(pools: &[Arc<Pool>], records: &Records) -> bool {
+/// Deletes copies in these pools that nothing will finish: a move failed, and its copy could not be
+/// removed. They hold what their room held before. `is_known` says of a copy's UUID whether it
+/// stays. Returns whether none is left.
+pub fn remove_leftovers(pools: &[Arc<Pool>], is_known: impl Fn(&str) -> bool) -> bool {
     let mut is_none_left = true;
     for pool in pools {
         for info in pool.volumes().iter().filter(|info| is_unfinished_copy(info)) {
             let uuid = info.uuid.to_string();
-            if records.values().any(|record| record.copy == uuid) || mutant::is(Mutant::LeftoversStay) {
+            if is_known(&uuid) || mutant::is(Mutant::LeftoversStay) {
                 continue;
             }
             match pool.delete_volume(&uuid) {
@@ -184,8 +194,7 @@ pub fn make_copy<O: Owner>(owner: &O, record: &MoveRecord, size: u64) -> Result<
     remove_copy(owner, record)?;
     let copy =
         Uuid::parse_hyphenated(&record.copy).ok_or_else(|| PoolError::NoVolume(record.copy.clone()))?;
-    let name = Name::new(&name_of_copy(copy)).map_err(|error| PoolError::TooMany(error.to_string()))?;
-    owner.pool(&record.to)?.create_copy(copy, name, size)?;
+    make_room(&*owner.pool(&record.to)?, copy, size)?;
     Ok(())
 }
 

@@ -137,6 +137,7 @@ const fn job_name(kind: JobKind) -> &'static str {
         JobKind::Move => "move",
         JobKind::Create => "creation",
         JobKind::Grow => "growth",
+        JobKind::Copy => "copy",
     }
 }
 

@@ -30,7 +30,7 @@ enum VolumeCommand {
         /// Its name or UUID
         name: String,
     },
-    /// Create a volume; it reads as zeroes
+    /// Create a volume; it reads as zeroes, or as a copy of another object
     Create {
         /// Its name
         name: String,
@@ -43,9 +43,12 @@ enum VolumeCommand {
             value_name = "ARRAY|DEVICE"
         )]
         backing: String,
-        /// Its size
-        #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>)]
-        size: Size,
+        /// Its size; with --from the size of the source is the default
+        #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>, required_unless_present = "from")]
+        size: Option<Size>,
+        /// The device, array or volume whose content it gets; no export may serve that writable
+        #[arg(long, value_name = "DEVICE|ARRAY|VOLUME")]
+        from: Option<String>,
         #[command(flatten)]
         qos: QosArgs,
         /// The group whose limits it shares
@@ -178,13 +181,14 @@ impl VolumeArgs {
                 session.print(&volume, || show(&volume));
                 Ok(())
             }
-            VolumeCommand::Create { name, backing, size, qos, group, min_qos, force, label } => {
+            VolumeCommand::Create { name, backing, size, from, qos, group, min_qos, force, label } => {
                 let (name, backing, qos) = (name.clone(), backing.clone(), qos.qos());
                 let (group, min_qos, label) = (group.clone(), min_qos.min_qos(), label.clone());
                 let new = NewVolume {
                     name,
                     backing,
-                    size_bytes: size.0,
+                    size_bytes: size.map_or(0, |size| size.0),
+                    from: from.clone(),
                     qos,
                     group,
                     min_qos,
@@ -192,7 +196,12 @@ impl VolumeArgs {
                     label,
                 };
                 let made = session.client.change::<Begun<Volume>>(Method::POST, &["volumes"], &new)?;
-                finish(&session, made, &new.name, new.size_bytes)
+                match made {
+                    Some(Begun::Done(volume)) if volume.copying_from.is_some() => {
+                        wait_for_copy(&session, &volume)
+                    }
+                    made => finish(&session, made, &new.name, new.size_bytes),
+                }
             }
             VolumeCommand::Grow { name, size } => {
                 let size = size.of(|| Ok(find(name)?.size_bytes))?;
@@ -256,6 +265,22 @@ fn finish(session: &Session, begun: Option<Begun<Volume>>, name: &str, size: u64
     Ok(())
 }
 
+/// Waits until a new volume has the content of its source, and prints it.
+fn wait_for_copy(session: &Session, volume: &Volume) -> Result<(), Error> {
+    job::wait(session, Some(&format!("{}.{}", volume.name, JobKind::Copy)))?;
+    let found = session.client.get::<Volume>(&["volumes", &volume.uuid]).ok();
+    match found.filter(|found| found.copying_from.is_none()) {
+        Some(volume) => {
+            session.print_change(Some(volume), show);
+            Ok(())
+        }
+        None => Err(Error::Runtime(format!(
+            "volume {}: it is not complete; `freestone event list` says why",
+            volume.name
+        ))),
+    }
+}
+
 fn check_moved(volume: &Volume, to: &str) -> Result<(), Error> {
     match volume.backing == to {
         true => Ok(()),
@@ -278,9 +303,10 @@ fn list(volumes: &[Volume]) -> String {
         [
             volume.name.clone(),
             Size(volume.size_bytes).to_string(),
-            match &volume.moving_to {
-                Some(to) => format!("{} -> {to}", volume.backing),
-                None => volume.backing.clone(),
+            match (&volume.moving_to, &volume.copying_from) {
+                (Some(to), _) => format!("{} -> {to}", volume.backing),
+                (None, Some(from)) => format!("{} <- {from}", volume.backing),
+                (None, None) => volume.backing.clone(),
             },
             limits(&volume.qos),
             volume.group.clone().unwrap_or_default(),
@@ -306,6 +332,8 @@ fn show(volume: &Volume) -> String {
         ("label", volume.label.clone().unwrap_or_default()),
         ("exports", volume.exports.join(", ")),
         ("moving to", volume.moving_to.clone().unwrap_or_default()),
+        ("copying from", volume.copying_from.clone().unwrap_or_default()),
+        ("error", volume.error.clone().unwrap_or_default()),
     ])
 }
 

@@ -34,14 +34,16 @@ impl Authority {
         }
     }
 
-    /// Whether all of the device or array `name` may be exported.
+    /// Whether all of the device or array `name` may be exported, or copied to a volume.
     ///
     /// # Errors
     /// When it may not; a provisioner gets `none`.
     pub fn check_whole(&self, name: &str, none: impl FnOnce() -> ApiError) -> Result<(), ApiError> {
         match self {
             Authority::Full => Ok(()),
-            Authority::Operator => Err(forbidden(format!("{name}: exporting a whole device or array"))),
+            Authority::Operator => {
+                Err(forbidden(format!("{name}: exporting or copying a whole device or array")))
+            }
             Authority::Label(_) => Err(none()),
         }
     }

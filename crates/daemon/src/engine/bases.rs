@@ -7,9 +7,13 @@ use crate::state::Target;
 use block::Device;
 use reactor::CoreRef;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use volume::store::ReadError;
 use volume::table::DecodeError;
 use volume::{Info, Name, Pool, PoolError, Uuid};
+
+/// How long cores may take to close a volume.
+const CLOSING: Duration = Duration::from_secs(5);
 
 /// A device or an array that is open.
 #[derive(Clone)]
@@ -42,9 +46,14 @@ pub(super) struct PlannedPool {
 }
 
 impl PlannedPool {
-    /// Bytes that are free in the pool, if there is one.
-    pub fn free(&self) -> Option<u64> {
-        self.base.pool.as_ref().map(|pool| pool.room().1)
+    /// Checks that a pool that exists has room for `size` bytes.
+    pub fn check_room(&self, size: u64) -> Result<(), ApiError> {
+        match self.base.pool.as_ref().map(|pool| pool.room().1) {
+            Some(free) if free < size => {
+                Err(ApiError::new(Kind::NoRoom, format!("{}: {size} bytes: {free} are free", self.name)))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The pool, which is made now if there is none; undone, the device holds what it held.
@@ -76,7 +85,7 @@ impl Live {
             self.bases.iter().filter_map(|(name, base)| Some((name, base.as_ref().ok()?.pool.as_ref()?)));
         let volumes =
             pools.flat_map(|(name, pool)| pool.volumes().into_iter().map(|info| (name.as_str(), info)));
-        volumes.filter(|(name, info)| !self.is_hidden(name, info))
+        volumes.filter_map(|(name, info)| Some((name, self.shown(name, info)?)))
     }
 
     /// The volume with this name or UUID, the pool that it is in, and what that is on.
@@ -105,7 +114,7 @@ impl Live {
     pub fn volumes_on(&self, name: &str) -> (Vec<String>, Option<u64>) {
         match self.bases.get(name) {
             Some(Ok(Base { pool: Some(pool), .. })) => {
-                let volumes = pool.volumes().into_iter().filter(|info| !self.is_hidden(name, info));
+                let volumes = pool.volumes().into_iter().filter_map(|info| self.shown(name, info));
                 (volumes.map(|info| info.name.to_string()).collect(), Some(pool.room().1))
             }
             _ => (Vec::new(), None),
@@ -127,7 +136,8 @@ impl Live {
         if let Some(export) = self.exports_of_base(name).first() {
             return in_use(format!("{name}: export {export} serves it"));
         }
-        if let Some(text) = self.move_about(name).or_else(|| self.zeroing_about(name)) {
+        let about = self.move_about(name).or_else(|| self.zeroing_about(name));
+        if let Some(text) = about.or_else(|| self.copy_about(name)) {
             return in_use(format!("{name}: {text}"));
         }
         let (volumes, _) = self.volumes_on(name);
@@ -180,5 +190,18 @@ impl Engine {
         }
         let live = self.live();
         live.exports_of_base(name).iter().for_each(|export| live.notify_resize(export));
+    }
+}
+
+/// Deletes a volume that cores may be about to close.
+pub(super) fn delete(pool: &Pool, info: &Info) -> Result<(), ApiError> {
+    let deadline = Instant::now() + CLOSING;
+    loop {
+        match pool.delete_volume(&info.uuid.to_string()) {
+            Err(volume::PoolError::InUse(_)) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            deleted => return Ok(deleted.map(drop)?),
+        }
     }
 }

@@ -54,13 +54,18 @@ impl Live {
         }
     }
 
-    fn export_report(&self, record: &ExportRecord) -> Export {
-        let volumes = record.targets.iter().map(|target| match target {
+    /// The name of an export's target.
+    pub fn target_name(&self, target: &Target) -> String {
+        match target {
             Target::Volume(uuid) => {
                 self.volume(uuid).map_or(uuid.clone(), |(_, _, info)| info.name.to_string())
             }
             Target::Array(name) | Target::Device(name) => name.clone(),
-        });
+        }
+    }
+
+    fn export_report(&self, record: &ExportRecord) -> Export {
+        let volumes = record.targets.iter().map(|target| self.target_name(target));
         let running = self.exports.get(&record.name);
         let is_active = matches!(running, Some(Ok(_)));
         let running = running.map(Result::as_ref);
@@ -217,6 +222,11 @@ impl Engine {
         }
         let (record, plan) = self.draft(new)?;
         let live = self.live();
+        if !record.read_only {
+            targets
+                .iter()
+                .try_for_each(|target| live.check_is_no_source(&live.target_name(target), target))?;
+        }
         for other in &live.state.exports {
             if plan_of(other).is_ok_and(|other| other.config.name() == plan.config.name()) {
                 let detail = format!("export {}: {} is export {}", new.name, plan.config.name(), other.name);
@@ -381,8 +391,8 @@ impl Engine {
         Ok((record, plan))
     }
 
-    /// The volume, array or device called `key`, if it may be exported.
-    fn target(&self, key: &str, authority: &Authority) -> Result<Target, ApiError> {
+    /// The volume, array or device called `key`, if it may be exported or copied.
+    pub(super) fn target(&self, key: &str, authority: &Authority) -> Result<Target, ApiError> {
         let live = self.live();
         let none = || ApiError::not_found("volume, array or device", key);
         if let Ok(array) = super::arrays::find_record(&live.state.arrays, key) {
@@ -398,6 +408,7 @@ impl Engine {
                 let uuid = info.uuid.to_string();
                 let label = live.state.volumes.get(&uuid).and_then(|record| record.label.as_deref());
                 authority.check_owns(label, none)?;
+                live.check_is_complete(&uuid)?;
                 Ok(Target::Volume(uuid))
             }
             Err(error) if error.kind == Kind::NotFound => Err(none()),
@@ -511,7 +522,8 @@ fn whole(live: &Live, name: &str, target: Target) -> Result<Target, ApiError> {
     match &live.base(name)?.pool {
         None => Ok(target),
         Some(_) => {
-            let detail = format!("{name}: it is prepared for volumes, of which each is served by itself");
+            let detail =
+                format!("{name}: it is prepared for volumes, of which each is exported or copied by itself");
             Err(ApiError::new(Kind::InUse, detail))
         }
     }

@@ -1,4 +1,4 @@
-//! Jobs: what arrays are busy with, and volumes that move or are made ready.
+//! Jobs: what arrays are busy with, and volumes that move, are made ready or copied.
 
 use super::Engine;
 use super::work::pace;
@@ -16,7 +16,7 @@ impl Engine {
             status.running.iter().map(job).collect::<Vec<_>>()
         };
         let jobs = live.arrays.iter().flat_map(of_array);
-        jobs.chain(live.move_jobs()).chain(live.zeroing_jobs()).collect()
+        jobs.chain(live.move_jobs()).chain(live.zeroing_jobs()).chain(live.copy_jobs()).collect()
     }
 
     /// The job with this id.

@@ -11,6 +11,7 @@ mod authority;
 mod bases;
 mod change;
 pub mod checks;
+mod copies;
 mod devices;
 mod exports;
 mod jobs;
@@ -37,7 +38,6 @@ use arrays::ArrayLive;
 use bases::Base;
 use exports::ExportLive;
 use layers::qos::Throttle;
-use moves::MoveLive;
 use raid::jobs::SparePool;
 use reactor::{CoreConfig, CoreRef, Cores};
 use readiness::Readiness;
@@ -51,6 +51,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use std::time::Duration;
 use volume::Uuid;
 use volumes::OpenVolume;
+use work::Task;
 use zeroing::Zeroing;
 
 /// How the daemon runs.
@@ -127,7 +128,9 @@ struct Live {
     volumes: HashMap<Uuid, Weak<OpenVolume>>,
     groups: BTreeMap<String, Arc<Throttle>>,
     /// Moves that are on, by the UUID of their volume.
-    moves: BTreeMap<String, MoveLive>,
+    moves: BTreeMap<String, Task>,
+    /// Copies in progress, by the UUID of their volume.
+    copies: BTreeMap<String, Task>,
     /// Room that is being made ready for volumes.
     zeroing: Vec<Zeroing>,
     /// Devices and arrays by name, or why they are not open.
@@ -243,8 +246,11 @@ impl Engine {
     pub fn stop(&self, has_successor: bool) -> Stopped<'_> {
         self.has_ended.store(true, Ordering::SeqCst);
         // Not within a change: they may be about to make their last one.
-        let moves = std::mem::take(&mut self.live_mut().moves);
-        moves.values().for_each(MoveLive::stop);
+        let (moves, copies) = {
+            let mut live = self.live_mut();
+            (std::mem::take(&mut live.moves), std::mem::take(&mut live.copies))
+        };
+        moves.values().chain(copies.values()).for_each(Task::stop);
         self.live().zeroing.iter().for_each(Zeroing::end);
         while !self.live().zeroing.is_empty() {
             std::thread::sleep(work::LOOK / 10);

@@ -2,57 +2,27 @@
 //! when.
 
 use super::authority::Authority;
-use super::bases::PlannedPool;
+use super::bases::{PlannedPool, delete};
 use super::change::Effects;
 use super::volumes::OpenVolume;
-use super::work::{Control, Pacer, Stop};
+use super::work::{Control, Pacer, Stop, Task, join};
 use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
-use crate::state::MoveRecord;
+use crate::state::{MoveRecord, Target};
 use ::moves::{Copier, Owner, Resumed};
 use api::{ArrayAction, Job, JobKind, VolumeMove};
 use block::{Device, IoError, Limits};
-use layers::migrate::{Migration, why_not};
+use layers::migrate::{Dirty, Migration, why_not};
 use layers::qos::Qos;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use volume::{Info, Pool, Uuid};
 
 /// Between two attempts to make the state durable.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long whoever used the old place may take to close it.
-const CLOSING: Duration = Duration::from_secs(5);
-
-/// A move that is on.
-pub struct MoveLive {
-    thread: Mutex<Option<JoinHandle<()>>>,
-    control: Arc<Control>,
-}
-
-impl MoveLive {
-    /// Ends it for now.
-    pub fn stop(&self) {
-        self.control.end();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if thread.is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("a move has ended with a defect of the daemon; its log says more");
-        }
-    }
-
-    fn job(&self, volume: &str, to: &str) -> Job {
-        self.control.job(JobKind::Move, volume, to)
-    }
-}
 
 impl Live {
-    /// Whether a volume on a base is a copy that is not whole yet, or what a whole one was copied
-    /// from.
-    pub fn is_hidden(&self, base: &str, info: &Info) -> bool {
-        ::moves::is_hidden(&self.state.moves, base, info)
-    }
-
     /// The move of a volume that has to do with a base.
     pub fn move_about(&self, base: &str) -> Option<String> {
         let is_about = |(_, record): &(&String, &MoveRecord)| record.from == base || record.to == base;
@@ -61,9 +31,10 @@ impl Live {
         Some(format!("volume {name} moves from {} to {}", record.from, record.to))
     }
 
-    /// Refuses what cannot be done to a volume that moves, or grows.
+    /// Refuses what cannot be done to a volume that moves, grows, or is an incomplete copy.
     pub fn check_stays(&self, volume: &api::Volume) -> Result<(), ApiError> {
         self.check_not_growing(volume)?;
+        self.check_is_complete(&volume.uuid)?;
         match self.state.moves.get(&volume.uuid) {
             Some(record) => {
                 let detail = format!("volume {}: it moves to {} at the moment", volume.name, record.to);
@@ -78,18 +49,19 @@ impl Live {
         self.moves.iter().filter_map(|(uuid, moving)| {
             let record = self.state.moves.get(uuid)?;
             let name = self.volume(uuid).ok()?.2.name.to_string();
-            Some(moving.job(&name, &record.to))
+            Some(moving.control.job(JobKind::Move, &name, &record.to))
         })
     }
 
     /// The move that is called `id`.
-    fn move_called(&self, id: &str) -> Option<(&String, &MoveLive)> {
+    fn move_called(&self, id: &str) -> Option<(&String, &Task)> {
         self.moves.iter().find(|(uuid, _)| {
             self.volume(uuid).is_ok_and(|(_, _, info)| id.strip_suffix(".move") == Some(info.name.as_str()))
         })
     }
 
-    fn pool(&self, base: &str) -> Result<Arc<Pool>, ApiError> {
+    /// The pool on a base.
+    pub fn pool(&self, base: &str) -> Result<Arc<Pool>, ApiError> {
         let none = || ApiError::new(Kind::Unavailable, format!("{base}: it has no volumes any more"));
         self.base(base)?.pool.clone().ok_or_else(none)
     }
@@ -115,7 +87,7 @@ impl PlannedMove {
         engine.start_move(&uuid, volume.size_bytes)?;
         effects.keep();
         engine.events.emit("volume", &volume.name, "moving", format!("to {to}"));
-        Ok(engine.live().moves[&uuid].job(&volume.name, &to))
+        Ok(engine.live().moves[&uuid].control.job(JobKind::Move, &volume.name, &to))
     }
 }
 
@@ -134,18 +106,14 @@ impl Engine {
     fn plan_move(&self, key: &str, place: &VolumeMove) -> Result<PlannedMove, ApiError> {
         let volume = self.volume(key)?;
         self.live().check_stays(&volume)?;
+        self.live().check_is_no_source(&volume.name, &Target::Volume(volume.uuid.clone()))?;
         let to = self.base_name(&place.backing)?;
         if to == volume.backing {
             return Err(ApiError::invalid(format!("volume {}: it is on {to} already", volume.name)));
         }
         self.check_place(&volume, &to)?;
         let pool = self.plan_pool(&to, place.force, volume.size_bytes)?;
-        if let Some(free) = pool.free().filter(|free| *free < volume.size_bytes) {
-            return Err(ApiError::new(
-                Kind::NoRoom,
-                format!("{to}: {} bytes: {free} are free", volume.size_bytes),
-            ));
-        }
+        pool.check_room(volume.size_bytes)?;
         let copy = Uuid::random().map_err(ApiError::failed)?.to_string();
         let record = MoveRecord { from: volume.backing.clone(), to, copy, is_done: false };
         Ok(PlannedMove { volume, record, pool })
@@ -194,15 +162,18 @@ impl Engine {
         }
     }
 
-    /// Deletes copies that no move will finish. Looked for after a pool was opened or a move has
+    /// Deletes copies that nothing will finish. Looked for after a pool was opened or a move has
     /// failed. Within a change.
     fn remove_leftovers(&self) {
-        let (pools, records) = {
+        let (pools, state) = {
             let live = self.live();
             let pools = live.bases.values().filter_map(|base| base.as_ref().ok()?.pool.clone());
-            (pools.collect::<Vec<Arc<Pool>>>(), live.state.moves.clone())
+            (pools.collect::<Vec<Arc<Pool>>>(), live.state.clone())
         };
-        if !::moves::remove_leftovers(&pools, &records) {
+        let is_known = |uuid: &str| {
+            state.copies.contains_key(uuid) || state.moves.values().any(|record| record.copy == uuid)
+        };
+        if !::moves::remove_leftovers(&pools, is_known) {
             self.may_have_leftovers.store(true, Ordering::SeqCst);
         }
     }
@@ -210,8 +181,8 @@ impl Engine {
     /// The control of the job called `id`, if it is a volume's.
     pub(super) fn control_of(&self, id: &str) -> Option<Arc<Control>> {
         let live = self.live();
-        let of_move = live.move_called(id).map(|(_, moving)| &moving.control);
-        of_move.or(live.zeroing_called(id)).cloned()
+        let of_task = live.move_called(id).or(live.copy_called(id)).map(|(_, task)| &task.control);
+        of_task.or(live.zeroing_called(id)).cloned()
     }
 
     /// Gives a job up. The volume of a move stays where it is; of an array's jobs a scrub and a
@@ -221,7 +192,7 @@ impl Engine {
     /// When there is no such job, or the array needs it.
     pub fn cancel_job(&self, id: &str) -> Result<(), ApiError> {
         let job = self.job(id)?;
-        if self.cancel_zeroing(&job)? {
+        if self.cancel_zeroing(&job)? || self.cancel_copy(&job)? {
             return Ok(());
         }
         let (uuid, thread) = {
@@ -230,13 +201,9 @@ impl Engine {
                 drop(live);
                 return self.cancel_job_of_array(&job);
             };
-            moving.control.cancel();
-            (uuid.clone(), moving.thread.lock().unwrap_or_else(PoisonError::into_inner).take())
+            (uuid.clone(), moving.cancel())
         };
-        // Nothing is left of it when this has been answered.
-        if thread.is_some_and(|thread| thread.join().is_err()) {
-            return Err(ApiError::failed("a defect of the daemon; its log says more"));
-        }
+        join(thread)?;
         match self.live().volume(&uuid) {
             Ok((on, ..)) if on == job.backing => Err(ApiError::new(
                 Kind::Stale,
@@ -260,14 +227,10 @@ impl Engine {
     }
 
     fn start_move(&self, uuid: &str, total: u64) -> Result<(), ApiError> {
-        let control = Arc::new(Control::new(total));
         let engine = self.this.upgrade().ok_or_else(|| ApiError::failed("the daemon ends"))?;
-        let thread = {
-            let (uuid, control) = (uuid.to_owned(), control.clone());
-            reactor::spawn_thread("move", move || engine.carry_out_move(&uuid, &control))
-        };
-        let thread = Mutex::new(Some(thread.map_err(ApiError::failed)?));
-        self.live_mut().moves.insert(uuid.into(), MoveLive { thread, control });
+        let volume = uuid.to_owned();
+        let task = Task::start("move", total, move |control| engine.carry_out_move(&volume, control));
+        self.live_mut().moves.insert(uuid.into(), task.map_err(ApiError::failed)?);
         Ok(())
     }
 
@@ -318,7 +281,7 @@ impl Engine {
             open.device.begin(Arc::new(limited), is_served)?
         };
         let users = self.live().users_of(&[&record.from, &record.to]);
-        self.copy(&migration, [&old, &new], control, Some(Pacer::new(control, users)))?;
+        self.copy(migration.dirty(), [&old, &new], control, Some(Pacer::new(control, users)), false)?;
         self.switch(&info, record, &open, migration, [&old, &new], control)
     }
 
@@ -335,7 +298,7 @@ impl Engine {
         let _alone = self.change();
         let begin = Instant::now();
         ::moves::switch(self, info, record, migration, |migration| {
-            self.copy(migration, places, control, None)?;
+            self.copy(migration.dirty(), places, control, None, true)?;
             // The copy's table is durable after its data: it is flushed before, and again with the
             // table.
             hosting::flush(places[1], &self.core()).map_err(Stop::from)
@@ -344,20 +307,20 @@ impl Engine {
         Ok(())
     }
 
-    /// Copies dirty regions: all of them, or, while the volume is used, until so few are left that
-    /// users can wait for them. Users' requests have priority.
-    fn copy(
+    /// Copies dirty regions: all of them if it `is_last`, else until so few are left that users of
+    /// the volume can wait for them. With a pacer, users' requests have priority.
+    pub(super) fn copy(
         &self,
-        migration: &Migration,
+        dirty: &Arc<Dirty>,
         places: [&Arc<dyn Device>; 2],
         control: &Arc<Control>,
         pacer: Option<Pacer>,
+        is_last: bool,
     ) -> Result<(), Stop> {
         let [old, new] = places.map(Clone::clone);
-        let dirty = migration.dirty().clone();
-        let control = control.clone();
+        let (dirty, control) = (dirty.clone(), control.clone());
         let copied = self.core().block_on(move |core| async move {
-            let (copier, is_last) = (Copier::new(&old, &new)?, pacer.is_none());
+            let copier = Copier::new(&old, &new)?;
             let mut pacer = pacer;
             let begin = async |bytes| {
                 let Some(pacer) = &mut pacer else { return Ok(()) };
@@ -401,18 +364,5 @@ impl Owner for Engine {
     fn pause(&self) -> bool {
         std::thread::sleep(RETRY);
         true
-    }
-}
-
-/// Deletes a volume that cores may be about to close.
-fn delete(pool: &Pool, info: &Info) -> Result<(), ApiError> {
-    let deadline = Instant::now() + CLOSING;
-    loop {
-        match pool.delete_volume(&info.uuid.to_string()) {
-            Err(volume::PoolError::InUse(_)) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            deleted => return Ok(deleted.map(drop)?),
-        }
     }
 }

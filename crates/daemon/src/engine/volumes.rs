@@ -3,6 +3,7 @@
 use super::authority::Authority;
 use super::bases::PlannedPool;
 use super::change::Effects;
+use super::copies::{PlannedCopy, Source};
 use super::{Engine, Live, checks, limits, min_limits, throttle};
 use crate::api_error::{ApiError, Kind};
 use crate::state::{State, Target, VolumeRecord};
@@ -45,9 +46,25 @@ impl Live {
         let exports = exports.get(&*uuid).cloned().unwrap_or_default();
         let moving_to = self.state.moves.get(&uuid).filter(|record| !record.is_done);
         let moving_to = moving_to.map(|record| record.to.clone());
+        let copy = self.state.copies.get(&uuid);
+        let copying_from = copy.map(|copy| self.target_name(&copy.source));
+        let error = copy.and_then(|copy| copy.error.clone());
         let Info { name, size: size_bytes, pieces: extents, .. } = info;
-        let (name, backing) = (name.to_string(), on.to_owned());
-        Volume { name, uuid, backing, size_bytes, extents, qos, group, min_qos, exports, moving_to, label }
+        Volume {
+            name: name.to_string(),
+            uuid,
+            backing: on.to_owned(),
+            size_bytes,
+            extents,
+            qos,
+            group,
+            min_qos,
+            exports,
+            moving_to,
+            copying_from,
+            error,
+            label,
+        }
     }
 
     fn check_group(&self, name: &str) -> Result<(), ApiError> {
@@ -65,12 +82,17 @@ struct PlannedVolume {
     on: String,
     pool: PlannedPool,
     record: VolumeRecord,
+    /// The object that it is a copy of.
+    source: Option<Source>,
 }
 
 impl PlannedVolume {
     /// The volume's settings are recorded before it is created: it is never without its limits.
     fn commit(self, engine: &Engine, alone: MutexGuard<'_, ()>) -> Result<Volume, ApiError> {
-        let PlannedVolume { name, size, on, pool, record } = self;
+        let PlannedVolume { name, size, on, pool, record, source } = self;
+        if let Some(source) = source {
+            return PlannedCopy { name, size, on, pool, record, source }.commit(engine);
+        }
         let mut effects = Effects::new(engine, "volume", name.as_str());
         let pool = pool.commit(engine, &mut effects)?;
         let room = pool.reserve_volume(name.clone(), size)?;
@@ -190,11 +212,14 @@ impl PlannedVolumeDeletion {
         let PlannedVolumeDeletion { volume, pool, info } = self;
         let Volume { uuid, name, size_bytes: size, .. } = &volume;
         let mut effects = Effects::new(engine, "volume", name);
-        let settings = engine.live().state.volumes.get(uuid).cloned();
-        if let Some(settings) = settings {
+        let (settings, copy) = engine.live().records_of(uuid);
+        if settings.is_some() || copy.is_some() {
             effects.remember(
-                |state| drop(state.volumes.remove(uuid)),
-                |state| drop(state.volumes.insert(uuid.clone(), settings)),
+                |state| state.forget_volume(uuid),
+                |state| {
+                    state.volumes.extend(settings.map(|settings| (uuid.clone(), settings)));
+                    state.copies.extend(copy.map(|copy| (uuid.clone(), copy)));
+                },
             )?;
         }
         pool.delete_volume(uuid)?;
@@ -252,10 +277,18 @@ impl Engine {
         if self.live().base(&on)?.pool.is_none() {
             authority.check_prepares(&on)?;
         }
-        let pool = self.plan_pool(&on, new.force, new.size_bytes)?;
+        let source = new.from.as_deref().map(|key| self.plan_source(key, &on, authority)).transpose()?;
+        let size = match &source {
+            Some(source) => source.size_of_volume(new, self.live().base(&on)?)?,
+            None => new.size_bytes,
+        };
+        let pool = self.plan_pool(&on, new.force, size)?;
+        if source.is_some() {
+            pool.check_room(size)?;
+        }
         let label = authority.label(new.label.as_deref());
         let record = VolumeRecord { qos: new.qos, group: new.group.clone(), min_qos: new.min_qos, label };
-        Ok(PlannedVolume { name, size: new.size_bytes, on, pool, record })
+        Ok(PlannedVolume { name, size, on, pool, record, source })
     }
 
     /// Changes a volume: all that is asked for, or nothing.
@@ -305,6 +338,7 @@ impl Engine {
         };
         if name.is_some() || size.is_some() || group != before.group {
             self.live().check_stays(&before)?;
+            self.live().check_is_no_source(&before.name, &Target::Volume(before.uuid.clone()))?;
         }
         if group != before.group && !before.exports.is_empty() {
             let detail = format!(
@@ -348,7 +382,7 @@ impl Engine {
             let detail = format!("volume {}: export {export} serves it", volume.name);
             return Err(ApiError::new(Kind::InUse, detail));
         }
-        self.live().check_stays(&volume)?;
+        self.live().check_may_be_deleted(&volume)?;
         let (_, pool, info) = self.live().volume(&volume.uuid)?;
         Ok(PlannedVolumeDeletion { volume, pool, info })
     }

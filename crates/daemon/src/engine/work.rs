@@ -7,8 +7,10 @@ use layers::migrate::Migratable;
 use layers::stats::Histogram;
 use raid::array::Counts;
 use raid::jobs::{Pace, Throttle};
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Between two looks of paused work.
@@ -110,6 +112,56 @@ impl Control {
             is_paused,
             is_urgent: false,
         }
+    }
+}
+
+/// Work on a thread of its own.
+pub struct Task {
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// How it is doing.
+    pub control: Arc<Control>,
+}
+
+impl Task {
+    /// Begins `work` on `total` bytes on a thread with this name.
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    pub fn start(
+        name: &str,
+        total: u64,
+        work: impl FnOnce(&Arc<Control>) + Send + 'static,
+    ) -> io::Result<Task> {
+        let control = Arc::new(Control::new(total));
+        let own = control.clone();
+        let thread = reactor::spawn_thread(name, move || work(&own))?;
+        Ok(Task { thread: Mutex::new(Some(thread)), control })
+    }
+
+    /// Ends it for now.
+    pub fn stop(&self) {
+        self.control.end();
+        if self.take_thread().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("a job has ended with a defect of the daemon; its log says more");
+        }
+    }
+
+    /// Gives it up. The caller joins the thread, unless another does.
+    pub fn cancel(&self) -> Option<JoinHandle<()>> {
+        self.control.cancel();
+        self.take_thread()
+    }
+
+    fn take_thread(&self) -> Option<JoinHandle<()>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// Waits for the thread of a job that was given up: nothing is left of the job afterwards.
+pub fn join(thread: Option<JoinHandle<()>>) -> Result<(), ApiError> {
+    match thread.is_some_and(|thread| thread.join().is_err()) {
+        true => Err(ApiError::failed("a defect of the daemon; its log says more")),
+        false => Ok(()),
     }
 }
 

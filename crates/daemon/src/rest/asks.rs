@@ -126,8 +126,18 @@ fn setting(field: &str, is_asked: bool) -> Option<Asked> {
 
 impl Asks for NewVolume {
     fn asks(&self, _: &OwnPlaces) -> Vec<Asked> {
-        let NewVolume { group, min_qos, force: is_forced, label, name: _, backing: _, size_bytes: _, qos: _ } =
-            self;
+        // The authority over the source is judged within the change.
+        let NewVolume {
+            group,
+            min_qos,
+            force: is_forced,
+            label,
+            name: _,
+            backing: _,
+            size_bytes: _,
+            from: _,
+            qos: _,
+        } = self;
         let settings = [
             setting("group", group.is_some()),
             setting("min_qos", *min_qos != api::MinQos::default()),

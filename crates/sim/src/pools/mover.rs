@@ -107,8 +107,9 @@ impl<'a> Mover<'a> {
             }
         };
         let mover = Mover { world, pools, core, journal: RefCell::new(journal), attempts: Cell::new(0) };
-        moves::remove_leftovers(pools, &mover.records());
-        for (uuid, record) in mover.records() {
+        let records = mover.records();
+        moves::remove_leftovers(pools, |uuid| records.values().any(|record| record.copy == uuid));
+        for (uuid, record) in records {
             if let Err(error) = moves::resume(&mover, &uuid, &record)
                 && world.machine.is_on()
             {
