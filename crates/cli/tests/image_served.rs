@@ -52,6 +52,29 @@ fn open_nbd(folder: &Path) -> Arc<dyn block::Device> {
     member(&export, false, false).unwrap().open().unwrap()
 }
 
+#[test]
+fn an_export_is_converted_to_an_image() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut bytes = vec![0; 9 << 20];
+    bytes[3 << 20..5 << 20].iter_mut().enumerate().for_each(|(number, byte)| *byte = (number / 700) as u8);
+    std::fs::write(folder.join("disk"), &bytes).unwrap();
+    let export = format!("nbd:{},readonly=on", path_value("socket", &folder.join("s")));
+    let device = format!("io_uring:{}", path_value("path", &folder.join("disk")));
+    let (server, _) = Server::start_in(folder, &["--device", &device, "--export", &export]);
+    let source = format!("nbd:{}", path_value("path", &folder.join("s")));
+    for options in [&["-O", "qcow2", "-c"][..], &["-O", "raw"]] {
+        let convert = [&["image", "convert", "-f", "raw", "--force"], options, &[&source, "copy"]].concat();
+        assert!(freestone().args(convert).current_dir(folder).status().unwrap().success());
+        let compare = format!("compare -q -f raw -F {} disk copy", options[1]);
+        assert_eq!(qemu_img(folder, &compare), 0);
+    }
+    server.stop();
+    let (error, code) = failure_in(folder, &["image", "convert", "-f", "raw", &source, "copy2"]);
+    assert!(error.contains("nbd+unix") && code == 1, "{error}");
+    assert!(!folder.join("copy2").exists());
+}
+
 /// Blocks between those that are written: each gets a cluster of its own, or shares it with one.
 const STRIDE: u64 = 10;
 /// Writes at a time.

@@ -5,6 +5,7 @@ use super::{Backing, Format};
 use crate::error::Error;
 use block::{Channel, Device, Flags, Op, Status, StatusReport};
 use qcow2::write::{Output, Writer};
+use stack::kinds::member::{is_spec, member};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -41,7 +42,7 @@ pub(super) struct ConvertArgs {
     /// External data file of the source
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// The image to copy
+    /// The image to copy; with -f raw a device specification, too: nbd:path=SOCKET,export=NAME
     #[arg(value_name = "SOURCE")]
     source: PathBuf,
     /// The file to create
@@ -86,7 +87,10 @@ impl ConvertArgs {
             if let Some((option, _)) = unfit.iter().find(|(_, is_given)| *is_given) {
                 return Err(Error::Usage(format!("{option}: the source is a raw image")));
             }
-            return super::open_device(&self.source, false);
+            return match self.source.to_str().filter(|text| is_spec(text)) {
+                Some(spec) => Ok(member(spec, false, true)?.open()?),
+                None => super::open_device(&self.source, false),
+            };
         }
         let options = stack::kinds::qcow2::Options {
             follow: self.backing == Backing::Auto,
