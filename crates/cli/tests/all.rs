@@ -12,6 +12,7 @@ mod grow;
 mod image;
 mod image_served;
 mod labels;
+mod nbd_reconnect;
 mod nvme_tcp;
 mod pool;
 mod pool_online;

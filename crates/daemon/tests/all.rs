@@ -11,6 +11,7 @@ mod listener;
 mod moves;
 mod pools;
 mod rbd;
+mod reconnect;
 mod refused;
 mod rest;
 mod roles;

@@ -44,6 +44,9 @@ pub enum OpenError {
     /// The export cannot be used as a block device, or not with these options.
     #[error("the export cannot be used: {0}")]
     Export(String),
+    /// The export of a further connection differs from that of the first one.
+    #[error("the export cannot be used: the export changed from {0}")]
+    Changed(String),
     /// All connections that the server allows are in use.
     #[error("{}", in_use(.0))]
     AllInUse(u32),
@@ -69,7 +72,7 @@ impl OpenError {
             OpenError::TlsRequired(_) | OpenError::NoTls(_) => libc::EPROTONOSUPPORT,
             OpenError::NoExport { .. } => libc::ENOENT,
             OpenError::Refused { .. } => libc::EACCES,
-            OpenError::Export(_) => libc::ENOTSUP,
+            OpenError::Export(_) | OpenError::Changed(_) => libc::ENOTSUP,
             OpenError::AllInUse(_) => libc::EBUSY,
             OpenError::System(error) => error.raw_os_error().unwrap_or(libc::ENOMEM),
         }

@@ -12,9 +12,12 @@
 //! otherwise there is one channel.
 //!
 //! A server is not trusted. A protocol violation ends the connection, and every request in flight
-//! with `DeviceGone`. The same happens when the server vanishes; on TCP that is noticed within a
-//! minute. With TLS configured, the driver uses the server only through TLS, and only if its
-//! certificate or key is trusted.
+//! with `DeviceGone`. With TLS configured, the driver uses the server only through TLS, and only if
+//! its certificate or key is trusted.
+//!
+//! When the server vanishes, requests end in the same way, or wait for the reconnect delay and are
+//! sent again. On TCP that is noticed within a minute. A server that continues to execute requests
+//! of a lost connection can mix them up with newer ones: it has to drain them.
 //!
 //! The size is that at the time of connecting: the protocol has no way to query it again.
 //!
@@ -27,6 +30,7 @@ mod handshake;
 mod operation;
 mod options;
 mod queue;
+mod reconnect;
 pub mod reply;
 mod session;
 #[cfg(test)]

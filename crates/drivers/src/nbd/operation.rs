@@ -4,7 +4,7 @@ use super::coverage::Coverage;
 use super::handshake::Facts;
 use super::reply::Violation;
 use super::wire::{
-    CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, Command, EOVERFLOW, Replies, error_of,
+    CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, Command, EOVERFLOW, ESHUTDOWN, Replies, error_of,
 };
 use block::{Data, Flags, IoError, IoResult, Op, Request, Status, StatusReport};
 use std::ptr::NonNull;
@@ -44,6 +44,17 @@ impl Traits {
     }
 }
 
+/// A request from its beginning.
+#[derive(Clone, Copy)]
+struct Whole {
+    command: Command,
+    flags: u16,
+    offset: u64,
+    len: u64,
+    data: Data<'static>,
+    then_flush: bool,
+}
+
 /// The next action of a slot when a part has ended.
 pub(super) enum Next {
     /// Send the next part to the server.
@@ -62,6 +73,8 @@ pub(super) struct Operation {
     pub(super) part: u64,
     /// Bytes after that part; before the first part: all.
     rest: u64,
+    /// The request as it began, for another connection.
+    whole: Whole,
     /// The caller's memory from the part in flight on.
     pub(super) data: Data<'static>,
     /// Whether the data of a write is all zeroes.
@@ -89,7 +102,16 @@ unsafe impl Send for Operation {}
 impl Operation {
     /// A free slot.
     pub(super) fn idle() -> Operation {
+        let whole = Whole {
+            command: Command::Flush,
+            flags: 0,
+            offset: 0,
+            len: 0,
+            data: Data::none(),
+            then_flush: false,
+        };
         Operation {
+            whole,
             is_busy: false,
             command: Command::Flush,
             flags: 0,
@@ -152,7 +174,35 @@ impl Operation {
         // slot forgets them then.
         self.data = unsafe { std::mem::transmute::<Data<'_>, Data<'static>>(req.data) };
         self.is_busy = true;
+        self.whole = Whole {
+            command: self.command,
+            flags,
+            offset: self.offset,
+            len: req.len,
+            data: self.data,
+            then_flush: self.then_flush,
+        };
         Ok(())
+    }
+
+    /// Starts the request again, over another connection: a completed part may be lost with a
+    /// server that had not flushed it. Returns whether that is possible: a query ends instead, and
+    /// the bytes that are not in its report yet are data.
+    pub(super) fn start_over(&mut self) -> bool {
+        if self.command == Command::BlockStatus {
+            self.report_data(self.part);
+            self.report = None;
+            return false;
+        }
+        let Whole { command, flags, offset, len, data, then_flush } = self.whole;
+        (self.command, self.flags, self.offset, self.rest) = (command, flags, offset, len);
+        (self.data, self.then_flush) = (data, then_flush);
+        true
+    }
+
+    /// Whether the server has answered that it shuts down.
+    pub(super) fn met_shutdown(&self) -> bool {
+        self.error == ESHUTDOWN
     }
 
     /// Starts a query of block status, which has one part.

@@ -34,6 +34,9 @@ pub struct Options {
     pub queue_depth: u32,
     /// Timeout of connecting and handshake together, in milliseconds.
     pub timeout_ms: u64,
+    /// Time that requests wait for a new connection when the server vanishes, in seconds; 0: they
+    /// fail at once, and the queue does not reconnect.
+    pub reconnect_delay_s: u32,
     /// The richest form of replies to ask for.
     pub replies: Replies,
     /// TLS. `Some`: the server is refused without it.
@@ -83,6 +86,7 @@ impl Options {
             connections: 0,
             queue_depth: 128,
             timeout_ms: 10_000,
+            reconnect_delay_s: 0,
             replies: Replies::default(),
             tls: None,
         }

@@ -10,14 +10,19 @@
 //! cookie holds the slot and a generation number, so that no reply counts twice. A request ends
 //! only after its last byte was sent, even when the server answers earlier: until then its memory
 //! is still in use.
+//!
+//! With a reconnect delay requests wait while there is no connection, and start again on the next
+//! one.
 
 use super::error::OpenError;
 use super::operation::{Next, Operation, Traits};
+use super::reconnect::{Attempts, Events};
 use super::reply::{Content, Front, MAX_FRONT, Violation, decode};
 use super::session::{Connection, Lease, Session};
 use super::wire::{Command, ESHUTDOWN, Header, MAX_REQUEST_HEADER, Replies};
 use crate::direct::{DirectQueue, ZoneRequest, poll_events};
 use crate::stream::Cancel;
+use crate::stream::connect::abort;
 use crate::stream::inbox::Inbox;
 use crate::stream::outbox::Outbox;
 use crate::stream::wakeup::Wakeup;
@@ -27,7 +32,7 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Maximum receives in one [`Queue::reap`]: a server that sends without pause must not delay other
 /// work.
@@ -68,7 +73,13 @@ pub struct NbdQueue {
     ended: Vec<(u32, IoResult)>,
     /// Whether the server announced its shutdown: it gets no more requests.
     is_closing: bool,
-    /// The reason why the connection was lost.
+    /// Attempts to reconnect, while there is no connection.
+    attempts: Option<Attempts>,
+    /// When the connection was lost, until a request is answered again.
+    outage: Option<Instant>,
+    /// Whether the outage has lasted longer than requests wait.
+    is_late: bool,
+    /// The reason why the connection was lost permanently.
     lost: Option<Box<str>>,
 }
 
@@ -111,6 +122,9 @@ impl NbdQueue {
             held: Vec::with_capacity(depth as usize),
             ended: Vec::with_capacity(depth as usize),
             is_closing: false,
+            attempts: None,
+            outage: None,
+            is_late: false,
             lost: None,
             lease,
         })
@@ -121,10 +135,27 @@ impl NbdQueue {
         self.lease.session()
     }
 
-    /// The reason why the connection was lost, if it was: every request then ends with
+    /// The reason why the connection was lost permanently, if it was: every request then ends with
     /// [`IoError::DeviceGone`].
     pub fn lost(&self) -> Option<&str> {
         self.lost.as_deref()
+    }
+
+    /// Whether the queue is connected now.
+    #[inline]
+    pub fn is_connected(&self) -> bool {
+        self.lost.is_none() && self.attempts.is_none()
+    }
+
+    /// Whether the queue reconnects.
+    fn reconnects(&self) -> bool {
+        !self.session().reconnect_delay().is_zero()
+    }
+
+    /// Whether new requests fail.
+    #[inline]
+    fn refuses(&self) -> bool {
+        self.lost.is_some() || self.is_late || (self.is_closing && !self.reconnects())
     }
 
     fn fd(&self) -> RawFd {
@@ -167,6 +198,11 @@ impl NbdQueue {
     fn answered(&mut self, slot: u32) -> Result<(), Violation> {
         let operation = &mut self.operations[slot as usize];
         operation.answer()?;
+        if self.is_closing && operation.met_shutdown() && self.reconnects() {
+            return Ok(()); // it waits for the next connection
+        }
+        self.outage = None;
+        let operation = &mut self.operations[slot as usize];
         if self.outbox.sent() < operation.sent_at {
             self.held.push(slot);
         } else {
@@ -206,12 +242,15 @@ impl NbdQueue {
     /// Sends as much as the socket takes.
     #[inline]
     fn send(&mut self) {
+        if !self.is_connected() {
+            return;
+        }
         while !self.outbox.is_empty() || self.wire.owes() {
             let before = self.outbox.sent();
             if let Err(error) = self.wire.send(&mut self.outbox) {
                 // Completions that the server sent before it disconnected count.
                 let _ = self.receive();
-                self.break_off(&error);
+                self.break_off(&error.into());
                 return;
             }
             if !self.held.is_empty() {
@@ -366,21 +405,94 @@ impl NbdQueue {
         }
     }
 
-    /// Ends the connection and everything in flight: the server is gone or violated the protocol.
+    /// Ends the connection: the server is gone or violated the protocol. Requests in flight wait
+    /// for another connection, or end.
     #[cold]
-    fn break_off(&mut self, why: &dyn std::fmt::Display) {
-        if self.lost.is_some() {
+    fn break_off(&mut self, why: &Lost) {
+        if !self.is_connected() {
             return;
         }
-        tracing::error!(device = %self.session().name(), %why, "connection lost");
-        self.lost = Some(why.to_string().into());
-        // Fails only when the other side has disconnected already.
-        let _ = self.wire.socket().shutdown(Shutdown::Both);
+        abort(self.wire.socket());
         self.outbox.clear();
-        self.held.clear();
+        self.inbox.clear();
+        self.due = Due::Front;
+        self.is_closing = false;
+        if !self.reconnects() || !why.is_passing() {
+            return self.give_up(&why.to_string());
+        }
+        tracing::warn!(device = %self.session().name(), %why, "connection lost: reconnecting");
+        let since = *self.outage.get_or_insert_with(Instant::now);
+        let event = self.wakeup.share_event();
+        match event.and_then(|event| Attempts::start(self.lease.session(), event, since)) {
+            Ok(attempts) => self.attempts = Some(attempts),
+            Err(error) => return self.give_up(&error.to_string()),
+        }
+        self.start_over();
+        // A server may accept connections and refuse requests for ever.
+        if since.elapsed() >= self.session().reconnect_delay() {
+            self.fail_all();
+        }
+    }
+
+    /// Prepares the requests in flight for another connection. Their memory is not in use any more.
+    fn start_over(&mut self) {
+        while let Some(slot) = self.held.pop() {
+            if let Next::End(result) = self.operations[slot as usize].conclude(&mut self.traits) {
+                self.end(slot, result);
+            }
+        }
+        for slot in 0..self.operations.len() as u32 {
+            let operation = &mut self.operations[slot as usize];
+            if operation.is_busy && !operation.start_over() {
+                self.end(slot, Ok(()));
+            }
+        }
+    }
+
+    /// Ends all requests until there is a connection.
+    fn fail_all(&mut self) {
+        self.is_late = true;
         for slot in 0..self.operations.len() as u32 {
             if self.operations[slot as usize].is_busy {
                 self.end(slot, Err(IoError::DeviceGone));
+            }
+        }
+    }
+
+    /// Ends everything: there will be no connection any more.
+    fn give_up(&mut self, why: &str) {
+        tracing::error!(device = %self.session().name(), %why, "connection lost");
+        self.lost = Some(why.into());
+        self.attempts = None;
+        self.held.clear();
+        self.fail_all();
+    }
+
+    /// Handles events of the attempts to reconnect.
+    #[cold]
+    fn hear(&mut self) {
+        let events = self.attempts.as_ref().filter(|attempts| attempts.has_events());
+        let Some(Events { connection, is_late, dead }) = events.map(Attempts::take_events) else { return };
+        if is_late {
+            self.fail_all();
+        }
+        if let Some(why) = dead {
+            self.give_up(&why);
+        } else if let Some(connection) = connection {
+            self.adopt(connection);
+        }
+    }
+
+    /// Continues over a new connection, with the requests that wait.
+    fn adopt(&mut self, connection: Connection) {
+        (self.wire, self.context) = (connection.wire, connection.context);
+        (self.attempts, self.is_late) = (None, false);
+        if let Err(error) = self.wakeup.renew() {
+            return self.break_off(&error.into());
+        }
+        for slot in 0..self.operations.len() as u32 {
+            if self.operations[slot as usize].is_busy {
+                self.issue(slot);
             }
         }
     }
@@ -393,7 +505,10 @@ impl Queue for NbdQueue {
 
     #[inline]
     unsafe fn push(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult {
-        if self.lost.is_some() || self.is_closing {
+        if self.is_late {
+            self.hear();
+        }
+        if self.refuses() {
             return Err(IoError::DeviceGone);
         }
         if (req.len == 0 && req.op != Op::Flush) || (req.op == Op::Flush && !self.traits.has_flush) {
@@ -402,7 +517,9 @@ impl Queue for NbdQueue {
         }
         // SAFETY: by the contract of this function.
         unsafe { self.operations[slot as usize].begin(req, offset, &self.traits)? };
-        self.issue(slot);
+        if self.is_connected() {
+            self.issue(slot);
+        }
         Ok(())
     }
 
@@ -416,8 +533,11 @@ impl Queue for NbdQueue {
         if self.context.is_none() {
             return StatusStart::data(report, len);
         }
-        if self.lost.is_some() || self.is_closing {
+        if self.refuses() {
             return StatusStart::Apart(IoFuture::ready(Err(IoError::DeviceGone)));
+        }
+        if !self.is_connected() {
+            return StatusStart::data(report, len);
         }
         // SAFETY: by the contract of this function.
         unsafe { self.operations[slot as usize].begin_status(report, offset, len, &self.traits) };
@@ -432,10 +552,16 @@ impl Queue for NbdQueue {
 
     #[inline]
     fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
-        if self.lost.is_none() {
+        if self.attempts.is_some() {
+            self.hear();
+        }
+        if self.is_connected() {
             self.send();
             if let Err(why) = self.receive() {
                 self.break_off(&why);
+            }
+            if self.is_closing && self.reconnects() {
+                self.break_off(&Lost::ShutDown);
             }
             self.send();
         }
@@ -453,6 +579,10 @@ impl Queue for NbdQueue {
     fn arm(&mut self) -> bool {
         if !self.ended.is_empty() || self.lost.is_some() {
             return self.ended.is_empty();
+        }
+        if let Some(attempts) = &self.attempts {
+            // Their thread raises the event by itself.
+            return !attempts.has_events();
         }
         let wants_room = !self.outbox.is_empty() || self.wire.owes();
         !self.wire.has_more() && self.wakeup.arm(self.wire.fd(), wants_room)
@@ -472,6 +602,13 @@ impl DirectQueue for NbdQueue {
         signal_mask: Option<&libc::sigset_t>,
     ) -> io::Result<()> {
         self.kick();
+        if let Some(attempts) = &self.attempts {
+            if self.ended.is_empty() && !attempts.has_events() {
+                poll_events(self.wakeup.event_fd(), libc::POLLIN, timeout, signal_mask)?;
+                self.wakeup.lower();
+            }
+            return Ok(());
+        }
         if !self.ended.is_empty() || self.wire.has_more() {
             return Ok(());
         }
@@ -486,7 +623,7 @@ impl DirectQueue for NbdQueue {
 
 impl Drop for NbdQueue {
     fn drop(&mut self) {
-        if self.lost.is_none() && self.outbox.is_empty() {
+        if self.is_connected() && self.outbox.is_empty() {
             let header = Header { command: Command::Disconnect, flags: 0, cookie: 0, offset: 0, len: 0 };
             let replies = self.replies;
             self.outbox.push_header(|to| header.encode(replies, to));
@@ -506,6 +643,15 @@ enum Lost {
     Violation(#[from] Violation),
     #[error(transparent)]
     Io(io::Error),
+    #[error("the server shuts down")]
+    ShutDown,
+}
+
+impl Lost {
+    /// Whether the server may serve another connection as before.
+    fn is_passing(&self) -> bool {
+        matches!(self, Lost::Io(_) | Lost::ShutDown | Lost::Violation(Violation::Closed))
+    }
 }
 
 impl From<io::Error> for Lost {

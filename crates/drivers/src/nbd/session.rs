@@ -9,6 +9,7 @@ use crate::stream::wire::Wire;
 use block::Limits;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Maximum physical block size: a larger preferred size (a cluster, a stripe) is a hint, not a
 /// sector.
@@ -114,12 +115,25 @@ impl Session {
         if let Some(connection) = spare {
             return Ok((connection, lease));
         }
-        let (connection, facts) = connect(&self.options, cancel)?;
-        if facts != self.facts {
-            let message = format!("the export changed from {:?} to {facts:?}", self.facts);
-            return Err(OpenError::Export(message));
+        Ok((self.connect_again(u64::MAX, cancel)?, lease))
+    }
+
+    /// Makes a further connection, within the options' timeout and `most_ms`.
+    ///
+    /// # Errors
+    /// As [`Session::open`]; when the export has changed.
+    pub(super) fn connect_again(&self, most_ms: u64, cancel: &Cancel) -> Result<Connection, OpenError> {
+        let timeout_ms = self.options.timeout_ms.min(most_ms);
+        let (connection, facts) = connect(&Options { timeout_ms, ..self.options.clone() }, cancel)?;
+        match facts == self.facts {
+            true => Ok(connection),
+            false => Err(OpenError::Changed(format!("{:?} to {facts:?}", self.facts))),
         }
-        Ok((connection, lease))
+    }
+
+    /// Time that requests wait for a new connection; 0: the queue does not reconnect.
+    pub(super) fn reconnect_delay(&self) -> Duration {
+        Duration::from_secs(self.options.reconnect_delay_s.into())
     }
 
     /// Maximum requests of a queue, if its caller names no other number.

@@ -12,7 +12,6 @@ use nvme::tcp::{
 use nvme::{CompletionEntry, Sgl, Status, SubmissionEntry};
 use socket2::Socket;
 use std::io;
-use std::net::Shutdown;
 use std::os::fd::{AsRawFd, RawFd};
 
 /// The negotiated parameters of a connection.
@@ -241,18 +240,6 @@ pub(super) fn refuse(mut socket: &Socket, violation: &Violation, header: &[u8]) 
     let mut message = [0; MAX_TERMINATION_BYTES];
     let len = TermReq::encode(fatal, Side::Host, header, &mut message);
     let _ = io::Write::write(&mut socket, &message[..len]);
-}
-
-/// Aborts a connection: unsent data is discarded, as it must not arrive after data of the next
-/// connection.
-pub(super) fn abort(socket: &Socket) {
-    let nobody = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
-    // SAFETY: the address outlives the call.
-    unsafe {
-        libc::connect(socket.as_raw_fd(), &raw const nobody, size_of::<libc::sockaddr>() as libc::socklen_t)
-    };
-    // For sockets other than TCP. Fails only when the other side has disconnected already.
-    let _ = socket.shutdown(Shutdown::Both);
 }
 
 fn digest(data: &[u8]) -> [u8; 4] {

@@ -16,13 +16,14 @@
 
 use super::error::{OpenError, Violation};
 use super::facts::Facts;
-use super::link::{abort, refuse, terminated};
+use super::link::{refuse, terminated};
 use super::operation::{Next, Operation, Pending};
 use super::options::{MAX_QUEUE_DEPTH, Options};
 use super::queue_mailbox::{Connection, QueueEvents};
 use super::session::{Lease, Session};
 use crate::direct::{DirectQueue, ZoneRequest, poll_any};
 use crate::stream::Cancel;
+use crate::stream::connect::abort;
 use crate::stream::inbox::Inbox;
 use crate::stream::outbox::Outbox;
 use crate::stream::wakeup::Wakeup;

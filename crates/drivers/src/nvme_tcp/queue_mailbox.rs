@@ -1,12 +1,12 @@
 //! The mailbox between the connection thread, which makes connections, and a queue, which uses one.
-//! Neither waits for the other: the thread stores events and raises the queue's event, and the
-//! queue checks one flag.
 
 use super::error::OpenError;
 use super::facts::Facts;
-use super::link::{Terms, abort};
+use super::link::Terms;
+use crate::stream::connect::abort;
+use crate::stream::mailbox::Mailbox;
 use socket2::Socket;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -38,9 +38,7 @@ pub(super) struct QueueMailbox {
     pub(super) depth: u32,
     /// Requests in flight.
     pub(super) in_flight: AtomicU32,
-    has_events: AtomicBool,
-    events: Mutex<QueueEvents>,
-    event: EventFd,
+    mailbox: Mailbox<QueueEvents>,
     /// The socket in use, so that the thread can shut it down.
     socket: Mutex<Option<Socket>>,
 }
@@ -51,9 +49,7 @@ impl QueueMailbox {
             queue_id,
             depth,
             in_flight: AtomicU32::new(0),
-            has_events: AtomicBool::new(false),
-            events: Mutex::default(),
-            event,
+            mailbox: Mailbox::new(event),
             socket: Mutex::new(None),
         }
     }
@@ -61,33 +57,31 @@ impl QueueMailbox {
     /// Whether there are events for the queue.
     #[inline]
     pub(super) fn has_events(&self) -> bool {
-        self.has_events.load(Ordering::Acquire)
+        self.mailbox.has_events()
     }
 
     /// Whether the loss of the connection is among the events.
     pub(super) fn is_lost(&self) -> bool {
-        lock(&self.events).is_lost
+        self.mailbox.events().is_lost
     }
 
     /// Takes all events.
     pub(super) fn take_events(&self) -> QueueEvents {
-        let mut events = lock(&self.events);
-        self.has_events.store(false, Ordering::Release);
-        std::mem::take(&mut *events)
+        self.mailbox.take()
     }
 
     /// Hands over a connection.
     pub(super) fn connected(&self, connection: Connection) -> Result<(), OpenError> {
         let socket = connection.socket.try_clone().map_err(OpenError::System)?;
         *lock(&self.socket) = Some(socket);
-        self.tell(|events| events.connection = Some(connection));
+        self.mailbox.tell(|events| events.connection = Some(connection));
         Ok(())
     }
 
     /// Ends the connection, even one that the queue has not seen yet. The loss is stored first, so
     /// the queue knows it when the socket ends.
     pub(super) fn disconnect(&self) {
-        self.tell(|events| {
+        self.mailbox.tell(|events| {
             events.connection = None;
             events.is_lost = true;
         });
@@ -98,23 +92,14 @@ impl QueueMailbox {
 
     /// Reports that there will be no connection any more.
     pub(super) fn give_up(&self, why: &Arc<str>) {
-        self.tell(|events| events.dead = Some(why.clone()));
+        self.mailbox.tell(|events| events.dead = Some(why.clone()));
     }
 
     /// Sends the timeout tick if requests are in flight.
     pub(super) fn tick(&self) {
         if self.in_flight.load(Ordering::Relaxed) > 0 {
-            self.tell(|events| events.is_tick = true);
+            self.mailbox.tell(|events| events.is_tick = true);
         }
-    }
-
-    fn tell(&self, change: impl FnOnce(&mut QueueEvents)) {
-        let mut events = lock(&self.events);
-        change(&mut events);
-        self.has_events.store(true, Ordering::Release);
-        drop(events);
-        // Fails only when the counter is full; then the event is raised already.
-        let _ = self.event.write(1);
     }
 }
 

@@ -5,7 +5,7 @@ use super::wire::Wire;
 use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -349,6 +349,18 @@ impl<'p, 'c> Stream<'p, 'c> {
     pub(crate) fn into_socket(self) -> Socket {
         self.socket
     }
+}
+
+/// Aborts a connection: unsent data is discarded, as it must not arrive after data of the next
+/// connection.
+pub(crate) fn abort(socket: &Socket) {
+    let nobody = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+    // SAFETY: the address outlives the call.
+    unsafe {
+        libc::connect(socket.as_raw_fd(), &raw const nobody, size_of::<libc::sockaddr>() as libc::socklen_t)
+    };
+    // For sockets other than TCP. Fails only when the other side has disconnected already.
+    let _ = socket.shutdown(Shutdown::Both);
 }
 
 /// Ignores an error that only asks to try again.

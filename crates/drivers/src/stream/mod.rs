@@ -7,9 +7,11 @@
 //! | [`outbox`] | sends: own headers and the callers' memory, in few system calls |
 //! | [`wire`] | the socket, and TLS over it |
 //! | [`wakeup`] | an eventfd that is raised when the socket is ready |
+//! | [`mailbox`] | events from a thread that connects to a queue |
 
 pub(crate) mod connect;
 pub(crate) mod inbox;
+pub(crate) mod mailbox;
 pub(crate) mod outbox;
 pub(crate) mod wakeup;
 pub(crate) mod wire;

@@ -85,6 +85,7 @@ static NBD: Kind = Kind {
         key("queue-depth", "N", "requests in flight on each connection [128]"),
         key("replies", "simple|structured|extended", "richest form of replies to negotiate [extended]"),
         key("timeout-ms", "N", "connection timeout [10000]"),
+        key("reconnect-delay", "S", "time that requests wait for a lost server, in seconds; 0: none [0]"),
         ID,
     ],
 };
@@ -490,6 +491,7 @@ fn nbd_options(spec: &Spec) -> Result<nbd::Options, SpecError> {
     options.queue_depth = spec.get_or("queue-depth", options.queue_depth)?;
     options.replies = spec.get_or("replies", Replies::default())?.0;
     options.timeout_ms = spec.get_or("timeout-ms", options.timeout_ms)?;
+    options.reconnect_delay_s = spec.get_or("reconnect-delay", options.reconnect_delay_s)?;
     Ok(options)
 }
 

@@ -2,6 +2,7 @@
 
 mod handshake;
 mod hostile;
+mod reconnect;
 mod server;
 mod status;
 

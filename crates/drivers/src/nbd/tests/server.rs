@@ -28,6 +28,9 @@ impl Export {
     }
 }
 
+/// How a client is served after its handshake.
+pub(super) type Serve = Box<dyn FnOnce(&mut Client) + Send>;
+
 /// A server on its own thread, for one connection. Dropping it waits for the thread.
 pub(super) struct Server {
     pub(super) options: Options,
@@ -42,15 +45,31 @@ impl Server {
         let path = dir.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
         let thread = std::thread::spawn(move || {
-            let (stream, _) = listener.accept().unwrap();
-            // A failed test must not wait forever.
-            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-            stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
-            serve(Client { stream, replies: Replies::Simple });
+            serve(Client::accept(&listener));
         });
         let mut options = Options::new(Address::Unix(path));
         (options.timeout_ms, options.queue_depth) = (10_000, 16);
         Server { options, thread: Some(thread), _dir: dir }
+    }
+
+    /// Serves clients one after the other, each as it says, for a queue that reconnects for
+    /// `delay_s` seconds.
+    pub(super) fn in_turn(delay_s: u32, turns: Vec<(Export, Serve)>) -> (Server, Arc<Session>, NbdQueue) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let thread = std::thread::spawn(move || {
+            for (export, serve) in turns {
+                let mut client = Client::accept(&listener);
+                client.agree(&export);
+                serve(&mut client);
+            }
+        });
+        let mut options = Options::new(Address::Unix(path));
+        (options.timeout_ms, options.queue_depth, options.reconnect_delay_s) = (10_000, 16, delay_s);
+        let session = Session::open(&options, &Cancel::never()).unwrap();
+        let queue = session.start_queue(&Cancel::never()).unwrap();
+        (Server { options, thread: Some(thread), _dir: dir }, session, queue)
     }
 
     /// Agrees on `export`, then runs `serve` and opens a queue.
@@ -95,6 +114,15 @@ pub(super) struct Client {
 }
 
 impl Client {
+    /// The next client.
+    pub(super) fn accept(listener: &UnixListener) -> Client {
+        let (stream, _) = listener.accept().unwrap();
+        // A failed test must not wait forever.
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        Client { stream, replies: Replies::Simple }
+    }
+
     pub(super) fn bytes<const N: usize>(&mut self) -> [u8; N] {
         let mut bytes = [0; N];
         self.stream.read_exact(&mut bytes).unwrap();

@@ -148,3 +148,39 @@ fn a_lie_about_extents_ends_the_connection() {
     assert_eq!(push(&mut queue, 0, &Request::read(data(&list)), 0), Ok(()));
     assert_eq!(ends(&mut queue, 1), [(0, Err(IoError::DeviceGone))]);
 }
+
+#[test]
+fn a_query_ends_with_its_connection_and_what_it_lacks_is_data() {
+    for replies in [Replies::Structured, Replies::Extended] {
+        let turns: Vec<(Export, server::Serve)> = vec![
+            (
+                export(replies),
+                Box::new(move |client| {
+                    let asked = client.request();
+                    let extents = payload(replies, CONTEXT, &[(8192, 3)]);
+                    let part = client.part(&asked, 0, kind(replies), &extents);
+                    client.send(&part);
+                }),
+            ),
+            (export(replies), Box::new(|client| drop(serve(client, 1)))),
+        ];
+        let (_server, _session, mut queue) = Server::in_turn(600, turns);
+        let report = StatusReport::new();
+        // SAFETY: the report outlives the query, which is waited for.
+        let started = unsafe { queue.push_status(3, &report, 1 << 20, 1 << 20) };
+        assert!(matches!(started, StatusStart::InRing));
+        assert_eq!(ends(&mut queue, 1), [(3, Ok(()))]);
+        let extents: Vec<_> = report.extents().map(|extent| (extent.len, extent.status)).collect();
+        assert_eq!(extents, [(8192, Status::ZERO_HOLE), ((1 << 20) - 8192, Status::DATA)]);
+        // Without a connection nothing is known.
+        assert!(!queue.is_connected());
+        let report = StatusReport::new();
+        // SAFETY: the report is not used when the call has returned.
+        let started = unsafe { queue.push_status(3, &report, 1 << 20, 1 << 20) };
+        assert!(!matches!(started, StatusStart::InRing));
+        let extents: Vec<_> = report.extents().map(|extent| (extent.len, extent.status)).collect();
+        assert_eq!(extents, [(1 << 20, Status::DATA)]);
+        assert_eq!(push(&mut queue, 0, &Request::flush(), 0), Ok(()));
+        assert_eq!(ends(&mut queue, 1), [(0, Ok(()))]);
+    }
+}

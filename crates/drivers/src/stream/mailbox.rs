@@ -1,0 +1,50 @@
+//! Events from a thread that connects to a queue that uses connections.
+//!
+//! Neither waits for the other: the thread stores events and raises the queue's eventfd, and the
+//! queue checks one flag.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use vmm_sys_util::eventfd::EventFd;
+
+/// Pending events; several may be pending at once.
+pub(crate) struct Mailbox<E> {
+    has_events: AtomicBool,
+    events: Mutex<E>,
+    event: EventFd,
+}
+
+impl<E: Default> Mailbox<E> {
+    /// A mailbox without events. `event` is raised with each one.
+    pub(crate) fn new(event: EventFd) -> Mailbox<E> {
+        Mailbox { has_events: AtomicBool::new(false), events: Mutex::default(), event }
+    }
+
+    /// Whether there are events for the queue.
+    #[inline]
+    pub(crate) fn has_events(&self) -> bool {
+        self.has_events.load(Ordering::Acquire)
+    }
+
+    /// The pending events.
+    pub(crate) fn events(&self) -> MutexGuard<'_, E> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes all events.
+    pub(crate) fn take(&self) -> E {
+        let mut events = self.events();
+        self.has_events.store(false, Ordering::Release);
+        std::mem::take(&mut *events)
+    }
+
+    /// Adds an event.
+    pub(crate) fn tell(&self, change: impl FnOnce(&mut E)) {
+        let mut events = self.events();
+        change(&mut events);
+        self.has_events.store(true, Ordering::Release);
+        drop(events);
+        // Fails only when the counter is full; then the event is raised already.
+        let _ = self.event.write(1);
+    }
+}
