@@ -1,6 +1,6 @@
 //! A block device: [`Device`] as all cores share it, [`Channel`] as one core uses it.
 
-use crate::{IoFuture, Limits, Request, StatusReport};
+use crate::{DirtyBitmap, IoFuture, Limits, Request, StatusReport};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -78,6 +78,12 @@ pub trait Device: Send + Sync {
     /// Removes a region that [`Device::map_region`] registered. No request may point into it any
     /// more.
     fn unmap_region(&self, region: &MemoryRegion);
+
+    /// The dirty bitmaps of the device, as they are now; their bits change with later writes. A
+    /// layer forwards the call only if it changes neither offsets nor content.
+    fn bitmaps(&self) -> Vec<Arc<dyn DirtyBitmap>> {
+        Vec::new()
+    }
 
     /// The block device of this host's kernel that has exactly the bytes of this device in one
     /// range, so that the kernel can serve requests without this process. A layer forwards the call

@@ -60,6 +60,7 @@
 
 mod data;
 mod device;
+mod dirty;
 mod error;
 mod io_future;
 mod join;
@@ -71,6 +72,7 @@ mod status;
 
 pub use data::{Data, Segment, Segments};
 pub use device::{Channel, Device, DeviceError, KernelBacking, KernelExtent, MemoryRegion};
+pub use dirty::DirtyBitmap;
 pub use error::{IoError, IoResult};
 pub use io_future::{IoFuture, Operation, release_pool};
 pub use join::{MAX_JOINED, join_all};

@@ -1,23 +1,29 @@
-//! Dirty bitmaps: the directory of them.
+//! Dirty bitmaps: the directory of them, and their tables.
 //!
 //! Source: QEMU `docs/interop/qcow2.rst`, section *Bitmaps*.
 
+use crate::entry::OFFSET;
 use crate::error::{Problem, invalid};
 use crate::header::{Bitmaps, Header, be32, be64};
 use crate::reader::Reader;
+use std::ops::Range;
 
 /// Length of the fixed part of an entry of the directory.
 const ENTRY: usize = 24;
-/// Largest table of a bitmap in entries.
-const MAX_TABLE: u32 = 0x0800_0000;
+/// Largest bitmap in bytes, as in QEMU.
+pub(crate) const MAX_BYTES: u64 = 512 << 20;
 /// Sizes of a granule, as powers of two.
 const GRANULARITY_BITS: std::ops::RangeInclusive<u8> = 9..=31;
 /// Longest name in bytes.
 const MAX_NAME: usize = 1023;
+/// Byte of the flags in an entry.
+const FLAGS: usize = 12;
 /// Flag: the bitmap was not saved after its last change.
 const IN_USE: u32 = 1;
 /// Flag: the bitmap is kept up to date by programs that open the image.
 const AUTO: u32 = 2;
+/// Entry of a table: all bits of the cluster are set, and it has no place.
+const ONES: u64 = 1;
 
 /// A dirty bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +38,54 @@ pub struct Bitmap {
     pub is_auto: bool,
     pub(crate) table_offset: u64,
     pub(crate) table_entries: u32,
+    /// Bytes of its entry in the directory.
+    pub(crate) place: Range<usize>,
+}
+
+impl Bitmap {
+    /// Bytes of its table.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        u64::from(self.table_entries) * 8
+    }
+
+    /// Clusters that the bits of a disk of `size` bytes need.
+    pub(crate) fn clusters(&self, size: u64, cluster_size: u64) -> u64 {
+        size.div_ceil(self.granularity).div_ceil(8).div_ceil(cluster_size)
+    }
+
+    /// Byte of its flags in the directory.
+    pub(crate) fn flags_at(&self) -> u64 {
+        (self.place.start + FLAGS) as u64
+    }
+}
+
+/// The flags of an entry.
+pub(crate) fn flags(is_in_use: bool, is_auto: bool) -> u32 {
+    let set = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+    set(is_in_use, IN_USE) | set(is_auto, AUTO)
+}
+
+/// A part of a bitmap that fits in a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// No bit is set.
+    Zeroes,
+    /// All bits are set.
+    Ones,
+    /// The bits are in the cluster at this byte of the file.
+    Stored(u64),
+}
+
+impl Part {
+    /// The meaning of an entry of a table; `None` if it is invalid.
+    pub(crate) fn of(entry: u64, cluster_size: u64) -> Option<Part> {
+        match entry & OFFSET {
+            _ if entry & !OFFSET & !ONES != 0 => None,
+            0 => Some(if entry == ONES { Part::Ones } else { Part::Zeroes }),
+            place if entry == place && place.is_multiple_of(cluster_size) => Some(Part::Stored(place)),
+            _ => None,
+        }
+    }
 }
 
 /// Reads the directory of bitmaps.
@@ -43,15 +97,30 @@ pub(crate) async fn read(reader: &Reader, header: &Header, bitmaps: Bitmaps) -> 
     parse(&directory, header.cluster_size(), bitmaps.count)
 }
 
+/// Reads the entries of a bitmap's table. `room` is the number of bytes that tables which have not
+/// been read can have: together they are smaller than the file.
+pub(crate) async fn read_table(
+    reader: &Reader,
+    bitmap: &Bitmap,
+    room: &mut u64,
+) -> Result<Vec<u64>, Problem> {
+    let (offset, bytes) = (bitmap.table_offset, bitmap.table_bytes());
+    let overlap = || invalid(format!("bitmap table at byte {offset}: tables overlap"));
+    *room = room.checked_sub(bytes).ok_or_else(overlap)?;
+    let table = reader.read(offset, bytes).await;
+    let table = table.map_err(|error| Problem::Io { part: "a bitmap table", offset, error })?;
+    Ok(table.chunks_exact(8).map(|entry| be64(entry, 0)).collect())
+}
+
 fn parse(directory: &[u8], cluster_size: u64, count: u32) -> Result<Vec<Bitmap>, Problem> {
     let mut list = Vec::new();
     let mut at = 0;
     while at < directory.len() {
         let failed = || invalid(format!("bitmap directory: invalid entry at byte {at}"));
         let entry = &directory[at..];
-        list.push(parse_entry(entry, cluster_size).ok_or_else(failed)?);
-        let name_len = usize::from(u16::from_be_bytes([entry[18], entry[19]]));
-        at += (ENTRY + name_len).next_multiple_of(8);
+        let bitmap = parse_entry(entry, at, cluster_size).ok_or_else(failed)?;
+        at = bitmap.place.end.next_multiple_of(8);
+        list.push(bitmap);
     }
     if at != directory.len() || list.len() as u64 != u64::from(count) {
         return Err(invalid(format!("bitmap directory: {} entries of {count}", list.len())));
@@ -59,13 +128,14 @@ fn parse(directory: &[u8], cluster_size: u64, count: u32) -> Result<Vec<Bitmap>,
     Ok(list)
 }
 
-/// The bitmap at the start of `entry`, if it is valid. Extra data is not supported, as in QEMU.
-fn parse_entry(entry: &[u8], cluster_size: u64) -> Option<Bitmap> {
+/// The bitmap at the start of `entry`, which is byte `at` of the directory, if it is valid. Extra
+/// data is not supported, as in QEMU.
+fn parse_entry(entry: &[u8], at: usize, cluster_size: u64) -> Option<Bitmap> {
     let fixed = entry.get(..ENTRY)?;
-    let (table_offset, table_entries, flags) = (be64(fixed, 0), be32(fixed, 8), be32(fixed, 12));
+    let (table_offset, table_entries, flags) = (be64(fixed, 0), be32(fixed, 8), be32(fixed, FLAGS));
     let name_len = usize::from(u16::from_be_bytes([fixed[18], fixed[19]]));
     let name = entry.get(ENTRY..ENTRY + name_len)?;
-    let is_valid = (1..=MAX_TABLE).contains(&table_entries)
+    let is_valid = (1..=MAX_BYTES / cluster_size).contains(&u64::from(table_entries))
         && table_offset != 0
         && table_offset.is_multiple_of(cluster_size)
         && flags & !(IN_USE | AUTO) == 0
@@ -80,5 +150,6 @@ fn parse_entry(entry: &[u8], cluster_size: u64) -> Option<Bitmap> {
         is_auto: flags & AUTO != 0,
         table_offset,
         table_entries,
+        place: at..at + ENTRY + name_len,
     })
 }

@@ -8,7 +8,7 @@
 //! A table that several entries point to is read once and counted several times. So the work is
 //! bounded by the length of the file, whatever the entries say.
 
-use crate::bitmap;
+use crate::bitmap::{self, Part};
 use crate::entry::{COPIED, Cluster, Entry, Geometry, L1_RESERVED, L2_RESERVED, OFFSET};
 use crate::error::{Error, Problem};
 use crate::header::{Bitmaps, Header, MAX_L1_BYTES, be64};
@@ -389,21 +389,14 @@ impl Check {
         self.count(bitmaps.directory_offset, bitmaps.directory_bytes, 1);
         let list = bitmap::read(&self.reader, &self.header, bitmaps).await?;
         let mut room = self.reader.capacity();
+        let cluster_size = self.geometry.cluster_size();
         for bitmap in list {
-            let (offset, bytes) = (bitmap.table_offset, u64::from(bitmap.table_entries) * 8);
-            self.count(offset, bytes, 1);
-            room = room.checked_sub(bytes).ok_or_else(|| overlap(offset))?;
-            let table = self.reader.read(offset, bytes).await;
-            let table = table.map_err(|error| Problem::Io { part: "a bitmap table", offset, error })?;
-            for entry in table.chunks_exact(8).map(|entry| be64(entry, 0)) {
-                let place = entry & OFFSET;
-                let is_invalid = entry & !OFFSET & !1 != 0
-                    || !place.is_multiple_of(self.geometry.cluster_size())
-                    || place != 0 && entry & 1 != 0;
-                if is_invalid {
-                    self.report.corrupt(|| format!("bitmap table entry {entry:#x}: invalid"));
-                } else if place != 0 {
-                    self.count(place, self.geometry.cluster_size(), 1);
+            self.count(bitmap.table_offset, bitmap.table_bytes(), 1);
+            for entry in bitmap::read_table(&self.reader, &bitmap, &mut room).await? {
+                match Part::of(entry, cluster_size) {
+                    None => self.report.corrupt(|| format!("bitmap table entry {entry:#x}: invalid")),
+                    Some(Part::Stored(place)) => self.count(place, cluster_size, 1),
+                    Some(Part::Zeroes | Part::Ones) => {}
                 }
             }
         }
@@ -577,8 +570,4 @@ impl Check {
         let entries = self.read_l2(table).await?.into_iter();
         Ok(entries.filter(|(_, entry)| is_wrong(*entry)).map(|(index, entry)| (index, entry.word)).collect())
     }
-}
-
-fn overlap(offset: u64) -> Problem {
-    Problem::Invalid(format!("bitmap table at byte {offset}: tables overlap"))
 }

@@ -3,6 +3,7 @@
 //! A request inside one run of data costs no future of its own: the child's is returned.
 
 use crate::below::{Others, check_others, each_mapped, limits};
+use crate::bits::Loaded;
 use crate::content::{Content, Places};
 use crate::entry::Geometry;
 use crate::error::{Error, Problem};
@@ -11,8 +12,8 @@ use crate::image::Image;
 use crate::lookup::{Lookup, Run, Tables};
 use crate::reader::Reader;
 use block::{
-    Channel, Device, DeviceError, IoError, IoFuture, KernelBacking, Limits, MemoryRegion, Op, Request,
-    StatusReport,
+    Channel, Device, DeviceError, DirtyBitmap, IoError, IoFuture, KernelBacking, Limits, MemoryRegion, Op,
+    Request, StatusReport,
 };
 use std::rc::Rc;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ struct Shared {
     compression: Compression,
     image: Arc<dyn Device>,
     others: Others,
+    bitmaps: Vec<Arc<Loaded>>,
 }
 
 impl Qcow2 {
@@ -46,9 +48,10 @@ impl Qcow2 {
         let limits = limits(&image, &others).map_err(fail)?;
         let name = format!("qcow2({})", image.name);
         let tables = Tables::new(&image, cache_bytes);
-        let Image { device, header, .. } = image;
+        let Image { device, header, loaded: bitmaps, .. } = image;
         let compression = header.compression;
-        Ok(Qcow2 { name, shared: Arc::new(Shared { limits, tables, compression, image: device, others }) })
+        let shared = Shared { limits, tables, compression, image: device, others, bitmaps };
+        Ok(Qcow2 { name, shared: Arc::new(shared) })
     }
 }
 
@@ -71,7 +74,7 @@ impl Device for Qcow2 {
     }
 
     fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
-        let Shared { limits, tables, compression, image, others } = &*self.shared;
+        let Shared { limits, tables, compression, image, others, .. } = &*self.shared;
         let data_end = others.data_file.as_ref().unwrap_or(image).limits().capacity;
         let places = |reader: &Reader| Fixed {
             shared: self.shared.clone(),
@@ -93,6 +96,10 @@ impl Device for Qcow2 {
 
     fn unmap_region(&self, region: &MemoryRegion) {
         self.shared.children().for_each(|child| child.unmap_region(region));
+    }
+
+    fn bitmaps(&self) -> Vec<Arc<dyn DirtyBitmap>> {
+        self.shared.bitmaps.iter().map(|bitmap| bitmap.clone() as _).collect()
     }
 
     fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {

@@ -1,6 +1,7 @@
 //! An image whose metadata was read: header, L1 table, snapshots.
 
 use crate::bitmap::{self, Bitmap};
+use crate::bits::{self, Loaded};
 use crate::entry::Geometry;
 use crate::error::{Error, Problem, invalid};
 use crate::header::{Header, be64};
@@ -26,6 +27,8 @@ pub struct Image {
     pub(crate) is_snapshot: bool,
     /// The L1 table that is read: the active one, or that of a snapshot.
     pub(crate) l1: Box<[u64]>,
+    /// Bitmaps of the disk that were loaded.
+    pub(crate) loaded: Vec<Arc<Loaded>>,
     /// Size of the disk in bytes.
     pub size: u64,
 }
@@ -51,7 +54,8 @@ impl Image {
         match read.await {
             Ok((header, snapshots, snapshot_bytes, l1)) => {
                 let size = header.size;
-                Ok(Image { device, name, header, snapshots, snapshot_bytes, is_snapshot: false, l1, size })
+                let (is_snapshot, loaded) = (false, Vec::new());
+                Ok(Image { device, name, header, snapshots, snapshot_bytes, is_snapshot, l1, loaded, size })
             }
             Err(problem) => Err(Error::new(&name, problem)),
         }
@@ -78,7 +82,7 @@ impl Image {
             Ok((read_l1(&open_reader(&*self.device)?, found.l1_offset, found.l1_entries).await?, size))
         };
         match read.await {
-            Ok((l1, size)) => Ok(Image { l1, size, is_snapshot: true, ..self }),
+            Ok((l1, size)) => Ok(Image { l1, size, is_snapshot: true, loaded: Vec::new(), ..self }),
             Err(problem) => Err(Error::new(&self.name, problem)),
         }
     }
@@ -91,6 +95,20 @@ impl Image {
         let Some(bitmaps) = self.header.bitmaps else { return Ok(Vec::new()) };
         let read = async { bitmap::read(&open_reader(&*self.device)?, &self.header, bitmaps).await };
         read.await.map_err(|problem| Error::new(&self.name, problem))
+    }
+
+    /// Reads the dirty bitmaps on the calling core, so that a disk that is only read has them.
+    /// Those that are in use, as after a crash, are left out. A snapshot has none.
+    ///
+    /// # Errors
+    /// When a bitmap is invalid or cannot be read, or they need too much memory: the disk has none.
+    pub async fn load_bitmaps(&mut self) -> Result<(), Error> {
+        if self.is_snapshot {
+            return Ok(());
+        }
+        let read = async { bits::load(&open_reader(&*self.device)?, &self.header).await };
+        self.loaded = read.await.map_err(|problem| Error::new(&self.name, problem))?.loaded;
+        Ok(())
     }
 
     /// The properties that decide what entries mean.

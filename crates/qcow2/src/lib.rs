@@ -31,6 +31,7 @@
 
 mod below;
 mod bitmap;
+mod bits;
 mod cache;
 pub mod check;
 mod compress;

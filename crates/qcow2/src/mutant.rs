@@ -82,11 +82,23 @@ pub enum Mutant {
     ChangesDuringSearch,
     /// Clusters whose change became durable during a grace period are free after it.
     LaterQuarantine,
+    /// A write sets no bit of a dirty bitmap.
+    WriteNotMarked,
+    /// A discard or a write of zeroes sets no bit of a dirty bitmap.
+    ClearNotMarked,
+    /// A bitmap that writes change is not marked as in use.
+    BitmapNotInUse,
+    /// A write comes before the mark of a bitmap as in use is durable.
+    BitmapInUseNotDurable,
+    /// The table of a bitmap names a cluster before its refcount is written.
+    BitmapTableBeforeRefcount,
+    /// A bitmap is no longer in use before its table is durable.
+    BitmapSavedBeforeTable,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 37] = [
+    pub const ALL: [Mutant; 43] = [
         Mutant::EntryBeforeData,
         Mutant::EntryBeforeRefcount,
         Mutant::RefcountTableBeforeBlock,
@@ -124,6 +136,12 @@ impl Mutant {
         Mutant::RepairBeforeRestore,
         Mutant::ChangesDuringSearch,
         Mutant::LaterQuarantine,
+        Mutant::WriteNotMarked,
+        Mutant::ClearNotMarked,
+        Mutant::BitmapNotInUse,
+        Mutant::BitmapInUseNotDurable,
+        Mutant::BitmapTableBeforeRefcount,
+        Mutant::BitmapSavedBeforeTable,
     ];
 }
 

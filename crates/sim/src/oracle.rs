@@ -64,6 +64,8 @@ struct Sector {
     lost: Until,
     /// Time of the last acknowledged write that makes the sector readable.
     written: u64,
+    /// Time at which the last write or discard began.
+    begun: u64,
 }
 
 /// A state that lasts until a time. A request that began before may still have observed it.
@@ -116,6 +118,7 @@ impl Oracle {
             cut_off: Until::NOT_SO,
             lost: Until::NOT_SO,
             written: 0,
+            begun: 0,
         };
         let sectors = vec![sector; capacity as usize / SECTOR];
         Oracle { seed, now: 1, sectors, reads: Vec::new(), next_version: 1 }
@@ -139,6 +142,16 @@ impl Oracle {
         }
     }
 
+    /// The time of the last event.
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// Whether a write or a discard of a sector began after a time.
+    pub fn is_written_since(&self, lba: u64, time: u64) -> bool {
+        self.sectors[lba as usize].begun > time
+    }
+
     fn tick(&mut self) -> u64 {
         self.now += 1;
         self.now
@@ -150,6 +163,7 @@ impl Oracle {
         for sector in &mut self.sectors[lba as usize..(lba + count) as usize] {
             let write = Write { began, ended: NEVER, ..Write::settled(version) };
             sector.more.push(write);
+            sector.begun = began;
         }
         Ticket(began)
     }

@@ -670,11 +670,16 @@ impl Channel for LiveChannel {
                 drop(running);
                 IoFuture::new(self.read(req, offset))
             }
-            _ => match self.in_place(req, offset) {
-                Some(future) => future,
-                None if self.metadata().is_corrupt() => IoFuture::ready(Err(IoError::Corrupt)),
-                None => IoFuture::new(self.modify(req, offset)),
-            },
+            _ => {
+                if let Some(bitmaps) = &self.metadata().bitmaps {
+                    bitmaps.mark(req, offset);
+                }
+                match self.in_place(req, offset) {
+                    Some(future) => future,
+                    None if self.metadata().is_corrupt() => IoFuture::ready(Err(IoError::Corrupt)),
+                    None => IoFuture::new(self.modify(req, offset)),
+                }
+            }
         }
     }
 

@@ -846,6 +846,10 @@ impl Home {
         self.take_back(view, lent).await;
         let unused: Vec<u64> = self.reserved.take().into_values().collect();
         self.drop_references(view, &unused).await?;
+        if let Err(error) = self.save_bitmaps(view).await {
+            let image = view.format().image.name();
+            tracing::error!(image, %error, "the dirty bitmaps of an image were not written: they stay in use");
+        }
         if !mutant::is(Mutant::CloseWithoutRefcounts) {
             self.settle_all(view).await?;
         }
@@ -908,6 +912,21 @@ impl Home {
             }
         }
         Ok(())
+    }
+
+    /// Writes the dirty bitmaps, unless another core may still write to the disk.
+    async fn save_bitmaps(&self, view: &Entries) -> IoResult {
+        let Some(bitmaps) = &view.format().bitmaps else { return Ok(()) };
+        if !view.is_alone() || view.format().is_corrupt() {
+            let image = view.format().image.name();
+            tracing::warn!(image, "the dirty bitmaps of an image stay in use: it was not closed cleanly");
+            return Ok(());
+        }
+        let entries = bitmaps.write_bits(&self.file, &self.refcounts).await?;
+        if !mutant::is(Mutant::BitmapTableBeforeRefcount) {
+            self.settle_all(view).await?;
+        }
+        bitmaps.write_tables(&self.file, &entries).await
     }
 
     /// Refuses writes from now on if `result` is [`IoError::Corrupt`].

@@ -1,5 +1,6 @@
 //! The properties of an image that all its cores know.
 
+use super::bitmaps::LiveBitmaps;
 use crate::entry::{BadEntry, COPIED, Geometry};
 use crate::header::{Header, autoclear};
 use block::{Device, IoError};
@@ -28,6 +29,8 @@ pub(super) struct Metadata {
     pub l1: Box<[AtomicU64]>,
     /// Places of metadata that do not move: offset and length.
     pub fixed: Vec<(u64, u64)>,
+    /// The dirty bitmaps, if there are any.
+    pub bitmaps: Option<LiveBitmaps>,
     /// Bytes of the image's file.
     pub capacity: Arc<AtomicU64>,
     /// Entries that were set so far. Counted before each is set, and after its data was written.

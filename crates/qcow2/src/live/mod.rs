@@ -15,6 +15,7 @@
 //! | [`channel`] | the requests of a core |
 //! | [`home`] | changes of metadata, in an order that survives a crash |
 //! | [`marks`] | fields of the header that change |
+//! | [`bitmaps`] | dirty bitmaps: marks of writes |
 //! | [`metadata`] | the properties that all cores know |
 //! | [`refcounts`] | which clusters are free |
 //! | [`restart`] | entries that outlive a kill of the process |
@@ -23,6 +24,7 @@
 //! | [`snapshots`] | internal snapshots, made and deleted while the image is in use |
 //! | [`file`](mod@file) | reads and writes of metadata |
 
+mod bitmaps;
 mod channel;
 pub(crate) mod file;
 mod home;
@@ -35,6 +37,7 @@ mod session;
 mod snapshots;
 
 use crate::below::{Others, check_others, each_mapped, limits};
+use crate::bits::Loaded;
 use crate::content::Content;
 use crate::entry::Geometry;
 use crate::error::{Error, Problem};
@@ -43,7 +46,10 @@ use crate::image::Image;
 use crate::mutant::{self, Mutant};
 use crate::offline::repair::{Level, Repaired, repair};
 use crate::snapshot::Snapshot;
-use block::{Channel, Device, DeviceError, IoError, IoResult, KernelBacking, Limits, MemoryRegion};
+use bitmaps::LiveBitmaps;
+use block::{
+    Channel, Device, DeviceError, DirtyBitmap, IoError, IoResult, KernelBacking, Limits, MemoryRegion,
+};
 use channel::{Live, LiveChannel};
 use home::{Entries, Home, home};
 use mapping::{Config, Table};
@@ -74,6 +80,7 @@ pub struct LiveImage {
     _thread: Option<Cores>,
     /// Bytes that the file had when it was opened.
     file_bytes: u64,
+    bitmaps: Vec<Arc<Loaded>>,
 }
 
 impl LiveImage {
@@ -130,7 +137,14 @@ impl LiveImage {
         let limits = writable(limits(&image, &others).map_err(fail)?, &image);
         let (device, file_bytes) = (image.device.clone(), image.device.limits().capacity);
         check_data_file(&image, &others).map_err(fail)?;
-        let metadata = metadata_of(image, &others);
+        let read = home.block_on(move |_| async move {
+            let bitmaps = LiveBitmaps::open(&image).await;
+            (image, bitmaps)
+        });
+        let (image, bitmaps) = read.map_err(|_| fail("the core for metadata has ended".into()))?;
+        let bitmaps = bitmaps.map_err(|problem| Error::new(&image.name, problem))?;
+        let loaded = bitmaps.as_ref().map(|bitmaps| bitmaps.loaded.clone()).unwrap_or_default();
+        let metadata = metadata_of(image, &others, bitmaps);
         let clusters = metadata.header.size.div_ceil(metadata.geometry.cluster_size());
         let entries = clusters * metadata.geometry.entry_words();
         let table = Table::open(metadata, std::slice::from_ref(&home), Config { entries, cache_bytes });
@@ -144,8 +158,18 @@ impl LiveImage {
             })
         });
         opened.unwrap_or_else(|_| Err("the core for metadata has ended".into())).map_err(fail)?;
-        let table = Some(table);
-        Ok(LiveImage { name, limits, image: device, others, table, home, _thread: thread, file_bytes })
+        let (table, bitmaps) = (Some(table), loaded);
+        Ok(LiveImage {
+            name,
+            limits,
+            image: device,
+            others,
+            table,
+            home,
+            _thread: thread,
+            file_bytes,
+            bitmaps,
+        })
     }
 
     /// The internal snapshots. Must not be called on a core.
@@ -230,12 +254,10 @@ fn has_writes(header: &Header, log: Option<&RestartLog>) -> Result<bool, String>
 fn check_can_write(image: &Image, log: Option<&RestartLog>) -> Result<(), String> {
     let header = &image.header;
     let is_dirty = header.is_dirty() && !has_writes(header, log)?;
-    let bitmaps = header.bitmaps.map_or(0, |bitmaps| bitmaps.count);
     let refusals = [
         (image.device.limits().read_only, "the file is open for reading only".to_owned()),
         (header.is_corrupt(), "marked as corrupt (freestone image repair ends that)".into()),
         (is_dirty, "marked as dirty (freestone image repair ends that)".into()),
-        (bitmaps > 0, format!("{bitmaps} dirty bitmaps, which writes do not keep yet")),
         (image.size != header.size || image.is_snapshot, "a snapshot is only read".into()),
     ];
     match refusals.into_iter().find(|(is_so, _)| *is_so) {
@@ -292,7 +314,7 @@ fn writable(limits: Limits, image: &Image) -> Limits {
     }
 }
 
-fn metadata_of(image: Image, others: &Others) -> Metadata {
+fn metadata_of(image: Image, others: &Others, bitmaps: Option<LiveBitmaps>) -> Metadata {
     let Image { device, header, snapshots, snapshot_bytes, l1, .. } = image;
     let mut fixed = vec![
         (0, header.cluster_size()),
@@ -300,6 +322,7 @@ fn metadata_of(image: Image, others: &Others) -> Metadata {
         (header.snapshots_offset, snapshot_bytes),
     ];
     fixed.extend(snapshots.iter().map(|snapshot| (snapshot.l1_offset, u64::from(snapshot.l1_entries) * 8)));
+    fixed.extend(bitmaps.iter().flat_map(|bitmaps| &bitmaps.places));
     fixed.retain(|(offset, bytes)| *bytes > 0 && offset.checked_add(*bytes).is_some());
     let limits = device.limits();
     Metadata {
@@ -310,6 +333,7 @@ fn metadata_of(image: Image, others: &Others) -> Metadata {
         block_size: u64::from(limits.block_size),
         l1: l1.iter().map(|entry| AtomicU64::new(*entry)).collect(),
         fixed,
+        bitmaps,
         capacity: Arc::new(AtomicU64::new(limits.capacity)),
         set: AtomicU64::new(0),
         settled: AtomicU64::new(0),
@@ -385,6 +409,10 @@ impl Device for LiveImage {
 
     fn unmap_region(&self, region: &MemoryRegion) {
         self.children().for_each(|child| child.unmap_region(region));
+    }
+
+    fn bitmaps(&self) -> Vec<Arc<dyn DirtyBitmap>> {
+        self.bitmaps.iter().map(|bitmap| bitmap.clone() as _).collect()
     }
 
     fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {

@@ -41,6 +41,9 @@ impl Home {
         let session = log.as_ref().map_or(0, Log::session);
         self.write_mark(view, session, session > 0 && is_dirty || header.is_dirty()).await?;
         log.map(|log| self.log.get_or_init(|| log));
+        if let Some(bitmaps) = &view.format().bitmaps {
+            bitmaps.begin(&self.file).await?;
+        }
         if last > 0 {
             let view = view.clone();
             reactor::current().spawn(async move { home(&view).end_leaks(&view).await });

@@ -2,6 +2,7 @@
 //! `qemu-utils`.
 
 mod backing;
+mod bitmaps;
 mod changes;
 mod damage;
 mod disk;

@@ -9,6 +9,8 @@
 //! clusters may leak. After a clean end no further ones do. The disk reads as the oracle says:
 //! after a kill with a restart log it has all writes that were acknowledged.
 
+mod bitmap;
+mod file;
 mod plan;
 mod snapshots;
 mod world;
@@ -20,7 +22,7 @@ use crate::user::{Host, User};
 use base::mix;
 use block::Device;
 use plan::Boot;
-use qcow2::{Image, LiveImage};
+use qcow2::{Image, LiveImage, Qcow2};
 use reactor::Simulation;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -68,11 +70,15 @@ fn run(world: &Rc<World>, seed: u64, boot: &Boot, is_logged: bool) {
     world.machine.crash_at(boot.crash);
     let leaks = check(world, &simulation, world.leaks.take());
     snapshots::check(world, &simulation);
+    check_bitmap(world, &simulation, false);
     match world.goes_on().then(|| open(world, &simulation, boot)).flatten() {
         Some(image) => {
             use_image(world, &simulation, boot, &image);
             if world.goes_on() && boot.crash.is_none() {
+                let crash = boot.crash_at_end.map(|crash| world.machine.from_now(crash));
+                world.machine.crash_at(crash);
                 drop(image);
+                world.machine.crash_at(None);
                 // A write that failed may leave a table and a block that nothing refers to.
                 // A search for leaks passes over clusters whose use changes.
                 world.are_leaks_freed.set(world.had_session.get() && boot.users.is_empty());
@@ -81,6 +87,7 @@ fn run(world: &Rc<World>, seed: u64, boot: &Boot, is_logged: bool) {
                 world.leaks.set(check(world, &simulation, most));
                 world.are_leaks_freed.set(false);
                 check_closed(world, &simulation, boot);
+                check_bitmap(world, &simulation, world.shape.fixed.is_none());
             } else {
                 power_off(world, &simulation);
                 drop(image);
@@ -144,6 +151,38 @@ fn check_closed(world: &World, simulation: &Simulation, boot: &Boot) {
     let may_be_dirty = world.is_unsettled.get() || boot.failing_write > 0;
     if world.machine.is_on() && is_dirty && !may_be_dirty {
         world.fail("the image was closed, and is dirty".into());
+    }
+}
+
+/// Compares the bitmap with the granules that were written, unless it is in use. `was_saved`: it
+/// must not be in use.
+fn check_bitmap(world: &World, simulation: &Simulation, was_saved: bool) {
+    let Some(bitmap) = &world.bitmap else { return };
+    let device: Arc<dyn Device> = Arc::new(world.file.clone());
+    let others = world.others();
+    let read = simulation.cores()[0].remote().block_on(move |_| async move {
+        let mut image = Image::open(device).await?;
+        image.load_bitmaps().await?;
+        Ok::<_, qcow2::Error>((image.bitmaps().await?.len(), Qcow2::new(image, others, 64 << 10)?))
+    });
+    if !world.machine.is_on() {
+        return;
+    }
+    let (count, disk) = match read.expect("the core runs") {
+        Ok(found) => found,
+        Err(error) => return world.fail(format!("the bitmap cannot be read: {error}")),
+    };
+    let loaded = disk.bitmaps().pop();
+    if count != 1 || was_saved && bitmap.is_saved.get() && loaded.is_none() {
+        world.fail(format!("{count} bitmaps, of which one is in use: {}", loaded.is_none()));
+    }
+    bitmap.is_saved.set(loaded.is_some());
+    let wrong = loaded.and_then(|loaded| {
+        let oracle = world.disk.oracle.borrow();
+        bitmap.wrong(&oracle, |offset, len| loaded.run(offset, len))
+    });
+    if let Some(offset) = wrong {
+        world.fail(format!("the bitmap has a wrong bit for byte {offset}"));
     }
 }
 
@@ -215,7 +254,9 @@ mod tests {
     fn each_write_of_a_short_life_may_fail() {
         for seed in 0..80 {
             let mut plan = Plan::draw(seed);
-            (plan.shape.refcount_order, plan.shape.has_snapshot) = (6, false);
+            // The tables of a bitmap are added with refcounts of 16 bits.
+            plan.shape.refcount_order = if plan.shape.bitmap.is_some() { 4 } else { 6 };
+            plan.shape.has_snapshot = false;
             for failing_write in 1..12 {
                 let users = vec![1];
                 plan.boots = vec![Boot { seed, users, failing_write, has_log: true, ..Boot::default() }];

@@ -20,6 +20,8 @@ pub struct Shape {
     pub most_data: u64,
     /// Whether the disk shares all its clusters with an internal snapshot.
     pub has_snapshot: bool,
+    /// Bytes of a granule of the dirty bitmap as a power of two, if there is one.
+    pub bitmap: Option<u8>,
     /// Bytes of the backing file, if there is one.
     pub backing: Option<u64>,
     /// Bytes that the file can have, if it cannot grow.
@@ -43,6 +45,8 @@ pub struct Boot {
     pub users: Vec<u64>,
     /// When power goes; without it the image is closed.
     pub crash: Option<CrashAt>,
+    /// When power goes while the image is closed, counted from there.
+    pub crash_at_end: Option<CrashAt>,
     /// Whether only the process ends, and disks keep their caches.
     pub is_kill: bool,
     /// Whether the image is opened with its restart log.
@@ -74,7 +78,7 @@ impl Plan {
     /// Draws the plan of a seed.
     pub fn draw(seed: u64) -> Plan {
         let mut rng = Rng::new(mix(seed));
-        let shape = Shape::draw(&mut rng);
+        let mut shape = Shape::draw(&mut rng);
         // Of a large disk few tables are in memory.
         let most_steps = if shape.most_data < u64::MAX { 4 } else { 2 };
         let mut boots: Vec<Boot> = (0..2 + rng.below(6)).map(|_| Boot::draw(&mut rng)).collect();
@@ -84,6 +88,16 @@ impl Plan {
             let steps = if rng.one_in(3) { 1 + rng.below(most_steps) } else { 0 };
             boot.steps =
                 (0..steps).map(|_| Step { after: rng.log_uniform(60), is_delete: rng.one_in(3) }).collect();
+        }
+        if shape.most_data == u64::MAX && rng.one_in(2) {
+            (shape.bitmap, shape.refcount_order) = (Some(9 + rng.below(6) as u8), 4);
+        }
+        for boot in &mut boots {
+            if rng.one_in(4) {
+                let count = 1 + rng.log_uniform(30);
+                let kind = if rng.one_in(2) { CrashAt::WriteStarted } else { CrashAt::WriteEnded };
+                (boot.crash, boot.crash_at_end) = (None, Some(kind(count)));
+            }
         }
         Plan { seed, shape, boots }
     }
@@ -119,6 +133,7 @@ impl Shape {
             most_data: if is_long { 3850 + rng.below(60) } else { u64::MAX },
             density: if is_long { 8 } else { 1 + 4 * u64::from(has_snapshot) },
             has_snapshot,
+            bitmap: None,
             backing: backing.filter(|_| !is_long),
             fixed: rng.one_in(4).then_some(room),
             block_size,

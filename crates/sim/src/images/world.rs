@@ -1,5 +1,7 @@
 //! State that outlives a boot: the image's file, its backing file, and the oracle of the disk.
 
+use super::bitmap::Bitmap;
+use super::file::{append, refer, word};
 use super::plan::{Plan, Shape};
 use crate::disk::{DiskConfig, SimDisk};
 use crate::gate::Gate;
@@ -44,6 +46,8 @@ pub struct World {
     pub made: Cell<u64>,
     /// A change of snapshots has failed since the image was opened: it is closed as dirty.
     pub is_unsettled: Cell<bool>,
+    /// The dirty bitmap, if there is one.
+    pub bitmap: Option<Bitmap>,
     /// The file of the restart log.
     pub log: File,
     /// How often the machine was started.
@@ -73,7 +77,10 @@ impl World {
         if let (Some(disk), Some(bytes)) = (&backing, shape.backing) {
             disk.peek(0, &mut content[..bytes as usize]);
         }
-        let (image, is_shared) = create(&shape, &mut oracle, &mut content, &mut rng);
+        let (image, is_shared, bitmap) = create(&shape, &mut oracle, &mut content, &mut rng);
+        if let Some(bitmap) = &bitmap {
+            bitmap.begin(&oracle);
+        }
         let bytes = image.len().next_multiple_of(shape.block_size as usize) as u64;
         let file =
             new_disk("file", &machine, &shape, shape.fixed.map_or(bytes, |room| room.max(bytes)), rng.draw());
@@ -101,6 +108,7 @@ impl World {
             pending: RefCell::default(),
             made: Cell::default(),
             is_unsettled: Cell::default(),
+            bitmap,
             log: tempfile::tempfile().expect("a temporary file"),
             starts: Cell::default(),
             leaks: Cell::new(Some(0)),
@@ -160,6 +168,10 @@ impl World {
         }
         self.file.revive();
         self.file.forgive();
+        let is_restored = self.machine.is_kill() && is_logged;
+        if let Some(bitmap) = self.bitmap.as_ref().filter(|bitmap| !bitmap.is_saved.get() && !is_restored) {
+            bitmap.clear(&self.file, 1 << self.shape.cluster_bits, &oracle);
+        }
     }
 }
 
@@ -221,9 +233,14 @@ fn clear(oracle: &mut Oracle, offset: u64, len: u64) {
     oracle.end_write(lba, count, ticket, true, true);
 }
 
-/// The file of a new image, and whether it has a snapshot. `content`: that of the backing file, and
-/// then that of the disk.
-fn create(shape: &Shape, oracle: &mut Oracle, content: &mut [u8], rng: &mut Rng) -> (Vec<u8>, bool) {
+/// The file of a new image, whether it has a snapshot, and its bitmap. `content`: that of the
+/// backing file, and then that of the disk.
+fn create(
+    shape: &Shape,
+    oracle: &mut Oracle,
+    content: &mut [u8],
+    rng: &mut Rng,
+) -> (Vec<u8>, bool, Option<Bitmap>) {
     let mut options = Options::new(shape.size);
     options.cluster_bits = shape.cluster_bits;
     options.refcount_order = shape.refcount_order;
@@ -256,14 +273,13 @@ fn create(shape: &Shape, oracle: &mut Oracle, content: &mut [u8], rng: &mut Rng)
     let (Bytes(mut bytes), len) = writer.finish().expect("memory");
     bytes.resize(len as usize, 0);
     let is_shared = shape.has_snapshot && share(&mut bytes, shape);
-    (bytes, is_shared)
+    let bitmap = shape.bitmap.and_then(|bits| Bitmap::add(&mut bytes, shape, bits));
+    (bytes, is_shared, bitmap)
 }
 
 /// Makes an internal snapshot of an image whose refcounts have 16 bits, if its last refcount block
 /// has room: the disk then shares all its clusters and L2 tables. Returns whether it has.
 fn share(image: &mut Vec<u8>, shape: &Shape) -> bool {
-    let word =
-        |image: &[u8], at: u64| u64::from_be_bytes(image[at as usize..][..8].try_into().expect("8 bytes"));
     let geometry = Geometry {
         cluster_bits: shape.cluster_bits,
         has_extended_l2: shape.has_extended_l2,
@@ -271,38 +287,22 @@ fn share(image: &mut Vec<u8>, shape: &Shape) -> bool {
         is_v2: false,
     };
     let cluster = geometry.cluster_size();
-    let (l1, refcounts) = (word(image, 40), word(image, 48));
+    let l1 = word(image, 40);
     let l1_bytes = 8 * shape.size.div_ceil(geometry.l2_entries() * cluster);
-    let refer = |image: &mut Vec<u8>, number: u64| {
-        let (per_block, width) = (cluster / 2, 2);
-        let at = (word(image, refcounts + number / per_block * 8) + number % per_block * width) as usize;
-        let count = u16::from_be_bytes([image[at], image[at + 1]]) + 1;
-        image[at..at + 2].copy_from_slice(&count.to_be_bytes());
-    };
-    let table = image.len() as u64;
+    let Some(table) = append(image, cluster, 1 + l1_bytes.div_ceil(cluster)) else { return false };
     let copy = table + cluster;
-    let end = copy + l1_bytes.next_multiple_of(cluster);
-    let is_counted = |number: u64| {
-        let block = number / (cluster / 2);
-        block < cluster / 8 && word(image, refcounts + block * 8) != 0
-    };
-    if !(table / cluster..end / cluster).all(is_counted) {
-        return false;
-    }
-    image.resize(end as usize, 0);
-    (table / cluster..end / cluster).for_each(|number| refer(image, number));
     for at in (l1..l1 + l1_bytes).step_by(8) {
         let entry = word(image, at) & !COPIED;
         image[at as usize..][..8].copy_from_slice(&entry.to_be_bytes());
         if entry == 0 {
             continue;
         }
-        refer(image, entry / cluster);
+        refer(image, cluster, entry / cluster);
         for slot in (entry..entry + cluster).step_by(geometry.entry_bytes()) {
             let data = word(image, slot) & !COPIED;
             image[slot as usize..][..8].copy_from_slice(&data.to_be_bytes());
             let clusters = geometry.host_clusters(Entry { word: data, bitmap: 0 });
-            clusters.for_each(|number| refer(image, number));
+            clusters.for_each(|number| refer(image, cluster, number));
         }
     }
     image.copy_within(l1 as usize..(l1 + l1_bytes) as usize, copy as usize);
