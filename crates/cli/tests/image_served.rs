@@ -209,6 +209,67 @@ fn a_killed_server_leaves_a_valid_image_and_a_stopped_one_a_clean_image() {
     }
 }
 
+/// The bytes of a dirty bitmap that QEMU's client finds dirty in the export.
+fn dirty_bytes(folder: &Path, name: &str) -> Vec<(u64, u64)> {
+    let options = format!(
+        "driver=nbd,server.type=unix,server.path={},x-dirty-bitmap=qemu:dirty-bitmap:{name}",
+        folder.join("s").display()
+    );
+    let map = Command::new("qemu-img").args(["map", "--output=json", "--image-opts", &options]).output();
+    let map = map.unwrap();
+    assert!(map.status.success(), "{}", String::from_utf8_lossy(&map.stderr));
+    let map: serde_json::Value = serde_json::from_slice(&map.stdout).unwrap();
+    let number = |extent: &serde_json::Value, name: &str| extent[name].as_u64().unwrap();
+    // A dirty extent is one without data.
+    let dirty = map.as_array().unwrap().iter().filter(|extent| extent["data"] == false);
+    dirty.map(|extent| (number(extent, "start"), number(extent, "length"))).collect()
+}
+
+fn qemu_write(folder: &Path, offset: u64) {
+    let (export, command) =
+        (format!("nbd+unix:///?socket={}", folder.join("s").display()), format!("write {offset} 4k"));
+    let output = Command::new("qemu-io").args(["-f", "raw", "-c", &command, &export]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
+fn dirty_bitmaps_are_served_and_survive_a_stop_and_not_a_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    assert_eq!(qemu_img(folder, "create -q -f qcow2 top.qcow2 32M"), 0);
+    for arguments in ["--add top.qcow2 on", "--add -g 4096 --disable top.qcow2 off"] {
+        assert_eq!(qemu_img(folder, &format!("bitmap {arguments}")), 0);
+    }
+    let granule = 64 << 10;
+    for (round, more) in (1..4).zip(["", "", ",restart-log=none"]) {
+        let server = serve_nbd(folder, more);
+        let (before, now): (Vec<_>, _) = (
+            (1..round).map(|round| (round * 3 * granule, granule)).collect(),
+            (round * 3 * granule, granule),
+        );
+        assert_eq!(dirty_bytes(folder, "on"), before, "round {round}");
+        qemu_write(folder, round * 3 * granule);
+        assert_eq!(dirty_bytes(folder, "on"), [before, vec![now]].concat(), "round {round}");
+        assert_eq!(dirty_bytes(folder, "off"), [], "round {round}");
+        let (code, said) = server.stop();
+        assert_eq!((code, check(folder)), (0, 0), "round {round}: {said}");
+        assert!(!said.contains("bitmap"), "round {round}: {said}");
+    }
+    let server = serve_nbd(folder, ",readonly=on");
+    assert_eq!(dirty_bytes(folder, "on").len(), 3);
+    server.stop();
+    let server = serve_nbd(folder, "");
+    qemu_write(folder, 20 << 20);
+    server.kill();
+    assert!(matches!(check(folder), 0 | 3));
+    let server = serve_nbd(folder, "");
+    let list = Command::new("qemu-nbd").args(["--list", "-k"]).arg(folder.join("s")).output().unwrap();
+    let list = String::from_utf8(list.stdout).unwrap();
+    assert!(list.contains("qemu:dirty-bitmap:off") && !list.contains("qemu:dirty-bitmap:on"), "{list}");
+    assert_eq!(server.stop().0, 0);
+    assert_eq!(check(folder), 0);
+}
+
 #[test]
 fn an_image_that_was_not_closed_is_repaired_before_it_is_served() {
     let dir = tempfile::tempdir().unwrap();

@@ -5,8 +5,8 @@
 //! the checker panics and names the request.
 
 use block::{
-    Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op, Request,
-    StatusReport,
+    Channel, Device, DeviceError, DirtyBitmap, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op,
+    Request, StatusReport,
 };
 use std::cell::Cell;
 use std::future::Future;
@@ -51,6 +51,10 @@ impl Device for Checker {
 
     fn unmap_region(&self, region: &MemoryRegion) {
         self.child.unmap_region(region);
+    }
+
+    fn bitmaps(&self) -> Vec<Arc<dyn DirtyBitmap>> {
+        self.child.bitmaps()
     }
 
     fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {

@@ -5,8 +5,8 @@
 //! child's future.
 
 use block::{
-    Channel, Device, DeviceError, IoError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op,
-    Request, StatusReport,
+    Channel, Device, DeviceError, DirtyBitmap, IoError, IoFuture, IoResult, KernelBacking, Limits,
+    MemoryRegion, Op, Request, StatusReport,
 };
 use reactor::Core;
 use std::cell::{Cell, RefCell};
@@ -210,6 +210,10 @@ impl Device for Fault {
 
     fn unmap_region(&self, region: &MemoryRegion) {
         self.child.unmap_region(region);
+    }
+
+    fn bitmaps(&self) -> Vec<Arc<dyn DirtyBitmap>> {
+        self.child.bitmaps()
     }
 
     fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {

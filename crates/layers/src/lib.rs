@@ -49,3 +49,6 @@ pub mod linear;
 pub mod migrate;
 pub mod qos;
 pub mod stats;
+
+#[cfg(test)]
+mod bitmap_tests;

@@ -6,11 +6,11 @@ use super::job::{Job, Part};
 use super::reading::Reader;
 use super::request::Rules;
 use super::status;
-use super::wire::{Command, Content, Header, encode_reply, refusal_of};
+use super::wire::{self, Command, Content, Header, encode_reply, refusal_of};
 use crate::Error;
-use crate::stream::{Found, Link, Memory, Protocol, Received, ReplyPart, Wire};
+use crate::stream::{Found, Link, MAX_FRONT, Memory, Protocol, Received, ReplyPart, Wire};
 use crate::target::Target;
-use block::{Device, IoResult};
+use block::{Device, DirtyBitmap, IoResult};
 use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
@@ -23,6 +23,7 @@ pub(super) const MAX_REQUESTS: usize = 512;
 pub(super) struct Session {
     rules: Rules,
     target: Target,
+    bitmaps: Arc<[Arc<dyn DirtyBitmap>]>,
     writes: Writes,
     capacity: Arc<AtomicU64>,
     reader: RefCell<Reader>,
@@ -34,6 +35,7 @@ impl Session {
     pub(super) fn open(
         rules: Rules,
         device: Arc<dyn Device>,
+        bitmaps: Arc<[Arc<dyn DirtyBitmap>]>,
         writes: &Arc<RangeLock>,
         capacity: Arc<AtomicU64>,
         early: &[u8],
@@ -42,6 +44,7 @@ impl Session {
         Ok(Session {
             rules,
             target,
+            bitmaps,
             writes: Writes::of(writes),
             capacity,
             reader: RefCell::new(Reader::new(early)),
@@ -72,18 +75,35 @@ impl Session {
 
     /// Answers a query of block status.
     async fn report(&self, header: &Header, link: &Link) {
-        let extents = match status::extents(header, &self.target).await {
-            Ok(extents) => extents,
-            Err(error) => {
-                link.stats().count_failure();
-                return self.answer(header, Content::Failed(refusal_of(error, false)), None, link);
+        let mut places = self.rules.selected.places().peekable();
+        let (mut first, mut rest) = (None, Vec::new());
+        while let Some(place) = places.next() {
+            let extents = match place.checked_sub(1) {
+                None => status::extents(header, &self.target).await,
+                Some(bitmap) => Ok(status::dirty(header, &*self.bitmaps[bitmap])),
+            };
+            let extents = match extents {
+                Ok(extents) => extents,
+                Err(error) => {
+                    link.stats().count_failure();
+                    return self.answer(header, Content::Failed(refusal_of(error, false)), None, link);
+                }
+            };
+            let (context, is_last) = (wire::context_id(place), places.peek().is_none());
+            let content = Content::Status { context, extents: extents.len() as u32, is_last };
+            // The header of the first context is in front of the data.
+            if first.is_some() {
+                let mut front = [0; MAX_FRONT];
+                let len = encode_reply(self.rules.form, header, content, &mut front);
+                rest.extend(&front[..len]);
             }
-        };
-        let descriptors = status::encode(&extents, self.rules.form);
-        let mut memory = link.memory(descriptors.len()).await;
-        memory.fill(0, &descriptors);
-        let content = Content::Status { extents: extents.len() as u32 };
-        self.answer(header, content, Some(memory), link);
+            first.get_or_insert(content);
+            status::encode(&extents, self.rules.form, &mut rest);
+        }
+        let Some(first) = first else { return };
+        let mut memory = link.memory(rest.len()).await;
+        memory.fill(0, &rest);
+        self.answer(header, first, Some(memory), link);
     }
 }
 

@@ -10,8 +10,8 @@
 //!
 //! Source: the NBD protocol, "Handshake", "Option types", "Option reply types".
 
-use super::offer::Offer;
-use super::options::{ALLOCATION, Contexts, Info, Malformed};
+use super::offer::{MAX_SELECTED, Offer, Selected};
+use super::options::{Contexts, Info, Malformed};
 use super::wire::{self, Form, u32_at, u64_at};
 use crate::stream::{Handshake, HandshakeStep};
 
@@ -31,8 +31,8 @@ pub(super) struct NbdHandshake {
     /// Whether the client supports the fixed handshake: options can be answered.
     is_fixed: bool,
     agreed: Agreed,
-    /// The export name with which `base:allocation` was last selected.
-    context: Option<Vec<u8>>,
+    /// The contexts that were last selected, and the export name with which they were.
+    selected: Option<(Vec<u8>, Selected)>,
     /// The identity that the client's TLS key proves.
     identity: Option<Box<str>>,
 }
@@ -41,8 +41,8 @@ pub(super) struct NbdHandshake {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Agreed {
     pub(super) form: Form,
-    /// Whether the client may request block status.
-    pub(super) has_status: bool,
+    /// The contexts of which the client may request block status.
+    pub(super) selected: Selected,
     /// Whether the client requested the block sizes.
     pub(super) knows_blocks: bool,
 }
@@ -81,7 +81,7 @@ impl NbdHandshake {
             pads: true,
             is_fixed: true,
             agreed: Agreed::default(),
-            context: None,
+            selected: None,
             identity: None,
         }
     }
@@ -186,7 +186,7 @@ impl NbdHandshake {
             Tls::Off => Err((wire::REP_ERR_UNSUP, "the server does not support TLS")),
             Tls::InUse => Err((wire::REP_ERR_INVALID, "TLS is already in use")),
             Tls::Allowed | Tls::Required => {
-                (self.tls, self.agreed, self.context) = (Tls::InUse, Agreed::default(), None);
+                (self.tls, self.agreed, self.selected) = (Tls::InUse, Agreed::default(), None);
                 Ok(())
             }
         }
@@ -210,7 +210,8 @@ impl NbdHandshake {
     }
 
     fn choose(&mut self, name: &[u8]) {
-        self.agreed.has_status = self.context.as_deref() == Some(name);
+        let selected = self.selected.as_ref().filter(|(with, _)| with == name);
+        self.agreed.selected = selected.map(|(_, selected)| *selected).unwrap_or_default();
     }
 
     fn list(&self, data: &[u8], output: &mut Vec<u8>) -> Result<(), Refused> {
@@ -271,25 +272,33 @@ impl NbdHandshake {
     fn list_contexts(&self, data: &[u8], output: &mut Vec<u8>) -> Result<(), Refused> {
         let asked = Contexts::parse(data).map_err(invalid)?;
         self.find(asked.name)?;
-        if asked.queries == 0 || asked.has_allocation || asked.has_wildcard {
-            reply(wire::OPT_LIST_META_CONTEXT, wire::REP_META_CONTEXT, &[&[0; 4], ALLOCATION], output);
+        for context in self.offer.contexts.iter().filter(|context| asked.lists(context)) {
+            let parts: [&[u8]; 2] = [&[0; 4], context.as_bytes()];
+            reply(wire::OPT_LIST_META_CONTEXT, wire::REP_META_CONTEXT, &parts, output);
         }
         Ok(())
     }
 
     fn set_context(&mut self, data: &[u8], output: &mut Vec<u8>) -> Result<(), Refused> {
         // Even a failed request clears the previous selection.
-        self.context = None;
+        self.selected = None;
         let asked = Contexts::parse(data).map_err(invalid)?;
         if self.agreed.form == Form::Simple {
             return Err((wire::REP_ERR_INVALID, "the client must negotiate structured replies first"));
         }
         self.find(asked.name)?;
-        if asked.has_allocation {
-            self.context = Some(asked.name.to_vec());
-            let id = wire::CONTEXT_ID.to_be_bytes();
-            reply(wire::OPT_SET_META_CONTEXT, wire::REP_META_CONTEXT, &[&id, ALLOCATION], output);
+        let mut selected = Selected::default();
+        let contexts = self.offer.contexts.iter().enumerate();
+        contexts.filter(|(_, context)| asked.selects(context)).for_each(|(place, _)| selected.add(place));
+        if selected.len() > MAX_SELECTED {
+            return Err((wire::REP_ERR_TOO_BIG, "more than 16 metadata contexts are selected"));
         }
+        for place in selected.places() {
+            let (id, context) = (wire::context_id(place).to_be_bytes(), &self.offer.contexts[place]);
+            let parts: [&[u8]; 2] = [&id, context.as_bytes()];
+            reply(wire::OPT_SET_META_CONTEXT, wire::REP_META_CONTEXT, &parts, output);
+        }
+        self.selected = Some((asked.name.to_vec(), selected));
         Ok(())
     }
 }
@@ -370,7 +379,10 @@ mod tests {
 
     fn with(tls: Tls) -> NbdHandshake {
         let limits = Limits::new(1 << 20);
-        let offer = Offer { name: "disk".into(), description: "a disk".into(), limits, is_read_only: false };
+        let mut contexts = vec!["base:allocation".to_owned()];
+        contexts.extend((1..20).map(|number| format!("qemu:dirty-bitmap:b{number}")));
+        let (name, description) = ("disk".into(), "a disk".into());
+        let offer = Offer { name, description, limits, is_read_only: false, contexts: contexts.into() };
         NbdHandshake::new(offer, tls)
     }
 
@@ -627,15 +639,18 @@ mod tests {
         let (agreed, kinds) = agree(&[context("disk", "base:allocation"), go("disk")]);
         assert_eq!((agreed, kinds[0]), (Agreed::default(), wire::REP_ERR_INVALID));
         let (agreed, kinds) = agree(&[structured.clone(), context("disk", "base:allocation"), go("disk")]);
-        assert_eq!(agreed, Agreed { form: Form::Structured, has_status: true, knows_blocks: false });
+        let mut selected = Selected::default();
+        selected.add(0);
+        assert_eq!(agreed, Agreed { form: Form::Structured, selected, knows_blocks: false });
         assert_eq!(kinds[..3], [1, 4, 1]);
         let (agreed, kinds) =
             agree(&[extended, structured.clone(), context("disk", "base:allocation"), go("")]);
-        assert_eq!(agreed, Agreed { form: Form::Extended, has_status: false, knows_blocks: false });
+        let selected = Selected::default();
+        assert_eq!(agreed, Agreed { form: Form::Extended, selected, knows_blocks: false });
         assert_eq!(kinds[1], wire::REP_ERR_EXT_HEADER_REQD);
         let replaced =
             [structured, context("disk", "base:allocation"), context("disk", "qemu:dirty"), go("disk")];
-        assert!(!agree(&replaced).0.has_status);
+        assert_eq!(agree(&replaced).0.selected.len(), 0);
     }
 
     #[test]
@@ -645,6 +660,24 @@ mod tests {
             let data = [string(""), count, queries.iter().flat_map(|query| string(query)).collect()].concat();
             replies(3, &option(9, &data)).0.len() - 1
         };
-        assert_eq!((list(&[]), list(&["base:"]), list(&["base:allocation"]), list(&["x:y"])), (1, 1, 1, 0));
+        assert_eq!((list(&[]), list(&["base:"]), list(&["base:allocation"]), list(&["x:y"])), (20, 1, 1, 0));
+        assert_eq!((list(&["qemu:"]), list(&["qemu:dirty-bitmap:b7", "base:"])), (19, 2));
+    }
+
+    #[test]
+    fn contexts_are_selected_by_name_and_at_most_sixteen() {
+        let set = |names: &[String]| {
+            let count = (names.len() as u32).to_be_bytes().to_vec();
+            let data = [string("disk"), count, names.iter().flat_map(|name| string(name)).collect()].concat();
+            let go = option(7, &[string("disk"), vec![0, 0]].concat());
+            replies(3, &[option(8, &[]), option(10, &data), go].concat()).0
+        };
+        let name = |number: usize| format!("qemu:dirty-bitmap:b{number}");
+        let found = set(&[name(2), "base:allocation".into(), name(2), name(99), "qemu:".into()]);
+        let context =
+            |id: u8, name: &str| (10, wire::REP_META_CONTEXT, [&[0, 0, 0, id], name.as_bytes()].concat());
+        assert_eq!(found[1..4], [context(1, "base:allocation"), context(3, &name(2)), (10, 1, Vec::new())]);
+        assert_eq!(set(&(1..17).map(name).collect::<Vec<_>>())[1..18].last().unwrap().1, wire::REP_ACK);
+        assert_eq!(set(&(1..18).map(name).collect::<Vec<_>>())[1].1, wire::REP_ERR_TOO_BIG);
     }
 }

@@ -10,8 +10,9 @@
 //! writes that completed on any.
 //!
 //! Supported: the fixed newstyle handshake with every option and TLS; simple, structured and
-//! extended requests and replies; every command. Block status has `base:allocation`, with up to 64
-//! extents in a reply. Payload is at most 32 MiB. A connection has at most 32 MiB of memory and 512
+//! extended requests and replies; every command. Block status has `base:allocation`, and
+//! `qemu:dirty-bitmap:NAME` for each dirty bitmap of the device, with up to 64 extents of each in a
+//! reply. Payload is at most 32 MiB. A connection has at most 32 MiB of memory and 512
 //! requests. At the limit the export does not read from it until the client has read its replies.
 //! While the memory budget for all network clients is used up, a connection has less, and its long
 //! requests are split into [`fragments`].
@@ -39,7 +40,7 @@ use crate::stream::{
     Origin, Parts, Places, Registry,
 };
 use crate::{Error, Export, Stats, check_cores};
-use block::{Device, Limits};
+use block::{Device, DirtyBitmap, Limits};
 use blocks::RangeLock;
 use connection::{MAX_REQUESTS, Session};
 use handshake::{NbdHandshake, Tls};
@@ -150,6 +151,7 @@ impl Nbd {
     pub fn start(device: Arc<dyn Device>, cores: &[CoreRef], config: Config) -> Result<Nbd, Error> {
         let limits = device.limits();
         config.check(cores.len(), &limits)?;
+        let bitmaps: Arc<[Arc<dyn DirtyBitmap>]> = device.bitmaps().into();
         let registry = Registry::new();
         let places = Places::new(cores, &config.core_map)?;
         let stats = Arc::new(Stats::new(cores.len()));
@@ -159,6 +161,8 @@ impl Nbd {
             ConnectionSlots::new(config.connection_limits(), config.memory.clone(), name.as_str().into());
         let handler = NbdAcceptHandler {
             writes: RangeLock::new(cores, name.as_str().into()),
+            contexts: offer::contexts(&bitmaps),
+            bitmaps,
             slots,
             registry,
             device: device.clone(),
@@ -211,6 +215,8 @@ impl Drop for Nbd {
 struct NbdAcceptHandler {
     /// Serialises unaligned writes.
     writes: Arc<RangeLock>,
+    contexts: Arc<[String]>,
+    bitmaps: Arc<[Arc<dyn DirtyBitmap>]>,
     slots: Arc<ConnectionSlots>,
     registry: Registry,
     device: Arc<dyn Device>,
@@ -228,7 +234,8 @@ impl NbdAcceptHandler {
         let Config { name, description, .. } = &self.config;
         let limits = self.device.limits();
         let is_read_only = self.config.read_only || limits.read_only;
-        Offer { name: name.clone(), description: description.clone(), limits, is_read_only }
+        let contexts = self.contexts.clone();
+        Offer { name: name.clone(), description: description.clone(), limits, is_read_only, contexts }
     }
 }
 
@@ -280,14 +287,14 @@ impl AcceptHandler for NbdAcceptHandler {
         };
         let rules = Rules {
             form: agreed.form,
-            has_status: agreed.has_status,
+            selected: agreed.selected,
             is_read_only: offer.is_read_only,
             knows_blocks: agreed.knows_blocks,
             limits: offer.limits,
         };
         let (device, capacity, early) = (self.device.clone(), self.capacity.clone(), admitted.early);
-        let writes = self.writes.clone();
-        let open = move || Session::open(rules, device, &writes, capacity, &early);
+        let (writes, bitmaps) = (self.writes.clone(), self.bitmaps.clone());
+        let open = move || Session::open(rules, device, bitmaps, &writes, capacity, &early);
         if self.registry.serve(&self.places.cores()[place], parts, MAX_REQUESTS, open).is_err() {
             tracing::warn!(export = &*self.name, core = place, "client disconnected: the core has stopped");
         }

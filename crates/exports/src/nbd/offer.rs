@@ -5,10 +5,44 @@ use super::wire::{
     FLAG_SEND_FAST_ZERO, FLAG_SEND_FLUSH, FLAG_SEND_FUA, FLAG_SEND_TRIM, FLAG_SEND_WRITE_ZEROES, Form,
     MAX_PAYLOAD,
 };
-use block::Limits;
+use block::{DirtyBitmap, Limits};
+use std::sync::Arc;
 
 /// Largest minimum block size that the protocol can express.
 pub(super) const MAX_BLOCK: u32 = 64 << 10;
+
+/// Most metadata contexts of an export: further bitmaps are not offered.
+const MAX_CONTEXTS: usize = 64;
+/// Most metadata contexts that a client may select. Their extents fit the least memory of a
+/// connection.
+pub(super) const MAX_SELECTED: u32 = 16;
+
+/// The metadata contexts that a client has selected, by their place in [`Offer::contexts`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Selected(u64);
+
+impl Selected {
+    /// Selects another context.
+    pub(super) fn add(&mut self, place: usize) {
+        self.0 |= 1 << place;
+    }
+
+    /// The number of contexts.
+    pub(super) fn len(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    /// Their places.
+    pub(super) fn places(self) -> impl Iterator<Item = usize> {
+        (0..MAX_CONTEXTS).filter(move |place| self.0 >> place & 1 == 1)
+    }
+}
+
+/// The metadata contexts of an export with these bitmaps.
+pub(super) fn contexts(bitmaps: &[Arc<dyn DirtyBitmap>]) -> Arc<[String]> {
+    let bitmaps = bitmaps.iter().map(|bitmap| format!("qemu:dirty-bitmap:{}", bitmap.name()));
+    ["base:allocation".to_owned()].into_iter().chain(bitmaps).take(MAX_CONTEXTS).collect()
+}
 
 /// The export information that a handshake sends.
 #[derive(Clone, Debug)]
@@ -18,6 +52,8 @@ pub(super) struct Offer {
     pub(super) limits: Limits,
     /// Whether device or export refuse writes.
     pub(super) is_read_only: bool,
+    /// The metadata contexts: `base:allocation`, and then one for each bitmap.
+    pub(super) contexts: Arc<[String]>,
 }
 
 impl Offer {
@@ -59,7 +95,8 @@ mod tests {
 
     fn offer(limits: Limits) -> Offer {
         let is_read_only = limits.read_only;
-        Offer { name: "disk".into(), description: String::new(), limits, is_read_only }
+        let contexts = contexts(&[]);
+        Offer { name: "disk".into(), description: String::new(), limits, is_read_only, contexts }
     }
 
     #[test]

@@ -60,35 +60,39 @@ impl<'a> Info<'a> {
     }
 }
 
-/// The only metadata context of this server.
-pub(super) const ALLOCATION: &[u8] = b"base:allocation";
+/// Queries that list every context which begins so.
+const WILDCARDS: [&[u8]; 3] = [b"base:", b"qemu:", b"qemu:dirty-bitmap:"];
 
 /// NBD_OPT_LIST_META_CONTEXT, NBD_OPT_SET_META_CONTEXT: the export's name and the queries.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Contexts<'a> {
     pub(super) name: &'a [u8],
-    /// The number of queries.
-    pub(super) queries: u32,
-    /// Whether one of them is exactly `base:allocation`.
-    pub(super) has_allocation: bool,
-    /// Whether one of them is `base:`, which lists every context of that namespace.
-    pub(super) has_wildcard: bool,
+    queries: Vec<&'a [u8]>,
 }
 
 impl<'a> Contexts<'a> {
     pub(super) fn parse(data: &'a [u8]) -> Result<Contexts<'a>, Malformed> {
         let mut parts = Parts(data);
         let name = parts.string()?;
-        let queries = parts.u32()?;
-        let (mut has_allocation, mut has_wildcard) = (false, false);
+        let count = parts.u32()?;
+        let mut queries = Vec::new();
         // Each query takes at least four bytes, so the data bounds the loop.
-        for _ in 0..queries {
-            let query = parts.string()?;
-            has_allocation |= query == ALLOCATION;
-            has_wildcard |= query == b"base:";
+        for _ in 0..count {
+            queries.push(parts.string()?);
         }
         parts.end()?;
-        Ok(Contexts { name, queries, has_allocation, has_wildcard })
+        Ok(Contexts { name, queries })
+    }
+
+    /// Whether a query selects the context.
+    pub(super) fn selects(&self, context: &str) -> bool {
+        self.queries.contains(&context.as_bytes())
+    }
+
+    /// Whether the queries list the context: by its name, by a wildcard, or because there are none.
+    pub(super) fn lists(&self, context: &str) -> bool {
+        let is_prefix = |query: &&[u8]| WILDCARDS.contains(query) && context.as_bytes().starts_with(query);
+        self.queries.is_empty() || self.selects(context) || self.queries.iter().any(is_prefix)
     }
 }
 
@@ -110,18 +114,22 @@ mod tests {
     }
 
     #[test]
-    fn queries_are_counted_and_ours_is_found() {
-        let parse = |queries: &[&[u8]]| {
+    fn queries_select_a_context_by_name_and_list_those_of_a_wildcard() {
+        let found = |queries: &[&str]| {
             let count = (queries.len() as u32).to_be_bytes().to_vec();
-            let data =
-                [string(b"d"), count, queries.iter().flat_map(|query| string(query)).collect()].concat();
-            let Contexts { queries, has_allocation, has_wildcard, .. } = Contexts::parse(&data).unwrap();
-            (queries, has_allocation, has_wildcard)
+            let strings = queries.iter().flat_map(|query| string(query.as_bytes())).collect();
+            let data = [string(b"d"), count, strings].concat();
+            let contexts = Contexts::parse(&data).unwrap();
+            let all = ["base:allocation", "qemu:dirty-bitmap:a:", "qemu:dirty-bitmap:a:b"];
+            (all.map(|context| contexts.selects(context)), all.map(|context| contexts.lists(context)))
         };
-        assert_eq!(parse(&[]), (0, false, false));
-        assert_eq!(parse(&[b"qemu:x", b"base:allocation"]), (2, true, false));
-        assert_eq!(parse(&[b"base:"]), (1, false, true));
-        assert_eq!(parse(&[b"base:allocation:depth", b""]), (2, false, false));
+        assert_eq!(found(&[]), ([false; 3], [true; 3]));
+        assert_eq!(found(&["qemu:x", "base:allocation"]), ([true, false, false], [true, false, false]));
+        assert_eq!(found(&["base:"]), ([false; 3], [true, false, false]));
+        assert_eq!(found(&["qemu:"]), ([false; 3], [false, true, true]));
+        assert_eq!(found(&["qemu:dirty-bitmap:"]), ([false; 3], [false, true, true]));
+        assert_eq!(found(&["qemu:dirty-bitmap:a:"]), ([false, true, false], [false, true, false]));
+        assert_eq!(found(&["base:allocation:depth", "", "qemu"]), ([false; 3], [false; 3]));
     }
 
     #[test]

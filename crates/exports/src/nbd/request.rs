@@ -1,5 +1,6 @@
 //! Validates requests: refused, answered at once, or passed to the device. Pure.
 
+use super::offer::Selected;
 use super::wire::{
     CMD_FLAG_DF, CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, CMD_FLAG_PAYLOAD_LEN, CMD_FLAG_REQ_ONE,
     Command, Content, EOVERFLOW, Form, Header, MAX_PAYLOAD, Refusal, refusal_of,
@@ -13,8 +14,8 @@ const MAX_SKIPPED: u64 = 2 * MAX_PAYLOAD as u64;
 #[derive(Clone, Debug)]
 pub(super) struct Rules {
     pub(super) form: Form,
-    /// Whether the client selected `base:allocation`.
-    pub(super) has_status: bool,
+    /// The metadata contexts that the client selected.
+    pub(super) selected: Selected,
     pub(super) is_read_only: bool,
     /// Whether the client requested the block sizes, so that it must obey them.
     pub(super) knows_blocks: bool,
@@ -123,7 +124,7 @@ impl Rules {
             Command::WriteZeroes if self.limits.max_write_zeroes == 0 => {
                 return Err(Refusal::invalid("the device does not support write zeroes"));
             }
-            Command::BlockStatus if !self.has_status => {
+            Command::BlockStatus if self.selected.len() == 0 => {
                 return Err(Refusal::invalid("no metadata context was negotiated"));
             }
             Command::BlockStatus if len == 0 => {
@@ -180,13 +181,11 @@ mod tests {
     const WRITE: Command = Command::Write;
 
     fn rules(form: Form) -> Rules {
-        Rules {
-            form,
-            has_status: form != Form::Simple,
-            is_read_only: false,
-            knows_blocks: true,
-            limits: Limits::new(256 * MIB),
+        let mut selected = Selected::default();
+        if form != Form::Simple {
+            selected.add(0);
         }
+        Rules { form, selected, is_read_only: false, knows_blocks: true, limits: Limits::new(256 * MIB) }
     }
 
     fn judge(rules: &Rules, command: Command, flags: u16, offset: u64, len: u64) -> Verdict {

@@ -1,16 +1,29 @@
-//! Block status: the extents of a range in the context `base:allocation`.
+//! Block status: the extents of a range in a metadata context.
 
 use super::request::Blocks;
 use super::wire::{CMD_FLAG_REQ_ONE, Form, Header};
 use crate::target::Target;
-use block::{IoError, StatusExtent, StatusReport};
+use block::{DirtyBitmap, IoError, StatusExtent, StatusReport};
 
 /// Maximum queries to the device for one request. A device may answer for a part of a range, such
 /// as one of several disks.
 const MAX_QUERIES: usize = 16;
 
-/// Reads the status of a request's range from the device: extents from the request's offset on.
-pub(super) async fn extents(header: &Header, target: &Target) -> Result<Vec<StatusExtent>, IoError> {
+/// Flag of an extent of a dirty bitmap.
+const DIRTY: u32 = 1;
+
+/// An extent of a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Extent {
+    /// Bytes.
+    len: u64,
+    /// Flags of the metadata context.
+    flags: u32,
+}
+
+/// Reads the status of a request's range from the device: extents from the request's offset on in
+/// the context `base:allocation`.
+pub(super) async fn extents(header: &Header, target: &Target) -> Result<Vec<Extent>, IoError> {
     let blocks = Blocks::of(header, target.block_size());
     let report = Box::new(StatusReport::new());
     for _ in 0..MAX_QUERIES {
@@ -22,12 +35,36 @@ pub(super) async fn extents(header: &Header, target: &Target) -> Result<Vec<Stat
         }
         target.block_status(&report, blocks.offset + covered, left).await?;
     }
-    let most = if header.flags & CMD_FLAG_REQ_ONE != 0 { 1 } else { StatusReport::MAX_EXTENTS };
-    Ok(cut(report.extents().take(most), blocks.head as u64, header.len))
+    Ok(cut(report.extents().take(most_extents(header)), blocks.head as u64, header.len))
+}
+
+/// The extents of a request's range in the context of a dirty bitmap.
+pub(super) fn dirty(header: &Header, bitmap: &dyn DirtyBitmap) -> Vec<Extent> {
+    let (mut extents, mut done): (Vec<Extent>, u64) = (Vec::new(), 0);
+    for _ in 0..StatusReport::MAX_EXTENTS {
+        if done == header.len {
+            break;
+        }
+        let (is_dirty, len) = bitmap.run(header.offset + done, header.len - done);
+        let flags = if is_dirty { DIRTY } else { 0 };
+        let count = extents.len();
+        match extents.last_mut().filter(|last| last.flags == flags) {
+            Some(last) => last.len += len,
+            None if count == most_extents(header) => break,
+            None => extents.push(Extent { len, flags }),
+        }
+        done += len;
+    }
+    extents
+}
+
+/// Most extents of a context in the reply to a request.
+fn most_extents(header: &Header) -> usize {
+    if header.flags & CMD_FLAG_REQ_ONE != 0 { 1 } else { StatusReport::MAX_EXTENTS }
 }
 
 /// The extents without their first `head` bytes, up to `len` bytes in all.
-fn cut(extents: impl Iterator<Item = StatusExtent>, head: u64, len: u64) -> Vec<StatusExtent> {
+fn cut(extents: impl Iterator<Item = StatusExtent>, head: u64, len: u64) -> Vec<Extent> {
     let (mut skip, mut left) = (head, len);
     let mut kept = Vec::new();
     for extent in extents {
@@ -36,27 +73,25 @@ fn cut(extents: impl Iterator<Item = StatusExtent>, head: u64, len: u64) -> Vec<
         let len = (extent.len - skipped).min(left);
         left -= len;
         if len > 0 {
-            kept.push(StatusExtent { len, ..extent });
+            kept.push(Extent { len, flags: extent.status.bits().into() });
         }
     }
     kept
 }
 
-/// The descriptors of a reply. Those of compact headers have 32 bits for a length, which holds
-/// every requested length.
-pub(super) fn encode(extents: &[StatusExtent], form: Form) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(extents.len() * form.descriptor_len());
-    for StatusExtent { len, status } in extents {
-        let flags = status.bits();
+/// Appends the descriptors of extents. Those of compact headers have 32 bits for a length, which
+/// holds every requested length.
+pub(super) fn encode(extents: &[Extent], form: Form, bytes: &mut Vec<u8>) {
+    bytes.reserve(extents.len() * form.descriptor_len());
+    for Extent { len, flags } in extents {
         if form == Form::Extended {
             bytes.extend(len.to_be_bytes());
-            bytes.extend(u64::from(flags).to_be_bytes());
+            bytes.extend(u64::from(*flags).to_be_bytes());
         } else {
             bytes.extend((*len as u32).to_be_bytes());
-            bytes.extend(u32::from(flags).to_be_bytes());
+            bytes.extend(flags.to_be_bytes());
         }
     }
-    bytes
 }
 
 #[cfg(test)]

@@ -178,8 +178,8 @@ pub(super) enum Content {
     Data { len: u32 },
     /// `len` bytes of a read's data, from `at` of it on, which follow. Not in simple replies.
     Fragment { at: u64, len: u32, is_last: bool },
-    /// The status of `extents` ranges, whose descriptors follow.
-    Status { extents: u32 },
+    /// The status of `extents` ranges in a metadata context, whose descriptors follow.
+    Status { context: u32, extents: u32, is_last: bool },
     /// An error.
     Failed(Refusal),
 }
@@ -197,7 +197,7 @@ pub(super) fn encode_reply(form: Form, header: &Header, content: Content, to: &m
     let (kind, len) = match content {
         Content::Done => (TYPE_NONE, 0),
         Content::Data { len } | Content::Fragment { len, .. } => (TYPE_OFFSET_DATA, u64::from(len) + 8),
-        Content::Status { extents } => {
+        Content::Status { extents, .. } => {
             let descriptors = u64::from(extents) * form.descriptor_len() as u64;
             if is_extended {
                 (TYPE_BLOCK_STATUS_EXT, 8 + descriptors)
@@ -208,8 +208,9 @@ pub(super) fn encode_reply(form: Form, header: &Header, content: Content, to: &m
         Content::Failed(refusal) => (TYPE_ERROR, 6 + refusal.text.len() as u64),
     };
     out.u32(if is_extended { EXTENDED_REPLY_MAGIC } else { STRUCTURED_REPLY_MAGIC });
-    let is_done = !matches!(content, Content::Fragment { is_last: false, .. });
-    out.u16(if is_done { REPLY_FLAG_DONE } else { 0 }).u16(kind).u64(header.cookie);
+    let has_more =
+        matches!(content, Content::Fragment { is_last: false, .. } | Content::Status { is_last: false, .. });
+    out.u16(if has_more { 0 } else { REPLY_FLAG_DONE }).u16(kind).u64(header.cookie);
     if is_extended {
         out.u64(header.offset).u64(len);
     } else {
@@ -219,8 +220,8 @@ pub(super) fn encode_reply(form: Form, header: &Header, content: Content, to: &m
         Content::Done => {}
         Content::Data { .. } => drop(out.u64(header.offset)),
         Content::Fragment { at, .. } => drop(out.u64(header.offset + at)),
-        Content::Status { extents } if is_extended => drop(out.u32(CONTEXT_ID).u32(extents)),
-        Content::Status { .. } => drop(out.u32(CONTEXT_ID)),
+        Content::Status { context, extents, .. } if is_extended => drop(out.u32(context).u32(extents)),
+        Content::Status { context, .. } => drop(out.u32(context)),
         Content::Failed(refusal) => {
             out.u32(refusal.number).u16(refusal.text.len() as u16).bytes(refusal.text.as_bytes());
         }
@@ -228,8 +229,10 @@ pub(super) fn encode_reply(form: Form, header: &Header, content: Content, to: &m
     out.len
 }
 
-/// The identifier of `base:allocation` on every connection.
-pub(super) const CONTEXT_ID: u32 = 1;
+/// The identifier of the metadata context at a place of the export's list.
+pub(super) fn context_id(place: usize) -> u32 {
+    place as u32 + 1
+}
 
 /// An error: the protocol's number, and text for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -386,8 +389,11 @@ mod tests {
         assert_eq!(encode(Form::Structured, content(true)), piece);
         piece[5] = 0; // more chunks follow
         assert_eq!(encode(Form::Structured, content(false)), piece);
-        let status = [front(5, 20), vec![0, 0, 0, 1]].concat();
-        assert_eq!(encode(Form::Structured, Content::Status { extents: 2 }), status);
+        let mut status = [front(5, 20), vec![0, 0, 0, 1]].concat();
+        let content = |is_last| Content::Status { context: 1, extents: 2, is_last };
+        assert_eq!(encode(Form::Structured, content(true)), status);
+        status[5] = 0; // more chunks follow
+        assert_eq!(encode(Form::Structured, content(false)), status);
         let refusal = Refusal::invalid("no");
         let error = [front(0x8001, 8), vec![0, 0, 0, 22, 0, 2, b'n', b'o']].concat();
         assert_eq!(encode(Form::Structured, Content::Failed(refusal)), error);
@@ -408,7 +414,8 @@ mod tests {
         assert_eq!(encode(Form::Extended, Content::Data { len: 0x200 }), data);
         let mut status = front(6, 40);
         status.extend([0, 0, 0, 1, 0, 0, 0, 2]);
-        assert_eq!(encode(Form::Extended, Content::Status { extents: 2 }), status);
+        let content = Content::Status { context: 1, extents: 2, is_last: true };
+        assert_eq!(encode(Form::Extended, content), status);
     }
 
     #[test]

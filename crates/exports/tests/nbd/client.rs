@@ -57,6 +57,17 @@ pub struct Client {
     pub flags: u16,
 }
 
+/// The data of an option with queries for metadata contexts of the export with the empty name.
+pub fn queries(contexts: &[&str]) -> Vec<u8> {
+    let mut data = vec![0; 4];
+    data.extend((contexts.len() as u32).to_be_bytes());
+    for context in contexts {
+        data.extend((context.len() as u32).to_be_bytes());
+        data.extend(context.as_bytes());
+    }
+    data
+}
+
 impl Client {
     /// A client that has heard the greeting and said its flags.
     pub fn greeted(socket: &Path) -> Client {
@@ -79,12 +90,17 @@ impl Client {
     /// A client that may send requests, and has `base:allocation` where it can. It has asked for
     /// the sizes of blocks.
     pub fn connect(socket: &Path, form: Form) -> Client {
-        Client::asking(socket, form, &[0, 0, 0, 0, 0, 1, 0, 3])
+        Client::asking(socket, form, &[0, 0, 0, 0, 0, 1, 0, 3], &["base:allocation"])
     }
 
     /// As [`Client::connect`], but one that has not asked for the sizes of blocks.
     pub fn unaware(socket: &Path, form: Form) -> Client {
-        Client::asking(socket, form, &[0; 6])
+        Client::asking(socket, form, &[0; 6], &["base:allocation"])
+    }
+
+    /// As [`Client::unaware`], with these metadata contexts.
+    pub fn with_contexts(socket: &Path, form: Form, contexts: &[&str]) -> Client {
+        Client::asking(socket, form, &[0; 6], contexts)
     }
 
     /// A client of old, with handshake flags 0.
@@ -100,7 +116,7 @@ impl Client {
         client
     }
 
-    fn asking(socket: &Path, form: Form, about: &[u8]) -> Client {
+    fn asking(socket: &Path, form: Form, about: &[u8], contexts: &[&str]) -> Client {
         let mut client = Client::greeted(socket);
         match form {
             Form::Simple => {}
@@ -109,8 +125,7 @@ impl Client {
         }
         client.form = form;
         if form != Form::Simple {
-            let context = b"\0\0\0\0\0\0\0\x01\0\0\0\x0fbase:allocation";
-            assert_eq!(client.option(10, context).len(), 2);
+            assert_eq!(client.option(10, &queries(contexts)).len(), contexts.len() + 1);
         }
         let replies = client.option(7, about);
         assert_eq!(replies.last().unwrap().0, 1);
@@ -118,6 +133,31 @@ impl Client {
         client.size = u64::from_be_bytes(export[2..10].try_into().unwrap());
         client.flags = u16::from_be_bytes(export[10..12].try_into().unwrap());
         client
+    }
+
+    /// One query of block status: the extents of each context by its identifier, as length and
+    /// flags.
+    pub fn status(&mut self, flags: u16, offset: u64, len: u64) -> Vec<(u32, Vec<(u64, u64)>)> {
+        self.send(BLOCK_STATUS, flags, 0x5eed, offset, len);
+        let is_extended = self.form == Form::Extended;
+        let mut contexts = Vec::new();
+        loop {
+            let mut front = vec![0; if is_extended { 32 } else { 20 }];
+            self.stream.read_exact(&mut front).unwrap();
+            let len = u32::from_be_bytes(front[front.len() - 4..].try_into().unwrap());
+            let mut data = vec![0; len as usize];
+            self.stream.read_exact(&mut data).unwrap();
+            let number = |bytes: &[u8]| bytes.iter().fold(0, |value, byte| value << 8 | u64::from(*byte));
+            let (start, half) = if is_extended { (8, 8) } else { (4, 4) };
+            let extents = data[start..].chunks_exact(2 * half);
+            let extents: Vec<_> =
+                extents.map(|extent| (number(&extent[..half]), number(&extent[half..]))).collect();
+            assert!(!is_extended || number(&data[4..8]) == extents.len() as u64);
+            contexts.push((number(&data[..4]) as u32, extents));
+            if front[5] == 1 {
+                return contexts;
+            }
+        }
     }
 
     pub fn send_option(&mut self, number: u32, data: &[u8]) {

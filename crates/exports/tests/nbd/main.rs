@@ -1,6 +1,7 @@
 //! The NBD server, as its clients find it: good ones, bad ones, and those that vanish.
 
 mod allocations;
+mod bitmaps;
 mod blocks;
 mod client;
 mod commands;

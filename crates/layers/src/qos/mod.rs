@@ -20,8 +20,8 @@ mod bucket;
 pub use bucket::Rate;
 
 use block::{
-    Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits as DeviceLimits, MemoryRegion,
-    Op, Request, StatusReport,
+    Channel, Device, DeviceError, DirtyBitmap, IoFuture, IoResult, KernelBacking, Limits as DeviceLimits,
+    MemoryRegion, Op, Request, StatusReport,
 };
 use bucket::Bucket;
 use reactor::{Core, Permits};
@@ -174,6 +174,10 @@ impl Device for Qos {
 
     fn unmap_region(&self, region: &MemoryRegion) {
         self.child.unmap_region(region);
+    }
+
+    fn bitmaps(&self) -> Vec<Arc<dyn DirtyBitmap>> {
+        self.child.bitmaps()
     }
 
     fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {

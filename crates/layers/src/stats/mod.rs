@@ -8,8 +8,8 @@ mod histogram;
 pub use histogram::Histogram;
 
 use block::{
-    Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op, Request,
-    StatusReport,
+    Channel, Device, DeviceError, DirtyBitmap, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op,
+    Request, StatusReport,
 };
 use histogram::Buckets;
 use reactor::Core;
@@ -88,6 +88,10 @@ impl Device for Stats {
 
     fn unmap_region(&self, region: &MemoryRegion) {
         self.child.unmap_region(region);
+    }
+
+    fn bitmaps(&self) -> Vec<Arc<dyn DirtyBitmap>> {
+        self.child.bitmaps()
     }
 
     fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {

@@ -154,7 +154,7 @@ impl Options {
                 Ok(Opened { device: live.clone(), live: Some(live) })
             }
             false => {
-                let device = open_image(top, others, self.snapshot.clone(), self.cache_bytes)?;
+                let device = open_image(top, others, self.snapshot.clone(), self.cache_bytes, true)?;
                 Ok(Opened { device, live: None })
             }
         }
@@ -231,7 +231,7 @@ fn open_links(links: &[Link], cache_bytes: u64) -> Result<Option<Arc<dyn Device>
         let device = open_file(&link.path)?;
         backing = Some(match link.is_raw {
             true => device,
-            false => open_image(device, Others { backing, data_file: None }, None, cache_bytes)?,
+            false => open_image(device, Others { backing, data_file: None }, None, cache_bytes, false)?,
         });
     }
     Ok(backing)
@@ -349,16 +349,21 @@ fn read_header(device: Arc<dyn Device>) -> Result<Header, DeviceError> {
     reactor::run(async move { Image::open_header(&*device).await }).map_err(as_device_error)
 }
 
+/// Opens an image for reading. `has_bitmaps`: the device has its dirty bitmaps, if they are valid.
 fn open_image(
     device: Arc<dyn Device>,
     others: Others,
     snapshot: Option<String>,
     cache_bytes: u64,
+    has_bitmaps: bool,
 ) -> Result<Arc<dyn Device>, DeviceError> {
     let opened = reactor::run(async move {
         let mut image = Image::open(device).await?;
         if let Some(name) = snapshot {
             image = image.at_snapshot(&name).await?;
+        }
+        if has_bitmaps && let Err(error) = image.load_bitmaps().await {
+            tracing::warn!(%error, "the dirty bitmaps of an image are not served");
         }
         Qcow2::new(image, others, cache_bytes)
     });
