@@ -262,6 +262,10 @@ fn dirty_bitmaps_are_served_and_survive_a_stop_and_not_a_kill() {
     qemu_write(folder, 20 << 20);
     server.kill();
     assert!(matches!(check(folder), 0 | 3));
+    let checked = freestone().args(["image", "check", "top.qcow2"]).current_dir(folder).output().unwrap();
+    let said = String::from_utf8(checked.stderr).unwrap();
+    assert!(said.contains("bitmap \"on\": in use since a crash: it lacks writes\n"), "{said}");
+    assert!(!said.contains("\"off\""), "{said}");
     let server = serve_nbd(folder, "");
     let list = Command::new("qemu-nbd").args(["--list", "-k"]).arg(folder.join("s")).output().unwrap();
     let list = String::from_utf8(list.stdout).unwrap();

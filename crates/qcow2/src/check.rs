@@ -51,6 +51,8 @@ pub struct Report {
     pub compressed_clusters: u64,
     /// The end of the last used cluster in bytes.
     pub image_end_offset: u64,
+    /// Names of dirty bitmaps that a crash has left in use: they lack writes, which is no error.
+    pub bitmaps_in_use: Vec<String>,
     /// A line for each problem, but for very many.
     pub messages: Vec<String>,
 }
@@ -391,6 +393,9 @@ impl Check {
         let mut room = self.reader.capacity();
         let cluster_size = self.geometry.cluster_size();
         for bitmap in list {
+            if bitmap.is_in_use {
+                self.report.bitmaps_in_use.push(bitmap.name.clone());
+            }
             self.count(bitmap.table_offset, bitmap.table_bytes(), 1);
             for entry in bitmap::read_table(&self.reader, &bitmap, &mut room).await? {
                 match Part::of(entry, cluster_size) {

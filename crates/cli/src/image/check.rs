@@ -83,6 +83,8 @@ fn print(name: &str, repaired: &Repaired, is_json: bool) -> ExitCode {
     let ended = repaired.before.messages.iter().filter(|message| !report.messages.contains(message));
     ended.for_each(|message| eprintln!("{message}: repaired"));
     report.messages.iter().for_each(|message| eprintln!("{message}"));
+    let in_use = |name| eprintln!("bitmap {name:?}: in use since a crash: it lacks writes");
+    report.bitmaps_in_use.iter().for_each(in_use);
     ExitCode::from(match report {
         Report { check_errors: 1.., .. } => crate::error::EXIT_FAILURE,
         Report { corruptions: 1.., .. } => CORRUPT,
