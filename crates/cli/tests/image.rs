@@ -206,6 +206,44 @@ fn snapshots_are_those_of_qemu() {
 }
 
 #[test]
+fn bitmaps_are_those_of_qemu() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    for image in ["ours.qcow2", "theirs.qcow2", "other.qcow2"] {
+        assert!(qemu(folder, &format!("create -q -f qcow2 {image} 3M")).status.success());
+    }
+    assert!(qemu(folder, "bitmap --add -g 4K other.qcow2 source").status.success());
+    write(folder, "other.qcow2", &["write 1M 5k"]);
+    for options in [
+        "--add FILE b",
+        "--add --disable -g 4096 FILE c",
+        "--add -g 512 --merge c --merge b FILE d",
+        "--merge source -b other.qcow2 -F qcow2 FILE d",
+        "--remove --add -f qcow2 FILE c",
+        "--clear FILE d",
+        "--disable FILE b",
+        "--remove FILE d",
+        // These fail.
+        "--add FILE b",
+        "--remove FILE x",
+        "--merge x FILE b",
+        "--merge source -b theirs.qcow2 -F qcow2 FILE b",
+    ] {
+        let run = |image: &str| format!("bitmap {}", options.replace("FILE", image));
+        let (mine, theirs) = (ours(folder, &run("ours.qcow2")), qemu(folder, &run("theirs.qcow2")));
+        assert_eq!(mine.status.code(), theirs.status.code(), "{options}: {}", text(&mine.stderr));
+        let bitmaps = |image: &str| {
+            let mut info = json(&qemu(folder, &format!("info --output json {image}")).stdout);
+            info["format-specific"]["data"]["bitmaps"].take()
+        };
+        assert_eq!(bitmaps("ours.qcow2"), bitmaps("theirs.qcow2"), "{options}");
+        assert!(qemu(folder, "check -q ours.qcow2").status.success(), "{options}");
+    }
+    let refused = ours(folder, "bitmap --clear -g 4K ours.qcow2 b");
+    assert!(text(&refused.stderr).contains("--granularity: only with --add"), "{}", text(&refused.stderr));
+}
+
+#[test]
 fn disks_are_resized_as_by_qemu() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();

@@ -13,15 +13,17 @@ const ENTRY: usize = 24;
 /// Largest bitmap in bytes, as in QEMU.
 pub(crate) const MAX_BYTES: u64 = 512 << 20;
 /// Sizes of a granule, as powers of two.
-const GRANULARITY_BITS: std::ops::RangeInclusive<u8> = 9..=31;
+pub(crate) const GRANULARITY_BITS: std::ops::RangeInclusive<u8> = 9..=31;
 /// Longest name in bytes.
-const MAX_NAME: usize = 1023;
+pub(crate) const MAX_NAME: usize = 1023;
 /// Byte of the flags in an entry.
 const FLAGS: usize = 12;
 /// Flag: the bitmap was not saved after its last change.
 const IN_USE: u32 = 1;
 /// Flag: the bitmap is kept up to date by programs that open the image.
 const AUTO: u32 = 2;
+/// Type of a dirty bitmap.
+const DIRTY_TRACKING: u8 = 1;
 /// Entry of a table: all bits of the cluster are set, and it has no place.
 const ONES: u64 = 1;
 
@@ -43,6 +45,13 @@ pub struct Bitmap {
 }
 
 impl Bitmap {
+    /// An enabled bitmap without a table.
+    pub(crate) fn new(name: &str, granularity: u64) -> Bitmap {
+        let (table_offset, table_entries, place) = (0, 0, 0..0);
+        let (is_in_use, is_auto, name) = (false, true, name.to_owned());
+        Bitmap { name, granularity, is_in_use, is_auto, table_offset, table_entries, place }
+    }
+
     /// Bytes of its table.
     pub(crate) fn table_bytes(&self) -> u64 {
         u64::from(self.table_entries) * 8
@@ -50,13 +59,35 @@ impl Bitmap {
 
     /// Clusters that the bits of a disk of `size` bytes need.
     pub(crate) fn clusters(&self, size: u64, cluster_size: u64) -> u64 {
-        size.div_ceil(self.granularity).div_ceil(8).div_ceil(cluster_size)
+        clusters(size, self.granularity, cluster_size)
+    }
+
+    /// Bytes of its name in the directory.
+    pub(crate) fn name_place(&self) -> Range<usize> {
+        self.place.start + ENTRY..self.place.end
+    }
+
+    /// Appends its entry to a directory. `name`: as it stands there.
+    pub(crate) fn append_to(&self, name: &[u8], directory: &mut Vec<u8>) {
+        directory.extend(self.table_offset.to_be_bytes());
+        directory.extend(self.table_entries.to_be_bytes());
+        directory.extend(flags(self.is_in_use, self.is_auto).to_be_bytes());
+        directory.extend([DIRTY_TRACKING, self.granularity.trailing_zeros() as u8]);
+        directory.extend((name.len() as u16).to_be_bytes());
+        directory.extend(0u32.to_be_bytes()); // no extra data
+        directory.extend(name);
+        directory.resize(directory.len().next_multiple_of(8), 0);
     }
 
     /// Byte of its flags in the directory.
     pub(crate) fn flags_at(&self) -> u64 {
         (self.place.start + FLAGS) as u64
     }
+}
+
+/// Clusters that the bits of a disk of `size` bytes need; a table has at least one entry.
+pub(crate) fn clusters(size: u64, granularity: u64, cluster_size: u64) -> u64 {
+    size.div_ceil(granularity).div_ceil(8).div_ceil(cluster_size).max(1)
 }
 
 /// The flags of an entry.
@@ -112,6 +143,26 @@ pub(crate) async fn read_table(
     Ok(table.chunks_exact(8).map(|entry| be64(entry, 0)).collect())
 }
 
+/// Reads the parts of a bitmap. `room`: as in [`read_table`].
+///
+/// # Errors
+/// When an entry is invalid; the device's.
+pub(crate) async fn read_parts(
+    reader: &Reader,
+    header: &Header,
+    bitmap: &Bitmap,
+    room: &mut u64,
+) -> Result<Vec<Part>, Problem> {
+    let mut parts = Vec::new();
+    for entry in read_table(reader, bitmap, room).await? {
+        let part = Part::of(entry, header.cluster_size());
+        let is_inside = |part: &Part| !matches!(part, Part::Stored(offset) if *offset >= reader.capacity());
+        let bad = || invalid(format!("bitmap {:?}: table entry {entry:#x}: invalid", bitmap.name));
+        parts.push(part.filter(is_inside).ok_or_else(bad)?);
+    }
+    Ok(parts)
+}
+
 fn parse(directory: &[u8], cluster_size: u64, count: u32) -> Result<Vec<Bitmap>, Problem> {
     let mut list = Vec::new();
     let mut at = 0;
@@ -139,7 +190,7 @@ fn parse_entry(entry: &[u8], at: usize, cluster_size: u64) -> Option<Bitmap> {
         && table_offset != 0
         && table_offset.is_multiple_of(cluster_size)
         && flags & !(IN_USE | AUTO) == 0
-        && fixed[16] == 1
+        && fixed[16] == DIRTY_TRACKING
         && GRANULARITY_BITS.contains(&fixed[17])
         && (1..=MAX_NAME).contains(&name_len)
         && be32(fixed, 20) == 0;

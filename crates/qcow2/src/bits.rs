@@ -10,6 +10,7 @@ use crate::error::{Problem, invalid};
 use crate::header::Header;
 use crate::reader::Reader;
 use block::DirtyBitmap;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -29,18 +30,33 @@ pub(crate) struct Bits {
 
 /// The bits of a part.
 struct Words {
-    words: Box<[AtomicU64]>,
+    /// `None`: all bits are set, and stay so.
+    words: Option<Box<[AtomicU64]>>,
     /// Whether a bit was set since the part was loaded.
     is_changed: AtomicBool,
 }
 
 impl Words {
     fn new(words: impl Iterator<Item = u64>) -> Words {
-        Words { words: words.map(AtomicU64::new).collect(), is_changed: AtomicBool::new(false) }
+        Words { words: Some(words.map(AtomicU64::new).collect()), is_changed: AtomicBool::new(false) }
+    }
+
+    fn ones() -> Words {
+        Words { words: None, is_changed: AtomicBool::new(false) }
+    }
+
+    fn get(&self, word: u64) -> u64 {
+        self.words.as_ref().map_or(u64::MAX, |words| words[word as usize].load(Ordering::Relaxed))
+    }
+
+    /// The bits of so many words in the order of the file.
+    fn bytes(&self, words: u64) -> Vec<u8> {
+        (0..words).flat_map(|word| self.get(word).to_le_bytes()).collect()
     }
 
     fn set(&self, word: u64, mask: u64) {
-        let word = &self.words[word as usize];
+        let Some(words) = &self.words else { return };
+        let word = &words[word as usize];
         // A core that only reads leaves the cache line with the others.
         if word.load(Ordering::Relaxed) & mask != mask {
             word.fetch_or(mask, Ordering::Relaxed);
@@ -50,8 +66,10 @@ impl Words {
 }
 
 impl Bits {
-    /// No bit is set. `clusters`: of `cluster_size` bytes, which have all bits of a disk.
-    fn new(granularity: u64, clusters: u64, cluster_size: u64) -> Bits {
+    /// The bits of a disk of `size` bytes, of which none is set. A cluster has `cluster_size`
+    /// bytes.
+    pub(crate) fn new(granularity: u64, size: u64, cluster_size: u64) -> Bits {
+        let clusters = bitmap::clusters(size, granularity, cluster_size);
         Bits {
             shift: granularity.trailing_zeros(),
             part_words: cluster_size * 8 / WORD_BITS,
@@ -73,7 +91,7 @@ impl Bits {
 
     /// Whether the bit of the byte at `offset` is set, and for how many bytes from there, at most
     /// `len`, that is so, as far as the next words say.
-    fn run(&self, offset: u64, len: u64) -> (bool, u64) {
+    pub(crate) fn run(&self, offset: u64, len: u64) -> (bool, u64) {
         let (first, last) = (offset >> self.shift, (offset + len - 1) >> self.shift);
         let is_set = self.word(first / WORD_BITS) >> (first % WORD_BITS) & 1 == 1;
         let mut at = first;
@@ -95,7 +113,7 @@ impl Bits {
     /// A word of the bitmap.
     fn word(&self, word: u64) -> u64 {
         let part = self.parts.get((word / self.part_words) as usize).and_then(OnceLock::get);
-        part.map_or(0, |part| part.words[(word % self.part_words) as usize].load(Ordering::Relaxed))
+        part.map_or(0, |part| part.get(word % self.part_words))
     }
 
     /// The part with this word of the bitmap.
@@ -109,9 +127,14 @@ impl Bits {
     pub(crate) fn changed(&self) -> impl Iterator<Item = (usize, Vec<u8>)> {
         self.parts.iter().enumerate().filter_map(|(number, part)| {
             let part = part.get().filter(|part| part.is_changed.load(Ordering::Relaxed))?;
-            let words = part.words.iter().map(|word| word.load(Ordering::Relaxed));
-            Some((number, words.flat_map(u64::to_le_bytes).collect()))
+            Some((number, part.bytes(self.part_words)))
         })
+    }
+
+    /// The bytes of each part in the file; `None` if no bit is set.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = Option<Vec<u8>>> {
+        let bytes = |part: &OnceLock<Words>| part.get().map(|part| part.bytes(self.part_words));
+        self.parts.iter().map(move |part| bytes(part).filter(|bytes| bytes.iter().any(|byte| *byte != 0)))
     }
 }
 
@@ -149,43 +172,66 @@ pub(crate) struct Bitmaps {
 /// Reads the bitmaps of the image with this header.
 ///
 /// # Errors
-/// When a bitmap is invalid, or those that are not in use are larger than [`MAX_BYTES`] together;
-/// the device's.
+/// When a bitmap is invalid, a cluster has several uses, or bitmaps that are not in use are larger
+/// than [`MAX_BYTES`] together; the device's.
 pub(crate) async fn load(reader: &Reader, header: &Header) -> Result<Bitmaps, Problem> {
     let Some(directory) = header.bitmaps else { return Ok(Bitmaps::default()) };
     let cluster_size = header.cluster_size();
-    let mut bitmaps = Bitmaps::default();
-    bitmaps.places.push((directory.directory_offset, directory.directory_bytes));
     let (mut room, mut bytes) = (reader.capacity(), 0);
+    let mut places = Places { list: Vec::new(), used: HashSet::new(), cluster_size };
+    places.add(directory.directory_offset, directory.directory_bytes)?;
+    let mut found = Vec::new();
     for bitmap in bitmap::read(reader, header, directory).await? {
-        bitmaps.places.push((bitmap.table_offset, bitmap.table_bytes()));
-        let table = bitmap::read_table(reader, &bitmap, &mut room).await?;
-        let mut parts = Vec::new();
-        for entry in table {
-            let invalid_entry =
-                || invalid(format!("bitmap {:?}: table entry {entry:#x}: invalid", bitmap.name));
-            parts.push(Part::of(entry, cluster_size).ok_or_else(invalid_entry)?);
-        }
-        let stored = parts.iter().filter_map(|part| match part {
-            Part::Stored(offset) => Some((*offset, cluster_size)),
-            Part::Zeroes | Part::Ones => None,
-        });
-        bitmaps.places.extend(stored);
-        if !bitmap.is_in_use {
-            bytes += bitmap.clusters(header.size, cluster_size) * cluster_size;
-            if bytes > MAX_BYTES {
-                let text =
-                    format!("bitmap {:?}: with those before it more than {MAX_BYTES} bytes", bitmap.name);
-                return Err(Problem::Refused(text));
+        places.add(bitmap.table_offset, bitmap.table_bytes())?;
+        let parts = bitmap::read_parts(reader, header, &bitmap, &mut room).await?;
+        for part in &parts {
+            if let Part::Stored(offset) = part {
+                places.add(*offset, cluster_size)?;
             }
-            bitmaps.loaded.push(load_bits(reader, header, bitmap, parts).await?.into());
         }
+        if bitmap.is_in_use {
+            continue;
+        }
+        bytes += bitmap.clusters(header.size, cluster_size) * cluster_size;
+        if bytes > MAX_BYTES {
+            let text = format!("bitmap {:?}: with those before it more than {MAX_BYTES} bytes", bitmap.name);
+            return Err(Problem::Refused(text));
+        }
+        found.push((bitmap, parts));
     }
-    Ok(bitmaps)
+    let mut loaded = Vec::new();
+    for (bitmap, parts) in found {
+        loaded.push(load_bits(reader, header, bitmap, parts).await?.into());
+    }
+    Ok(Bitmaps { loaded, places: places.list })
+}
+
+/// Clusters that bitmaps use.
+struct Places {
+    /// First byte and length.
+    list: Vec<(u64, u64)>,
+    used: HashSet<u64>,
+    cluster_size: u64,
+}
+
+impl Places {
+    /// Refuses clusters that bitmaps use already: a write to one would change the other.
+    fn add(&mut self, offset: u64, bytes: u64) -> Result<(), Problem> {
+        for cluster in offset / self.cluster_size..(offset + bytes).div_ceil(self.cluster_size) {
+            if !self.used.insert(cluster) {
+                return Err(invalid(format!("cluster {cluster}: several bitmaps use it")));
+            }
+        }
+        self.list.push((offset, bytes));
+        Ok(())
+    }
 }
 
 /// Reads the bits of a bitmap of these parts.
-async fn load_bits(
+///
+/// # Errors
+/// When there are too few; the device's.
+pub(crate) async fn load_bits(
     reader: &Reader,
     header: &Header,
     bitmap: Bitmap,
@@ -197,13 +243,13 @@ async fn load_bits(
         let (name, has) = (&bitmap.name, parts.len());
         return Err(invalid(format!("bitmap {name:?}: table of {has} entries: want {clusters}")));
     }
-    let bits = Bits::new(bitmap.granularity, clusters, cluster_size);
+    let bits = Bits::new(bitmap.granularity, header.size, cluster_size);
     for (place, part) in bits.parts.iter().zip(&parts) {
         let words = match *part {
             Part::Zeroes => continue,
-            Part::Ones => Words::new((0..bits.part_words).map(|_| u64::MAX)),
+            Part::Ones => Words::ones(),
             Part::Stored(offset) => {
-                let bytes = reader.read(offset, cluster_size).await;
+                let bytes = reader.read_padded(offset, cluster_size).await;
                 let part = "a cluster of a bitmap";
                 let bytes = bytes.map_err(|error| Problem::Io { part, offset, error })?;
                 let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
@@ -229,7 +275,7 @@ mod tests {
             (4095 << 16, (2 << 16) + 1, 4095..4098),
             (0, 9000 << 16, 0..9000),
         ] {
-            let bits = Bits::new(1 << 16, 3, 512);
+            let bits = Bits::new(1 << 16, (3 * 4096) << 16, 512);
             bits.mark(offset, len);
             let mut found = vec![0; 3 * 512];
             for (part, bytes) in bits.changed() {
@@ -243,11 +289,11 @@ mod tests {
 
     #[test]
     fn runs_end_where_the_bits_change() {
-        let bits = Bits::new(512, 300, 512);
+        let disk = 300 * 4096 * 512 - 100;
+        let bits = Bits::new(512, disk, 512);
         bits.mark(100 * 512, 512);
         bits.mark(63 * 512, 2 * 512);
         bits.mark(5000 * 512, 100_000 * 512);
-        let disk = 300 * 4096 * 512 - 100;
         let (mut at, mut found) = (7, Vec::new());
         while at < disk {
             let (is_set, len) = bits.run(at, disk - at);
@@ -271,10 +317,13 @@ mod tests {
 
     #[test]
     fn a_part_without_new_bits_has_not_changed() {
-        let bits = Bits::new(512, 2, 512);
-        let _ = bits.parts[0].set(Words::new((0..64).map(|_| u64::MAX)));
+        let bits = Bits::new(512, 2 * 4096 * 512, 512);
+        let _ = bits.parts[0].set(Words::ones());
         bits.mark(0, 4096 * 512);
         assert_eq!(bits.changed().count(), 0);
+        assert_eq!(bits.run(0, 8192 * 512), (true, 4096 * 512));
+        let parts: Vec<_> = bits.parts().collect();
+        assert_eq!(parts, [Some(vec![0xff; 512]), None]);
         bits.mark(4095 * 512, 1024);
         assert_eq!(bits.changed().map(|(part, _)| part).collect::<Vec<_>>(), [1]);
     }

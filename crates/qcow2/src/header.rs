@@ -28,9 +28,9 @@ pub const MAX_SNAPSHOTS: u32 = 65536;
 /// Least length of an entry of the snapshot table.
 const SNAPSHOT_ENTRY: u64 = 40;
 /// Most bitmaps.
-const MAX_BITMAPS: u32 = 65535;
+pub(crate) const MAX_BITMAPS: u32 = 65535;
 /// Largest directory of bitmaps in bytes.
-const MAX_BITMAP_DIRECTORY: u64 = MAX_BITMAPS as u64 * 1024;
+pub(crate) const MAX_BITMAP_DIRECTORY: u64 = MAX_BITMAPS as u64 * 1024;
 /// The refcount order of version 2: 16 bits.
 const V2_REFCOUNT_ORDER: u32 = 4;
 /// Largest refcount order: 64 bits.
@@ -39,6 +39,8 @@ const MAX_REFCOUNT_ORDER: u32 = 6;
 pub(crate) const BACKING_FORMAT: u32 = 0xe279_2aca;
 /// Type of the header extension with names of features.
 pub(crate) const FEATURE_NAMES: u32 = 0x6803_f857;
+/// Type of the header extension with the place of the bitmap directory.
+pub(crate) const BITMAPS: u32 = 0x2385_2875;
 /// Length of an entry of the feature name table.
 const FEATURE_ENTRY: usize = 48;
 
@@ -113,6 +115,17 @@ pub struct Bitmaps {
     pub directory_bytes: u64,
     /// First byte of the directory.
     pub directory_offset: u64,
+}
+
+impl Bitmaps {
+    /// The extension without type and length.
+    pub(crate) fn bytes(self) -> Vec<u8> {
+        let mut bytes = self.count.to_be_bytes().to_vec();
+        bytes.extend([0; 4]); // reserved
+        bytes.extend(self.directory_bytes.to_be_bytes());
+        bytes.extend(self.directory_offset.to_be_bytes());
+        bytes
+    }
 }
 
 /// A header extension that this crate does not interpret, as it stands in the file.
@@ -391,7 +404,7 @@ impl Header {
                 self.data_file = Some(text(&bytes));
             }
             0x0537_be77 => return Err(invalid("full disk encryption header of an image without encryption")),
-            0x2385_2875 => self.bitmaps = self.read_bitmaps(&bytes)?,
+            BITMAPS => self.bitmaps = self.read_bitmaps(&bytes)?,
             _ => self.unknown.push(RawExtension { kind, bytes }),
         }
         Ok(())

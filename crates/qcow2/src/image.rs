@@ -7,7 +7,7 @@ use crate::error::{Error, Problem, invalid};
 use crate::header::{Header, be64};
 use crate::reader::Reader;
 use crate::snapshot::{self, Snapshot, Table};
-use block::Device;
+use block::{Device, DirtyBitmap};
 use std::sync::Arc;
 
 /// Bytes at the start of a file that say how long the first cluster is.
@@ -109,6 +109,11 @@ impl Image {
         let read = async { bits::load(&open_reader(&*self.device)?, &self.header).await };
         self.loaded = read.await.map_err(|problem| Error::new(&self.name, problem))?.loaded;
         Ok(())
+    }
+
+    /// The dirty bitmaps that [`Image::load_bitmaps`] has read.
+    pub fn loaded_bitmaps(&self) -> impl Iterator<Item = Arc<dyn DirtyBitmap>> {
+        self.loaded.iter().map(|bitmap| bitmap.clone() as _)
     }
 
     /// The properties that decide what entries mean.

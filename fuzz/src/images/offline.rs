@@ -1,4 +1,4 @@
-//! Commands on an image that nothing else has open: repairs, internal snapshots, another size.
+//! Commands on an image that nothing else has open: repairs, snapshots, another size, bitmaps.
 //!
 //! No command makes an image worse: one whose metadata has no error has none afterwards, whether
 //! the command succeeded or not. On an image that was not edited, commands succeed, and disk and
@@ -8,6 +8,7 @@ use super::base::Base;
 use super::{OTHER_BYTES, PART, ROOM, disk, store};
 use ::base::Rng;
 use block::{Device, Flags, Op};
+use qcow2::offline::bitmaps::{self, Change, Source};
 use qcow2::offline::{resize::resize, snapshots};
 use qcow2::{Error, Image, Level, Others, Qcow2, Report, repair};
 use reactor::{Core, CoreRef};
@@ -46,9 +47,11 @@ pub(super) fn run(core: &CoreRef, bytes: Vec<u8>, expected: Option<Base>, seed: 
     let mut subject = Subject { core: core.clone(), device, model, names: vec!["1".into()] };
     let mut rng = Rng::new(seed);
     let resizes = rng.one_in(RESIZES);
-    for number in 0..COMMANDS {
+    for number in 0..=COMMANDS {
         let before = subject.check();
         let (name, result) = match rng.below(if resizes { 6 } else { 5 }) {
+            // Later commands would refuse an image with bitmaps.
+            _ if number == COMMANDS => ("bitmaps", subject.add_bitmap()),
             0 => ("repair of leaks", subject.repair(Level::Leaks)),
             1 => ("repair", subject.repair(Level::All)),
             2 => ("snapshot", subject.create(format!("name {number}"))),
@@ -129,6 +132,11 @@ impl Subject {
             model.snapshots.remove(&id);
         }
         self.on_core(move |_, device| async move { snapshots::delete(&device, &id).await })
+    }
+
+    fn add_bitmap(&mut self) -> Result<(), Error> {
+        let changes = [Change::Add(None), Change::Merge(Source::Own("b".into())), Change::Disable];
+        self.on_core(move |_, device| async move { bitmaps::change(&device, "b", &changes).await })
     }
 
     fn resize(&mut self, rng: &mut Rng) -> Result<(), Error> {

@@ -1,6 +1,7 @@
 //! `freestone image`: disk images in QEMU's format qcow2. Output and exit codes are those of
 //! `qemu-img`.
 
+mod bitmap;
 mod check;
 mod commit;
 mod convert;
@@ -43,6 +44,8 @@ enum ImageCommand {
     Resize(resize::ResizeArgs),
     /// List, make, apply and delete internal snapshots
     Snapshot(snapshot::SnapshotArgs),
+    /// Add, remove and change a dirty bitmap of an image: the options count in their order
+    Bitmap(bitmap::BitmapArgs),
     /// Give an image another backing file; its disk keeps its bytes
     Rebase(rebase::RebaseArgs),
     /// Write the changes in an image to its backing file, and empty the image
@@ -127,6 +130,7 @@ pub fn run(args: &ImageArgs) -> Result<ExitCode, Error> {
         ImageCommand::Repair(file) => check::repair(file, is_json(file)),
         ImageCommand::Resize(args) => resize::run(args).map(|()| ExitCode::SUCCESS),
         ImageCommand::Snapshot(args) => run_snapshot(args, is_json).map(|()| ExitCode::SUCCESS),
+        ImageCommand::Bitmap(args) => bitmap::run(args).map(|()| ExitCode::SUCCESS),
         ImageCommand::Rebase(args) => rebase::run(args).map(|()| ExitCode::SUCCESS),
         ImageCommand::Commit(args) => commit::run(args).map(|()| ExitCode::SUCCESS),
         ImageCommand::Map(map) => map::run(map, is_json(&map.file)).map(|()| ExitCode::SUCCESS),

@@ -14,11 +14,10 @@ use super::file::File;
 use super::refcounts::Refcounts;
 use crate::bitmap::{self, Part};
 use crate::bits::{self, Loaded};
-use crate::error::{Problem, invalid};
+use crate::error::Problem;
 use crate::image::{Image, open_reader};
 use crate::mutant::{self, Mutant};
 use block::{Flags, IoError, IoResult, Op, Request};
-use std::collections::HashSet;
 use std::sync::Arc;
 
 /// See the module.
@@ -37,12 +36,11 @@ impl LiveBitmaps {
     /// Reads the bitmaps of an image; `None` if it has none.
     ///
     /// # Errors
-    /// As [`bits::load`]; when a cluster has several uses.
+    /// As [`bits::load`].
     pub(super) async fn open(image: &Image) -> Result<Option<LiveBitmaps>, Problem> {
         let Some(directory) = image.header.bitmaps else { return Ok(None) };
         let bits::Bitmaps { loaded, places } =
             bits::load(&open_reader(&*image.device)?, &image.header).await?;
-        check_places(&places, image.header.cluster_size())?;
         let enabled = loaded.iter().filter(|loaded| loaded.bitmap.is_auto).cloned().collect();
         Ok(Some(LiveBitmaps { directory: directory.directory_offset, enabled, loaded, places }))
     }
@@ -139,19 +137,6 @@ async fn write_parts(
             }
         };
         file.write(place, &bytes, Flags::NONE).await?;
-    }
-    Ok(())
-}
-
-/// Refuses bitmaps that have a cluster in common: a write to one would change the other.
-fn check_places(places: &[(u64, u64)], cluster_size: u64) -> Result<(), Problem> {
-    let mut used = HashSet::new();
-    for (offset, bytes) in places {
-        for cluster in offset / cluster_size..(offset + bytes).div_ceil(cluster_size) {
-            if !used.insert(cluster) {
-                return Err(invalid(format!("cluster {cluster}: several bitmaps use it")));
-            }
-        }
     }
     Ok(())
 }

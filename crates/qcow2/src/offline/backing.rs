@@ -74,6 +74,12 @@ impl Offline {
         self.begin().await?;
         let old = self.first_cluster().await?;
         let new = new_cluster(&old, &self.header, backing)?;
+        self.write_first_cluster(&old, &new).await
+    }
+
+    /// Replaces the first cluster. Bytes behind the first sector that the old header uses are the
+    /// same.
+    pub(super) async fn write_first_cluster(&mut self, old: &[u8], new: &[u8]) -> Result<(), Problem> {
         let is_changed = |at: &usize| old[*at] != new[*at];
         let mut changed = (SECTOR..new.len()).filter(is_changed);
         if let Some(first) = changed.next() {
@@ -83,7 +89,7 @@ impl Offline {
         self.write_header(0, &new[..SECTOR]).await
     }
 
-    async fn first_cluster(&self) -> Result<Vec<u8>, Problem> {
+    pub(super) async fn first_cluster(&self) -> Result<Vec<u8>, Problem> {
         let cluster = self.reader().read_padded(0, self.header.cluster_size()).await;
         cluster.map_err(|error| Problem::Io { part: "the header", offset: 0, error })
     }
@@ -102,17 +108,33 @@ fn new_cluster(old: &[u8], header: &Header, backing: Option<&Backing>) -> Result
             return Err(Problem::Refused(format!("backing format of {len} bytes: want 1 to {most}")));
         }
     }
+    let name = backing.map_or("", |backing| &backing.name);
+    let format = backing.map(|backing| backing.format.clone().into_bytes());
+    let (len, size) = (name.len(), old.len());
+    let no_room = || {
+        Problem::Refused(format!("backing file name of {len} bytes: no room in the header of {size} bytes"))
+    };
+    with_extension(old, header, BACKING_FORMAT, format, Some(name.as_bytes()))?.ok_or_else(no_room)
+}
+
+/// The first cluster with other bytes of an extension, or without it, and with another name of the
+/// backing file; `name`: `None` keeps it. Bytes behind the first sector that the old header uses
+/// are the same. Returns `None` if there is no room.
+pub(super) fn with_extension(
+    old: &[u8],
+    header: &Header,
+    kind: u32,
+    bytes: Option<Vec<u8>>,
+    name: Option<&[u8]>,
+) -> Result<Option<Vec<u8>>, Problem> {
     let start = header.header_length as usize;
     let (name_at, name_len) = (be64(old, at::BACKING) as usize, be32(old, at::BACKING + 8) as usize);
     let end = if name_at == 0 { old.len() } else { name_at.max(start) };
     let (mut list, len) = extensions(&old[start..end], (end - start) as u64)?;
     let used = [start..start + len, name_at..if name_at == 0 { 0 } else { name_at + name_len }];
-    list.retain(|extension| extension.kind != BACKING_FORMAT);
-    if let Some(backing) = backing {
-        let format = RawExtension { kind: BACKING_FORMAT, bytes: backing.format.clone().into_bytes() };
-        list.insert(0, format);
-    }
-    let name = backing.map_or("", |backing| &backing.name);
+    let name = name.unwrap_or(&old[used[1].clone()]);
+    list.retain(|extension| extension.kind != kind);
+    list.splice(0..0, bytes.map(|bytes| RawExtension { kind, bytes }));
     // Names of features are only for programs that do not know a feature.
     let fewer: Vec<_> = list.iter().filter(|extension| extension.kind != FEATURE_NAMES).cloned().collect();
     for list in [list, fewer] {
@@ -120,17 +142,16 @@ fn new_cluster(old: &[u8], header: &Header, backing: Option<&Backing>) -> Result
             if let Some(new) = with_name(old, start, &list, name, behind)
                 && is_safe(old, &new, &used)
             {
-                return Ok(new);
+                return Ok(Some(new));
             }
         }
     }
-    let (len, size) = (name.len(), old.len());
-    Err(Problem::Refused(format!("backing file name of {len} bytes: no room in the header of {size} bytes")))
+    Ok(None)
 }
 
 /// The first cluster with these extensions, and behind them and the byte `behind` the name of the
 /// backing file, if it is not empty.
-fn with_name(old: &[u8], start: usize, list: &[RawExtension], name: &str, behind: usize) -> Option<Vec<u8>> {
+fn with_name(old: &[u8], start: usize, list: &[RawExtension], name: &[u8], behind: usize) -> Option<Vec<u8>> {
     let mut area = Vec::new();
     list.iter().for_each(|extension| extension.append_to(&mut area));
     area.extend([0; 8]);
@@ -140,7 +161,7 @@ fn with_name(old: &[u8], start: usize, list: &[RawExtension], name: &str, behind
     new[at::BACKING..at::BACKING + 8].copy_from_slice(&(name_at as u64).to_be_bytes());
     new[at::BACKING + 8..at::BACKING + 12].copy_from_slice(&(name.len() as u32).to_be_bytes());
     if !name.is_empty() {
-        new.get_mut(name_at..name_at + name.len())?.copy_from_slice(name.as_bytes());
+        new.get_mut(name_at..name_at + name.len())?.copy_from_slice(name);
     }
     Some(new)
 }
@@ -200,7 +221,7 @@ mod tests {
             let at = random.below(list.len() as u64 + 1) as usize;
             list.insert(at, RawExtension { kind: BACKING_FORMAT, bytes: format });
         }
-        with_name(&old, start, &list, backing.map_or("", |backing| &backing.name), 0)
+        with_name(&old, start, &list, backing.map_or(b"", |backing| backing.name.as_bytes()), 0)
     }
 
     fn parts(cluster: &[u8]) -> (Option<String>, Option<String>, Vec<RawExtension>) {

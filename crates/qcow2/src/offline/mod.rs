@@ -14,6 +14,7 @@
 //! | [`repair`](mod@repair) | makes refcounts and COPIED bits right |
 //! | [`area`] | new clusters behind the end, with their refcounts |
 //! | [`snapshots`] | makes, applies and deletes internal snapshots |
+//! | [`bitmaps`] | adds, removes and changes dirty bitmaps |
 //! | [`resize`](mod@resize) | another size of the disk |
 //! | [`backing`] | another name of the backing file |
 //! | [`rebase`](mod@rebase) | another backing file, over which the disk has the same bytes |
@@ -22,6 +23,7 @@
 
 pub(crate) mod area;
 pub mod backing;
+pub mod bitmaps;
 pub mod commit;
 mod disk;
 pub mod rebase;

@@ -208,7 +208,7 @@ fn an_image_whose_backing_file_has_one_is_committed() {
 
 /// Copies the files back, and runs `change` with ever more writes until it is done, each time up to
 /// a power loss. Calls `check` after each. Returns how often it was interrupted.
-fn interrupt(
+pub fn interrupt(
     folder: &Folder,
     files: &[&str],
     change: impl Fn(&dyn Fn(&str) -> Arc<dyn Device>) -> Result<(), Error>,
@@ -244,7 +244,7 @@ fn interrupt(
 }
 
 /// Repairs an image after an interruption, which has left nothing but leaks.
-fn assert_valid(folder: &Folder, name: &str, when: &str) {
+pub fn assert_valid(folder: &Folder, name: &str, when: &str) {
     let device = writable(&folder.path(name));
     let repaired = reactor::run(async move { qcow2::repair(&device, Level::All).await.unwrap() });
     assert_eq!(repaired.before.corruptions, 0, "{name}, {when}: {repaired:?}");

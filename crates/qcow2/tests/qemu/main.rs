@@ -2,6 +2,7 @@
 //! `qemu-utils`.
 
 mod backing;
+mod bitmap_changes;
 mod bitmaps;
 mod changes;
 mod damage;
