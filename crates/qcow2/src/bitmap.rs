@@ -6,7 +6,6 @@ use crate::entry::OFFSET;
 use crate::error::{Problem, invalid};
 use crate::header::{Bitmaps, Header, be32, be64};
 use crate::reader::Reader;
-use std::ops::Range;
 
 /// Length of the fixed part of an entry of the directory.
 const ENTRY: usize = 24;
@@ -40,16 +39,18 @@ pub struct Bitmap {
     pub is_auto: bool,
     pub(crate) table_offset: u64,
     pub(crate) table_entries: u32,
-    /// Bytes of its entry in the directory.
-    pub(crate) place: Range<usize>,
+    /// Its name as it stands in the directory.
+    pub(crate) raw_name: Vec<u8>,
+    /// Byte of its entry in the directory.
+    at: usize,
 }
 
 impl Bitmap {
     /// An enabled bitmap without a table.
     pub(crate) fn new(name: &str, granularity: u64) -> Bitmap {
-        let (table_offset, table_entries, place) = (0, 0, 0..0);
-        let (is_in_use, is_auto, name) = (false, true, name.to_owned());
-        Bitmap { name, granularity, is_in_use, is_auto, table_offset, table_entries, place }
+        let (raw_name, name) = (name.as_bytes().to_vec(), name.to_owned());
+        let (is_in_use, is_auto, table_offset, table_entries, at) = (false, true, 0, 0, 0);
+        Bitmap { name, granularity, is_in_use, is_auto, table_offset, table_entries, raw_name, at }
     }
 
     /// Bytes of its table.
@@ -62,26 +63,21 @@ impl Bitmap {
         clusters(size, self.granularity, cluster_size)
     }
 
-    /// Bytes of its name in the directory.
-    pub(crate) fn name_place(&self) -> Range<usize> {
-        self.place.start + ENTRY..self.place.end
-    }
-
-    /// Appends its entry to a directory. `name`: as it stands there.
-    pub(crate) fn append_to(&self, name: &[u8], directory: &mut Vec<u8>) {
+    /// Appends its entry to a directory.
+    pub(crate) fn append_to(&self, directory: &mut Vec<u8>) {
         directory.extend(self.table_offset.to_be_bytes());
         directory.extend(self.table_entries.to_be_bytes());
         directory.extend(flags(self.is_in_use, self.is_auto).to_be_bytes());
         directory.extend([DIRTY_TRACKING, self.granularity.trailing_zeros() as u8]);
-        directory.extend((name.len() as u16).to_be_bytes());
+        directory.extend((self.raw_name.len() as u16).to_be_bytes());
         directory.extend(0u32.to_be_bytes()); // no extra data
-        directory.extend(name);
+        directory.extend(&self.raw_name);
         directory.resize(directory.len().next_multiple_of(8), 0);
     }
 
     /// Byte of its flags in the directory.
     pub(crate) fn flags_at(&self) -> u64 {
-        (self.place.start + FLAGS) as u64
+        (self.at + FLAGS) as u64
     }
 }
 
@@ -170,7 +166,7 @@ fn parse(directory: &[u8], cluster_size: u64, count: u32) -> Result<Vec<Bitmap>,
         let failed = || invalid(format!("bitmap directory: invalid entry at byte {at}"));
         let entry = &directory[at..];
         let bitmap = parse_entry(entry, at, cluster_size).ok_or_else(failed)?;
-        at = bitmap.place.end.next_multiple_of(8);
+        at += (ENTRY + bitmap.raw_name.len()).next_multiple_of(8);
         list.push(bitmap);
     }
     if at != directory.len() || list.len() as u64 != u64::from(count) {
@@ -201,6 +197,7 @@ fn parse_entry(entry: &[u8], at: usize, cluster_size: u64) -> Option<Bitmap> {
         is_auto: flags & AUTO != 0,
         table_offset,
         table_entries,
-        place: at..at + ENTRY + name_len,
+        raw_name: name.to_vec(),
+        at,
     })
 }

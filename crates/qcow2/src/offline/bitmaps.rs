@@ -71,8 +71,6 @@ pub async fn change(device: &Arc<dyn Device>, name: &str, changes: &[Change]) ->
 /// A bitmap of the new directory.
 struct Entry {
     bitmap: Bitmap,
-    /// Its name as it stands in the directory.
-    name: Vec<u8>,
     /// New bits; else those that its table names.
     bits: Option<Bits>,
 }
@@ -81,34 +79,29 @@ impl Offline {
     /// The bitmaps as they are now.
     async fn read_bitmaps(&self) -> Result<Vec<Entry>, Problem> {
         let Some(directory) = self.header.bitmaps else { return Ok(Vec::new()) };
-        let (offset, len) = (directory.directory_offset, directory.directory_bytes);
-        let bytes = self.reader().read(offset, len).await;
-        let bytes = bytes.map_err(|error| Problem::Io { part: "the bitmap directory", offset, error })?;
         let list = bitmap::read(self.reader(), &self.header, directory).await?;
-        let entry = |bitmap: Bitmap| {
-            let name = bytes[bitmap.name_place()].to_vec();
-            Entry { bitmap, name, bits: None }
-        };
-        Ok(list.into_iter().map(entry).collect())
+        Ok(list.into_iter().map(|bitmap| Entry { bitmap, bits: None }).collect())
     }
 
     async fn change_bitmap(&self, list: &mut Vec<Entry>, name: &str, change: &Change) -> Result<(), Problem> {
         match change {
-            Change::Add(granularity) => return self.add_bitmap(list, name, *granularity),
+            Change::Add(granularity) => self.add_bitmap(list, name, *granularity)?,
             Change::Remove => {
                 let index = position(list, name)?;
                 list.remove(index);
-                return Ok(());
             }
-            Change::Clear | Change::Enable | Change::Disable | Change::Merge(_) => {}
-        }
-        let index = usable(list, name)?;
-        match change {
-            Change::Clear => list[index].bits = Some(self.empty_bits(list[index].bitmap.granularity)),
-            Change::Enable => list[index].bitmap.is_auto = true,
-            Change::Disable => list[index].bitmap.is_auto = false,
-            Change::Merge(source) => list[index].bits = Some(self.merged(list, index, source).await?),
-            Change::Add(_) | Change::Remove => {}
+            Change::Clear => {
+                let index = usable(list, name)?;
+                list[index].bits = Some(self.empty_bits(list[index].bitmap.granularity));
+            }
+            Change::Enable | Change::Disable => {
+                let index = usable(list, name)?;
+                list[index].bitmap.is_auto = matches!(change, Change::Enable);
+            }
+            Change::Merge(source) => {
+                let index = usable(list, name)?;
+                list[index].bits = Some(self.merged(list, index, source).await?);
+            }
         }
         Ok(())
     }
@@ -120,7 +113,8 @@ impl Offline {
         let range = 1 << GRANULARITY_BITS.start()..=1 << GRANULARITY_BITS.end();
         let is_granularity = granularity.is_power_of_two() && range.contains(&granularity);
         let bitmap = Bitmap::new(name, granularity);
-        let bytes = bitmap.clusters(self.header.size, cluster_size).saturating_mul(cluster_size);
+        let clusters = bitmap::clusters(self.header.size, granularity.max(1), cluster_size);
+        let bytes = clusters.saturating_mul(cluster_size);
         let refusals = [
             (self.header.version < 3, "version 2 has no dirty bitmaps".to_owned()),
             (
@@ -151,7 +145,7 @@ impl Offline {
             return Err(Problem::Refused(why));
         }
         let bits = Some(self.empty_bits(granularity));
-        list.push(Entry { bitmap, name: name.as_bytes().to_vec(), bits });
+        list.push(Entry { bitmap, bits });
         Ok(())
     }
 
@@ -207,7 +201,7 @@ impl Offline {
             at
         };
         let (mut parts, mut directory) = (Vec::new(), Vec::new());
-        for Entry { bitmap, name, bits } in list {
+        for Entry { bitmap, bits } in list {
             let mut bitmap = bitmap.clone();
             if let Some(bits) = bits {
                 let mut table = Vec::new();
@@ -219,7 +213,7 @@ impl Offline {
                 (bitmap.table_offset, bitmap.table_entries) = (place(&table), (table.len() / 8) as u32);
                 parts.push(table);
             }
-            bitmap.append_to(name, &mut directory);
+            bitmap.append_to(&mut directory);
         }
         if directory.len() as u64 > MAX_BITMAP_DIRECTORY {
             let text =
@@ -255,7 +249,7 @@ impl Offline {
 
 /// The place of a bitmap in the list.
 fn position(list: &[Entry], name: &str) -> Result<usize, Problem> {
-    let found = list.iter().position(|entry| entry.name == name.as_bytes());
+    let found = list.iter().position(|entry| entry.bitmap.raw_name == name.as_bytes());
     found.ok_or_else(|| {
         let known: Vec<&str> = list.iter().map(|entry| entry.bitmap.name.as_str()).collect();
         Problem::Refused(format!("no bitmap {name:?}: the image has [{}]", known.join(", ")))

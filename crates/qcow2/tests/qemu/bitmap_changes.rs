@@ -150,6 +150,7 @@ fn a_change_that_is_impossible_changes_nothing() {
         ("disk", "", "add", "name of 0 bytes: want 1 to 1023"),
         ("disk", &long, "add", "name of 1024 bytes: want 1 to 1023"),
         ("disk", "c", "add=256", "granularity 256: want a power of two, 512 to 2147483648"),
+        ("disk", "c", "add=0", "granularity 0: want a power of two, 512 to 2147483648"),
         ("disk", "c", "add=5000", "granularity 5000: want a power of two, 512 to 2147483648"),
         ("disk", "c", "remove", "no bitmap \"c\": the image has [b]"),
         ("disk", "c", "clear", "no bitmap \"c\": the image has [b]"),
