@@ -179,6 +179,10 @@ pub(crate) async fn load(reader: &Reader, header: &Header) -> Result<Bitmaps, Pr
     let cluster_size = header.cluster_size();
     let (mut room, mut bytes) = (reader.capacity(), 0);
     let mut places = Places { list: Vec::new(), used: HashSet::new(), cluster_size };
+    let refcount_bytes = u64::from(header.refcount_table_clusters) * cluster_size;
+    places.claim(0, cluster_size)?;
+    places.claim(header.l1_offset, u64::from(header.l1_entries) * 8)?;
+    places.claim(header.refcount_table_offset, refcount_bytes)?;
     places.add(directory.directory_offset, directory.directory_bytes)?;
     let mut found = Vec::new();
     for bitmap in bitmap::read(reader, header, directory).await? {
@@ -206,24 +210,29 @@ pub(crate) async fn load(reader: &Reader, header: &Header) -> Result<Bitmaps, Pr
     Ok(Bitmaps { loaded, places: places.list })
 }
 
-/// Clusters that bitmaps use.
+/// Clusters that have a use.
 struct Places {
-    /// First byte and length.
+    /// Those of bitmaps: first byte and length.
     list: Vec<(u64, u64)>,
     used: HashSet<u64>,
     cluster_size: u64,
 }
 
 impl Places {
-    /// Refuses clusters that bitmaps use already: a write to one would change the other.
-    fn add(&mut self, offset: u64, bytes: u64) -> Result<(), Problem> {
+    /// Refuses clusters that have a use already: a write to one part would change another.
+    fn claim(&mut self, offset: u64, bytes: u64) -> Result<(), Problem> {
         for cluster in offset / self.cluster_size..(offset + bytes).div_ceil(self.cluster_size) {
             if !self.used.insert(cluster) {
-                return Err(invalid(format!("cluster {cluster}: several bitmaps use it")));
+                return Err(invalid(format!("bitmaps: cluster {cluster} has several uses")));
             }
         }
-        self.list.push((offset, bytes));
         Ok(())
+    }
+
+    /// Claims clusters of a bitmap.
+    fn add(&mut self, offset: u64, bytes: u64) -> Result<(), Problem> {
+        self.list.push((offset, bytes));
+        self.claim(offset, bytes)
     }
 }
 

@@ -28,7 +28,7 @@ pub(super) struct LiveBitmaps {
     enabled: Box<[Arc<Loaded>]>,
     /// Those that are not in use.
     pub(super) loaded: Vec<Arc<Loaded>>,
-    /// The directory, the tables and the clusters of all bitmaps: first byte and length.
+    /// As [`bits::Bitmaps::places`].
     pub(super) places: Vec<(u64, u64)>,
 }
 

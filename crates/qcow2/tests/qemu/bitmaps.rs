@@ -228,14 +228,18 @@ fn bitmaps_that_are_invalid_are_refused_and_the_image_stays_as_it_is() {
     let directory = word(extension + 24);
     let [one, two] = [0, 32].map(|entry| word(directory + entry));
     let data = word(one);
+    let several = |offset: u64| format!("bitmaps: cluster {} has several uses", offset / 4096);
     let invalid = |entry: u64| format!("bitmap \"one\": table entry {entry:#x}: invalid");
     for (at, value, why) in [
         (one, 3, invalid(3)),
         (one, data | 512, invalid(data | 512)),
         (one, data | 1, invalid(data | 1)),
-        (two, data, format!("cluster {}: several bitmaps use it", data / 4096)),
+        (two, data, several(data)),
         (two, 1 << 40, "bitmap \"two\": table entry 0x10000000000: invalid".into()),
-        (directory + 32, one, format!("cluster {}: several bitmaps use it", one / 4096)),
+        (directory + 32, one, several(one)),
+        (directory + 32, word(40), several(word(40))),
+        (directory, word(48), several(word(48))),
+        (extension + 24, 0, several(0)),
         (directory + 8, 1 << 32 | 4, "bitmap directory: invalid entry at byte 0".into()),
         (extension + 8, 3 << 32, "bitmap directory: 2 entries of 3".into()),
         (directory + 8, u64::from(u32::MAX) << 32 | 2, "bitmap directory: invalid entry at byte 0".into()),
