@@ -70,8 +70,6 @@ pub enum Mutant {
     SnapshotWithoutGrace,
     /// Clusters that a snapshot shares still count as the disk's own.
     CopiedBitsStay,
-    /// Entries that are loaded while a snapshot is made have the COPIED bits from before.
-    StaleLoad,
     /// The header names a snapshot before its tables and refcounts are durable.
     HeaderBeforeSnapshot,
     /// The image is not marked as dirty while a snapshot is made.
@@ -80,8 +78,6 @@ pub enum Mutant {
     RepairBeforeRestore,
     /// A search for clusters that leak does not know those that are taken meanwhile.
     ChangesDuringSearch,
-    /// Clusters whose change became durable during a grace period are free after it.
-    LaterQuarantine,
     /// A write sets no bit of a dirty bitmap.
     WriteNotMarked,
     /// A discard or a write of zeroes sets no bit of a dirty bitmap.
@@ -98,7 +94,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 43] = [
+    pub const ALL: [Mutant; 41] = [
         Mutant::EntryBeforeData,
         Mutant::EntryBeforeRefcount,
         Mutant::RefcountTableBeforeBlock,
@@ -130,12 +126,10 @@ impl Mutant {
         Mutant::SnapshotWithoutHold,
         Mutant::SnapshotWithoutGrace,
         Mutant::CopiedBitsStay,
-        Mutant::StaleLoad,
         Mutant::HeaderBeforeSnapshot,
         Mutant::SnapshotNotMarked,
         Mutant::RepairBeforeRestore,
         Mutant::ChangesDuringSearch,
-        Mutant::LaterQuarantine,
         Mutant::WriteNotMarked,
         Mutant::ClearNotMarked,
         Mutant::BitmapNotInUse,

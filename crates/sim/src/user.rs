@@ -98,6 +98,18 @@ impl User {
         }
     }
 
+    /// Reads blocks at random places.
+    pub async fn look(self, requests: u64, seed: u64) {
+        let mut rng = Rng::new(seed);
+        let block = u64::from(self.disk.block_size) / SECTOR as u64;
+        let blocks = self.disk.size.get() / SECTOR as u64 / block;
+        for _ in 0..requests {
+            if self.host.goes_on() {
+                self.read(rng.below(blocks) * block, block).await;
+            }
+        }
+    }
+
     async fn read(&self, lba: u64, count: u64) {
         let mut buffer = reactor::current().buffers().take(count as usize * SECTOR).await;
         buffer.as_mut_slice().fill(0xa5);

@@ -703,19 +703,14 @@ impl Home {
         self.reserved.borrow_mut().remove(&index);
         self.file.note_metadata(table, cluster_size);
         if let Some(shared) = shared {
-            self.drop_references(view, &[shared / cluster_size]).await?;
-            self.forget_free_tables(&[shared / cluster_size]).await?;
+            let cluster = shared / cluster_size;
+            if self.refcounts.counts(&[cluster]).await? == [1] {
+                // It may be taken as soon as it is free.
+                self.file.forget_metadata(shared, cluster_size);
+            }
+            self.drop_references(view, &[cluster]).await?;
         }
         Ok(table)
-    }
-
-    /// Lets clusters that had L2 tables be used for something else if nothing refers to them.
-    pub(super) async fn forget_free_tables(&self, clusters: &[u64]) -> IoResult {
-        let counts = self.refcounts.counts(clusters).await?;
-        for (cluster, _) in clusters.iter().zip(counts).filter(|(_, count)| *count == 0) {
-            self.file.forget_metadata(cluster * self.file.cluster_size(), 1);
-        }
-        Ok(())
     }
 
     /// Makes everything durable that completed before the call. Old clusters become free soon after
@@ -811,7 +806,6 @@ impl Home {
         // Another flush may add a quarantine, for which this grace period is too early.
         let numbers = self.quarantines();
         view.grace().await;
-        let numbers = if mutant::is(Mutant::LaterQuarantine) { self.quarantines() } else { numbers };
         for number in numbers {
             self.release(view, number).await;
         }

@@ -144,10 +144,13 @@ impl Home {
         self.write_table(view, run.start, &rest).await?;
         let place = SnapshotPlace { count: header.snapshot_count - 1, offset: run.start };
         self.commit_snapshots(view, place, run, list.bytes).await?;
+        // L2 tables without other uses: their clusters may be taken as soon as they are free.
+        for ((cluster, uses), refcount) in used.references.iter().zip(&used.refcounts) {
+            if uses == refcount {
+                self.file.forget_metadata(cluster * self.file.cluster_size(), 1);
+            }
+        }
         self.refcounts.drop_references(&repeated(&used.references)).await.map_err(write_error)?;
-        let tables = used.l1.iter().map(|entry| (entry & OFFSET) / self.file.cluster_size());
-        let tables: Vec<u64> = tables.filter(|table| *table > 0).collect();
-        self.forget_free_tables(&tables).await.map_err(write_error)?;
         let l1_end = deleted.l1_offset + u64::from(deleted.l1_entries) * 8;
         self.free_table(&(deleted.l1_offset..l1_end)).await?;
         self.refresh_copied(view).await?;
@@ -326,9 +329,7 @@ impl Home {
                 }
             }
         }
-        if !mutant::is(Mutant::StaleLoad) {
-            self.refreshes.set(self.refreshes.get() + 1);
-        }
+        self.refreshes.set(self.refreshes.get() + 1);
         Ok(())
     }
 }

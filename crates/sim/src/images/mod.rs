@@ -31,6 +31,9 @@ use world::World;
 /// A broken variant: of images, or of the tables below them.
 pub use qcow2::mutant::{Mutant, choose};
 
+/// Reads on each core during a change of snapshots.
+const READS: u64 = 40;
+
 /// Draws the plan of a seed and runs it.
 pub fn run_seed(seed: u64) -> Outcome {
     run_plan(&Plan::draw(seed), false)
@@ -236,6 +239,11 @@ fn use_image(world: &Rc<World>, simulation: &Simulation, boot: &Boot, image: &Li
         let goal = world.stats.get().operations + step.after;
         simulation.run_until(|| world.users.running() == 0 || world.stats.get().operations >= goal);
         if world.goes_on() {
+            // Reads do not wait, so they load entries meanwhile.
+            for core in 0..world.shape.cores {
+                let seed = mix(boot.seed ^ goal ^ core as u64);
+                spawn(core, |user, n, seed| Box::pin(user.look(n, seed)), READS, seed);
+            }
             snapshots::change(world, simulation, image, *step);
         }
     }

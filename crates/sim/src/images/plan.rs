@@ -117,7 +117,9 @@ impl Shape {
         let backing =
             rng.one_in(3).then(|| u64::from(block_size) * (1 + rng.below(size / u64::from(block_size))));
         let clusters = size >> cluster_bits;
-        let room = (clusters + clusters / 4 + 40) << cluster_bits;
+        // With little room, many writes wait for the release of clusters.
+        let spare = if rng.one_in(2) { clusters / 16 + 16 } else { clusters / 4 + 40 };
+        let room = (clusters + spare) << cluster_bits;
         let has_snapshot = !is_long && rng.one_in(3);
         let refcount_order = match (is_long, has_snapshot) {
             (true, _) => 6,
