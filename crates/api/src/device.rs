@@ -49,3 +49,24 @@ pub struct DeviceChange {
     #[serde(alias = "size")]
     pub size_bytes: u64,
 }
+
+/// An internal snapshot of a device that is a qcow2 image.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ImageSnapshot {
+    /// Identifier in the image.
+    pub id: String,
+    /// Name, unique in the image.
+    pub name: String,
+    /// Time of its creation in nanoseconds since 1970.
+    pub created_at_ns: u64,
+    /// Size of the disk in bytes; null where the image does not state it.
+    pub size_bytes: Option<u64>,
+}
+
+/// Request to make an internal snapshot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewImageSnapshot {
+    /// Name, of 1 to 255 bytes.
+    pub name: String,
+}

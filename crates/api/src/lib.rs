@@ -27,7 +27,7 @@ pub use array::{
     Array, ArrayAction, ArrayState, Consistency, Done, Level, Member, MemberState, NewArray, Reshape, Scrub,
     ScrubWindow, Spare,
 };
-pub use device::{Device, DeviceChange, NewDevice};
+pub use device::{Device, DeviceChange, ImageSnapshot, NewDevice, NewImageSnapshot};
 pub use event::Event;
 pub use export::{Attach, DataPlane, Export, ExportChange, ExportState, NewExport, Traffic};
 pub use job::{Job, JobChange, JobKind};

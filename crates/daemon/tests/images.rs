@@ -2,6 +2,7 @@
 
 use crate::common::Daemon;
 use block::{Flags, Op};
+use reqwest::Method;
 use serde_json::json;
 use stack::kinds::member::member;
 use std::process::Command;
@@ -47,4 +48,69 @@ fn an_image_keeps_writes_through_a_kill_and_is_clean_after_the_end_of_the_daemon
     daemon.delete("/v1/exports/disk");
     daemon.delete("/v1/devices/disk");
     assert_eq!(qemu_img(&daemon, "check -q disk.qcow2"), 0);
+}
+
+#[test]
+fn snapshots_of_an_image_are_made_and_deleted_while_an_export_serves_it() {
+    let mut daemon = Daemon::new();
+    assert_eq!(qemu_img(&daemon, "create -q -f qcow2 disk.qcow2 64M"), 0);
+    let spec = format!("qcow2:file={}", daemon.path("disk.qcow2").display());
+    daemon.post("/v1/devices", &json!({ "name": "disk", "spec": spec }));
+    daemon.post("/v1/exports", &json!({ "name": "disk", "kind": "nbd", "volumes": ["disk"] }));
+    transfer(&daemon, Op::Write, 7);
+    let made = daemon.post("/v1/devices/disk/snapshots", &json!({ "name": "first" }));
+    assert_eq!((&made["id"], &made["name"]), (&json!("1"), &json!("first")));
+    assert_eq!(made["size_bytes"], 64 << 20);
+    transfer(&daemon, Op::Write, 8);
+    daemon.post("/v1/devices/disk/snapshots", &json!({ "name": "second" }));
+    transfer(&daemon, Op::Write, 9);
+    let names = |daemon: &Daemon| {
+        let known = daemon.get("/v1/devices/disk/snapshots");
+        known
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|known| known["name"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names(&daemon), ["first", "second"]);
+    // A kill loses neither snapshots nor writes.
+    daemon.end("-KILL");
+    daemon.start();
+    assert_eq!(names(&daemon), ["first", "second"]);
+    assert_eq!(transfer(&daemon, Op::Read, 0), 9);
+    daemon.delete("/v1/devices/disk/snapshots/second");
+    assert_eq!(names(&daemon), ["first"]);
+    daemon.delete("/v1/exports/disk");
+    daemon.delete("/v1/devices/disk");
+    assert_eq!(qemu_img(&daemon, "check -q disk.qcow2"), 0);
+    assert_eq!(qemu_img(&daemon, "convert -l first -O raw disk.qcow2 first.raw"), 0);
+    assert_eq!(std::fs::read(daemon.path("first.raw")).unwrap()[1 << 20], 7);
+}
+
+#[test]
+fn a_snapshot_that_cannot_be_made_is_refused_with_its_reason() {
+    let daemon = Daemon::new();
+    assert_eq!(qemu_img(&daemon, "create -q -f qcow2 disk.qcow2 64M"), 0);
+    let spec = format!("qcow2:file={}", daemon.path("disk.qcow2").display());
+    daemon.post("/v1/devices", &json!({ "name": "disk", "spec": spec }));
+    daemon.post("/v1/devices", &json!({ "name": "memory", "spec": "mem:size=64M" }));
+    daemon.post("/v1/devices/disk/snapshots", &json!({ "name": "first" }));
+    let new = |name: &str| json!({ "name": name });
+    for (method, path, body, status, why) in [
+        (Method::POST, "disk/snapshots", new("first"), 422, "the image has one with this name"),
+        (Method::POST, "disk/snapshots", new(""), 422, "name of 0 bytes: want 1 to 255"),
+        (
+            Method::POST,
+            "memory/snapshots",
+            new("first"),
+            422,
+            "device memory: no qcow2 image that is written",
+        ),
+        (Method::POST, "other/snapshots", new("first"), 404, "other"),
+        (Method::DELETE, "disk/snapshots/second", json!(null), 404, "second"),
+    ] {
+        let (answer, _, text) = daemon.refusal(method.clone(), &format!("/v1/devices/{path}"), &body);
+        assert!(answer == status && text.contains(why), "{method} {path}: {answer} {text}");
+    }
 }

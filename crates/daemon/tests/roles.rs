@@ -74,7 +74,8 @@ impl Subject {
 /// A request for each operation, which asks for nothing else (`None`) or for that. Where it is
 /// allowed it may fail for another reason, so that nothing comes of most of them.
 fn sample(daemon: &Daemon, row: &Row, ask: Option<Ask>) -> (String, Value) {
-    let path = row.path.replace("{name}", "nope").replace("{id}", "nope").replace("{backing}", "nope");
+    let path = ["{name}", "{id}", "{backing}", "{snapshot}"].iter();
+    let path = path.fold(row.path.to_owned(), |path, part| path.replace(part, "nope"));
     let disk = daemon.path("nowhere").display().to_string();
     let volume = |field: &str, value: Value| {
         let mut new = json!({ "name": "v", "backing": "nope", "size_bytes": MIB });
@@ -87,6 +88,7 @@ fn sample(daemon: &Daemon, row: &Row, ask: Option<Ask>) -> (String, Value) {
         ("GET" | "DELETE", _, None) => Value::Null,
         ("POST", "/v1/devices", None) => json!({ "name": "d", "spec": disk }),
         ("PATCH", "/v1/devices/{name}", None) => json!({ "size_bytes": MIB }),
+        ("POST", "/v1/devices/{name}/snapshots", None) => json!({ "name": "s" }),
         ("POST", "/v1/arrays", None) => json!({ "name": "a", "level": "1", "members": [disk, disk] }),
         ("POST", "/v1/arrays/{name}/actions", None) => json!({ "action": "fail", "members": ["0"] }),
         ("POST", "/v1/arrays/{name}/actions", Some(Ask::Force)) => {

@@ -5,9 +5,10 @@ use super::volume::{Growth, growth};
 use super::{DaemonArgs, Session};
 use crate::error::Error;
 use crate::parse;
-use api::{Device, DeviceChange, NewDevice};
+use api::{Device, DeviceChange, ImageSnapshot, NewDevice, NewImageSnapshot};
 use base::Size;
 use reqwest::Method;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// The arguments of `freestone device`.
 #[derive(clap::Args, Debug)]
@@ -53,6 +54,37 @@ enum DeviceCommand {
         /// Its name
         name: String,
     },
+    /// List, make and delete internal snapshots of a device of the kind qcow2, also while it is in
+    /// use
+    Snapshot {
+        /// The command
+        #[command(subcommand)]
+        command: SnapshotCommand,
+    },
+}
+
+/// The commands of `freestone device snapshot`.
+#[derive(Debug, clap::Subcommand)]
+enum SnapshotCommand {
+    /// List the snapshots of a device
+    List {
+        /// Name of the device
+        device: String,
+    },
+    /// Make a snapshot; writes of clients wait until it is durable
+    Create {
+        /// Name of the device
+        device: String,
+        /// Name of the snapshot
+        name: String,
+    },
+    /// Delete a snapshot
+    Delete {
+        /// Name of the device
+        device: String,
+        /// Name of the snapshot, or its identifier
+        name: String,
+    },
 }
 
 impl DeviceArgs {
@@ -86,9 +118,40 @@ impl DeviceArgs {
                 session.print_change(device, show);
             }
             DeviceCommand::Delete { name } => session.client.delete(&["devices", name], &[])?,
+            DeviceCommand::Snapshot { command } => command.run(&session)?,
         }
         Ok(())
     }
+}
+
+impl SnapshotCommand {
+    fn run(&self, session: &Session) -> Result<(), Error> {
+        match self {
+            SnapshotCommand::List { device } => {
+                let known: Vec<ImageSnapshot> = session.client.get(&["devices", device, "snapshots"])?;
+                session.print(&known, || snapshots(&known));
+            }
+            SnapshotCommand::Create { device, name } => {
+                let new = NewImageSnapshot { name: name.clone() };
+                let path = ["devices", device, "snapshots"];
+                let made = session.client.change::<ImageSnapshot>(Method::POST, &path, &new)?;
+                session.print_change(made, |made| snapshots(std::slice::from_ref(made)));
+            }
+            SnapshotCommand::Delete { device, name } => {
+                session.client.delete(&["devices", device, "snapshots", name], &[])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn snapshots(known: &[ImageSnapshot]) -> String {
+    let row = |snapshot: &ImageSnapshot| {
+        let created = UNIX_EPOCH + Duration::from_nanos(snapshot.created_at_ns);
+        let created = humantime::format_rfc3339_seconds(created).to_string();
+        [snapshot.id.clone(), snapshot.name.clone(), size(snapshot.size_bytes), created]
+    };
+    table(["ID", "NAME", "SIZE", "CREATED"], &known.iter().map(row).collect::<Vec<_>>())
 }
 
 fn size(bytes: Option<u64>) -> String {

@@ -6,6 +6,7 @@ use crate::api_error::{ApiError, Kind};
 use crate::state::Target;
 use block::Device;
 use reactor::CoreRef;
+use stack::kinds::qcow2::LiveImage;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use volume::store::ReadError;
@@ -22,6 +23,8 @@ pub struct Base {
     pub device: Arc<dyn Device>,
     /// The volumes on it, if it was prepared for them.
     pub pool: Option<Arc<Pool>>,
+    /// The image, if the device is one in the format qcow2 that is written.
+    pub image: Option<Arc<LiveImage>>,
 }
 
 impl Base {
@@ -29,11 +32,13 @@ impl Base {
     /// clients' business.
     pub fn open(device: Arc<dyn Device>, is_served: bool, core: &CoreRef) -> Result<Base, ApiError> {
         if is_served {
-            return Ok(Base { device, pool: None });
+            return Ok(Base { device, pool: None, image: None });
         }
         match Pool::open(device.clone(), core.clone()) {
-            Ok(pool) => Ok(Base { device, pool: Some(Arc::new(pool)) }),
-            Err(PoolError::Read(_, ReadError::Decode(DecodeError::None))) => Ok(Base { device, pool: None }),
+            Ok(pool) => Ok(Base { device, pool: Some(Arc::new(pool)), image: None }),
+            Err(PoolError::Read(_, ReadError::Decode(DecodeError::None))) => {
+                Ok(Base { device, pool: None, image: None })
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -64,12 +69,12 @@ impl PlannedPool {
         }
         let (pool, former) = Pool::create_over(base.device.clone(), name.clone(), engine.core())?;
         let pool = Arc::new(pool);
-        let prepared = Base { device: base.device.clone(), pool: Some(pool.clone()) };
+        let prepared = Base { pool: Some(pool.clone()), ..base.clone() };
         engine.live_mut().bases.insert(name.to_string(), Ok(prepared));
         let made = pool.clone();
         effects.undo_by(move || {
             if made.undo_create(former)? {
-                let bare = Base { device: base.device, pool: None };
+                let bare = Base { pool: None, ..base };
                 engine.live_mut().bases.insert(name.to_string(), Ok(bare));
             }
             Ok(())

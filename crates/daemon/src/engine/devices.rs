@@ -8,6 +8,7 @@ use crate::state::DeviceRecord;
 use api::{Device, DeviceChange, NewDevice};
 use sandbox::Profile;
 use stack::kinds::member::member;
+use stack::kinds::qcow2::Opened;
 use stack::retry::retry_while;
 
 /// A device that is open, and not registered yet.
@@ -117,7 +118,7 @@ impl Engine {
     /// Opens a device as its record says.
     pub(super) fn open_device(&self, record: &DeviceRecord) -> Result<Base, ApiError> {
         let config = member(&record.spec, true, false)?;
-        let device = retry_while(stack::is_in_use, || config.open())?;
-        self.open_base(&record.name, device)
+        let Opened { device, live } = retry_while(stack::is_in_use, || config.open_with_image())?;
+        Ok(Base { image: live, ..self.open_base(&record.name, device)? })
     }
 }

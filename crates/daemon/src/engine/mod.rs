@@ -20,6 +20,7 @@ mod pools;
 mod readiness;
 mod report;
 mod samples;
+mod snapshots;
 pub mod upkeep;
 mod volumes;
 mod work;

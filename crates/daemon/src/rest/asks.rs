@@ -3,8 +3,8 @@
 use super::roles::Ask;
 use crate::engine::Options;
 use api::{
-    ArrayAction, DeviceChange, ExportChange, JobChange, NewArray, NewDevice, NewExport, NewVolume,
-    PoolAction, Qos, VolumeChange, VolumeMove,
+    ArrayAction, DeviceChange, ExportChange, JobChange, NewArray, NewDevice, NewExport, NewImageSnapshot,
+    NewVolume, PoolAction, Qos, VolumeChange, VolumeMove,
 };
 use hosting::export::KINDS;
 use std::net::SocketAddr;
@@ -90,7 +90,16 @@ macro_rules! ask_for_nothing {
 }
 
 // Making devices and arrays takes the role admin as it is.
-ask_for_nothing!(NewDevice, DeviceChange, NewArray, PoolAction, Qos, ExportChange, JobChange);
+ask_for_nothing!(
+    NewDevice,
+    NewImageSnapshot,
+    DeviceChange,
+    NewArray,
+    PoolAction,
+    Qos,
+    ExportChange,
+    JobChange
+);
 
 fn force(is_asked: bool) -> Option<Asked> {
     is_asked.then(|| Asked::new(Ask::Force, "force"))

@@ -4,7 +4,7 @@ use super::answer::{Failure, Tagged};
 use super::request::{Body, IfMatch, Path};
 use super::{Context, run};
 use crate::engine::Engine;
-use api::{Device, DeviceChange, NewDevice, Problem};
+use api::{Device, DeviceChange, ImageSnapshot, NewDevice, NewImageSnapshot, Problem};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -68,5 +68,50 @@ pub async fn delete(
     tag: IfMatch,
 ) -> Result<StatusCode, Failure> {
     run(context, move |engine| engine.delete_device(&name, |device| tag.check(device))).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// List the internal snapshots of a device that is a qcow2 image.
+#[utoipa::path(
+    get, path = "/v1/devices/{name}/snapshots", tag = "devices", params(("name" = String, Path, description = "Name")),
+    responses((status = 200, body = Vec<ImageSnapshot>), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn snapshots(
+    State(context): State<Context>,
+    Path(name): Path<String>,
+) -> Result<Json<Vec<ImageSnapshot>>, Failure> {
+    run(context, move |engine| engine.image_snapshots(&name)).await.map(Json)
+}
+
+/// Make an internal snapshot of a device that is a qcow2 image, also while exports serve it. Writes
+/// wait until it is durable; reads do not wait.
+#[utoipa::path(
+    post, path = "/v1/devices/{name}/snapshots", tag = "devices", request_body = NewImageSnapshot,
+    params(("name" = String, Path, description = "Name")),
+    responses((status = 201, body = ImageSnapshot), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn create_snapshot(
+    State(context): State<Context>,
+    Path(name): Path<String>,
+    Body(new): Body<NewImageSnapshot>,
+) -> Result<(StatusCode, Json<ImageSnapshot>), Failure> {
+    let create = move |engine: &Engine| engine.create_image_snapshot(&name, &new.name);
+    Ok((StatusCode::CREATED, Json(run(context, create).await?)))
+}
+
+/// Delete an internal snapshot of a device that is a qcow2 image, also while exports serve it.
+#[utoipa::path(
+    delete, path = "/v1/devices/{name}/snapshots/{snapshot}", tag = "devices",
+    params(
+        ("name" = String, Path, description = "Name"),
+        ("snapshot" = String, Path, description = "Identifier or name of the snapshot")
+    ),
+    responses((status = 204), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn delete_snapshot(
+    State(context): State<Context>,
+    Path((name, snapshot)): Path<(String, String)>,
+) -> Result<StatusCode, Failure> {
+    run(context, move |engine| engine.delete_image_snapshot(&name, &snapshot)).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -94,6 +94,8 @@ fn api() -> OpenApiRouter<Context> {
     OpenApiRouter::with_openapi(Api::openapi())
         .routes(routes!(devices::list, devices::create))
         .routes(routes!(devices::show, devices::change, devices::delete))
+        .routes(routes!(devices::snapshots, devices::create_snapshot))
+        .routes(routes!(devices::delete_snapshot))
         .routes(routes!(arrays::list, arrays::create))
         .routes(routes!(arrays::show, arrays::delete))
         .routes(routes!(arrays::members))

@@ -350,6 +350,17 @@ impl DeviceConfig {
         Ok((device, None))
     }
 
+    /// Opens the device, and returns its image if it is one in the format qcow2 that is written.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    pub fn open_with_image(&self) -> Result<qcow2::Opened, DeviceError> {
+        match self {
+            DeviceConfig::Qcow2(options) => options.open_parts(),
+            other => Ok(qcow2::Opened { device: other.open()?, live: None }),
+        }
+    }
+
     /// Whether the device waits while another host uses it.
     pub fn is_standby(&self) -> bool {
         matches!(self, DeviceConfig::Rbd(options) if options.standby)
