@@ -201,23 +201,16 @@ impl Refcounts {
     /// Adds references to clusters that have some.
     ///
     /// # Errors
-    /// The device's. No cluster has more then.
+    /// The device's. Some clusters have more then.
     pub(super) async fn add_references(&self, more: &[(u64, u64)]) -> IoResult {
         let add_each = async {
-            for (done, (cluster, more)) in more.iter().enumerate() {
-                if let Err(error) = self.load(cluster / self.per_block(), false).await {
-                    return Err((done, error));
-                }
+            for (cluster, more) in more {
+                self.load(cluster / self.per_block(), false).await?;
                 self.set(*cluster, self.get(*cluster) + more);
             }
             Ok(())
         };
-        let added = self.changing.during(1, add_each).await;
-        if let Err((done, error)) = added {
-            self.drop_references(&repeated(&more[..done])).await?;
-            return Err(error);
-        }
-        Ok(())
+        self.changing.during(1, add_each).await
     }
 
     /// The largest refcount.

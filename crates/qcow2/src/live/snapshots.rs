@@ -6,9 +6,10 @@
 //! ```
 //!
 //! Requests that change the disk wait from the hold to the release, so the snapshot is the disk at
-//! one moment; reads do not wait. Each arrow is a flush. The image is marked as dirty meanwhile: a
-//! crash leaves refcounts that are too high and COPIED bits that do not fit them, which the next
-//! writable open repairs. No crash leaves a COPIED bit for a cluster that two tables refer to.
+//! one moment; reads do not wait. Everything before the write of the header is durable before it.
+//! The image is marked as dirty meanwhile: a crash leaves refcounts that are too high and COPIED
+//! bits that do not fit them, which the next writable open repairs. No crash leaves a COPIED bit
+//! for a cluster that two tables refer to.
 //!
 //! Source: QEMU `docs/interop/qcow2.rst`, section *Snapshots*.
 
@@ -20,6 +21,7 @@ use crate::entry::{COPIED, OFFSET};
 use crate::error::Problem;
 use crate::header::{Header, at, be_bytes, be64};
 use crate::mutant::{self, Mutant};
+use crate::refcount::Counts;
 use crate::snapshot::{self, Snapshot};
 use block::{Flags, IoError};
 use mapping::ENTRIES;
@@ -29,6 +31,8 @@ use std::time::Duration;
 
 /// Entries of a leaf.
 const LEAF: u64 = ENTRIES as u64;
+/// Clusters whose references change at a time.
+const PART: u64 = 1 << 16;
 
 impl Home {
     /// The snapshots of the image.
@@ -102,8 +106,7 @@ impl Home {
         let header = self.header_now(view);
         let (list, mut table) = snapshot::read_bytes(&self.file.reader, &header).await?;
         let id = list.check_new(&header, name)?;
-        let used = self.tree(&header, header.l1_offset, header.l1_entries).await?;
-        used.check_room(self.refcounts.most())?;
+        let used = self.tree(&header, header.l1_offset, header.l1_entries, true).await?;
         let l1 = be_bytes(used.l1.iter().map(|entry| entry & !COPIED));
         let l1_run = self.take_run(view, l1.len() as u64).await?;
         table.extend(snapshot::entry(l1_run.start, header.l1_entries, &id, name, now, header.size));
@@ -116,7 +119,9 @@ impl Home {
         };
         let was_unsettled = self.begin_change_of_snapshots(view).await?;
         let prepared = async {
-            self.refcounts.add_references(&used.references).await.map_err(write_error)?;
+            for part in used.parts() {
+                self.refcounts.add_references(&part).await.map_err(write_error)?;
+            }
             self.write_table(view, l1_run.start, &l1).await?;
             self.write_table(view, table_run.start, &table).await?;
             if !mutant::is(Mutant::CopiedBitsStay) {
@@ -138,19 +143,21 @@ impl Home {
         let (list, table) = snapshot::read_bytes(&self.file.reader, &header).await?;
         let (deleted, rest) = list.without(&table, wanted)?;
         deleted.check(&header)?;
-        let used = self.tree(&header, deleted.l1_offset, deleted.l1_entries).await?;
+        let used = self.tree(&header, deleted.l1_offset, deleted.l1_entries, false).await?;
         let run = self.take_run(view, rest.len() as u64).await?;
         let was_unsettled = self.begin_change_of_snapshots(view).await?;
         self.write_table(view, run.start, &rest).await?;
         let place = SnapshotPlace { count: header.snapshot_count - 1, offset: run.start };
         self.commit_snapshots(view, place, run, list.bytes).await?;
-        // L2 tables without other uses: their clusters may be taken as soon as they are free.
-        for ((cluster, uses), refcount) in used.references.iter().zip(&used.refcounts) {
-            if uses == refcount {
-                self.file.forget_metadata(cluster * self.file.cluster_size(), 1);
+        for part in used.parts() {
+            // L2 tables without other uses: their clusters may be taken as soon as they are free.
+            for ((cluster, uses), refcount) in part.iter().zip(self.refcounts_of(&part).await?) {
+                if *uses == refcount {
+                    self.file.forget_metadata(cluster * self.file.cluster_size(), 1);
+                }
             }
+            self.refcounts.drop_references(&repeated(&part)).await.map_err(write_error)?;
         }
-        self.refcounts.drop_references(&repeated(&used.references)).await.map_err(write_error)?;
         let l1_end = deleted.l1_offset + u64::from(deleted.l1_entries) * 8;
         self.free_table(&(deleted.l1_offset..l1_end)).await?;
         self.refresh_copied(view).await?;
@@ -160,20 +167,40 @@ impl Home {
     /// The clusters that an L1 table refers to.
     ///
     /// # Errors
-    /// When there are errors in the tables, or a refcount is lower than the number of references.
-    async fn tree(&self, header: &Header, l1_offset: u64, l1_entries: u32) -> Result<Tree, Problem> {
+    /// When there are errors in the tables, or a refcount is lower than the number of references;
+    /// if these `are_doubled`, when a refcount has no room.
+    async fn tree(
+        &self,
+        header: &Header,
+        l1_offset: u64,
+        l1_entries: u32,
+        are_doubled: bool,
+    ) -> Result<Tree, Problem> {
         let Check { counts, clusters, l1, report, .. } =
             Check::tree(&self.file.reader, header, l1_offset, l1_entries).await?;
-        let references: Vec<(u64, u64)> = counts.referenced(0..clusters).collect();
-        let clusters: Vec<u64> = references.iter().map(|(cluster, _)| *cluster).collect();
-        let refcounts = self.refcounts.counts(&clusters).await.map_err(read_error)?;
-        let too_low = references.iter().zip(&refcounts).filter(|((_, uses), count)| *count < uses);
-        match report.corruptions + report.check_errors + too_low.count() as u64 {
-            0 => Ok(Tree { l1, references, refcounts }),
+        let (tree, most) = (Tree { l1, counts, clusters }, self.refcounts.most());
+        let mut errors = report.corruptions + report.check_errors;
+        for part in tree.parts() {
+            for ((cluster, uses), refcount) in part.iter().zip(self.refcounts_of(&part).await?) {
+                errors += u64::from(refcount < *uses);
+                if are_doubled && refcount.saturating_add(*uses) > most {
+                    let text = format!("cluster {cluster} would have more than {most} references");
+                    return Err(Problem::Refused(text));
+                }
+            }
+        }
+        match errors {
+            0 => Ok(tree),
             count => Err(Problem::Refused(format!(
                 "{count} errors in the metadata (freestone image repair may end that)"
             ))),
         }
+    }
+
+    /// The refcounts of clusters of a tree.
+    async fn refcounts_of(&self, part: &[(u64, u64)]) -> Result<Vec<u64>, Problem> {
+        let clusters: Vec<u64> = part.iter().map(|(cluster, _)| *cluster).collect();
+        self.refcounts.counts(&clusters).await.map_err(read_error)
     }
 
     /// Marks the image as dirty, also as the mark of a restart log. With another mark, in autoclear
@@ -337,23 +364,16 @@ impl Home {
 /// An L1 table, and the clusters that it refers to.
 struct Tree {
     l1: Vec<u64>,
-    /// Clusters and the number of references to each.
-    references: Vec<(u64, u64)>,
-    /// The refcounts of these clusters.
-    refcounts: Vec<u64>,
+    counts: Counts,
+    /// Clusters of the file.
+    clusters: u64,
 }
 
 impl Tree {
-    /// Refuses to double the references if a refcount would be more than `most`.
-    fn check_room(&self, most: u64) -> Result<(), Problem> {
-        let is_over = |((_, more), count): &(&(u64, u64), &u64)| count.saturating_add(*more) > most;
-        match self.references.iter().zip(&self.refcounts).find(is_over) {
-            Some(((cluster, _), _)) => {
-                let text = format!("cluster {cluster} would have more than {most} references");
-                Err(Problem::Refused(text))
-            }
-            None => Ok(()),
-        }
+    /// The clusters and the number of references to each, in parts of a bounded length.
+    fn parts(&self) -> impl Iterator<Item = Vec<(u64, u64)>> {
+        let starts = (0..self.clusters).step_by(PART as usize);
+        starts.map(|start| self.counts.referenced(start..(start + PART).min(self.clusters)).collect())
     }
 }
 
