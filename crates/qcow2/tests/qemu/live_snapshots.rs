@@ -21,9 +21,9 @@ fn exercise(options: &str, size: u64, cluster: u64, seed: u64) {
     let mut disk = Disk { bytes, cluster, has_zeroes: is_v3, has_discard: true };
     let mut kept: Vec<(String, Vec<u8>)> = Vec::new();
     let mut random = Rng::new(seed);
-    for boot in 0..3 {
+    for boot in 0..2 {
         let device = Arc::new(try_open(&folder.path("disk"), None).unwrap());
-        for round in 0..6 {
+        for round in 0..5 {
             disk.work(&device, seed * 100 + boot * 10 + round, 60);
             if random.one_in(3) && !kept.is_empty() {
                 let (name, _) = kept.remove(random.below(kept.len() as u64) as usize);
