@@ -14,6 +14,15 @@ pub fn qemu_img(daemon: &Daemon, arguments: &str) -> i32 {
     status.unwrap_or_else(|error| panic!("qemu-img (package qemu-utils): {error}")).code().unwrap()
 }
 
+/// A daemon with the device `disk`, a new image.
+fn with_image() -> Daemon {
+    let daemon = Daemon::new();
+    assert_eq!(qemu_img(&daemon, "create -q -f qcow2 disk.qcow2 64M"), 0);
+    let spec = format!("qcow2:file={}", daemon.path("disk.qcow2").display());
+    daemon.post("/v1/devices", &json!({ "name": "disk", "spec": spec }));
+    daemon
+}
+
 /// Writes, or reads, 64 KiB at 1 MiB of the export `disk`. Returns the first byte.
 fn transfer(daemon: &Daemon, op: Op, byte: u8) -> u8 {
     let export = format!("nbd:path={}", daemon.path("disk.sock").display());
@@ -30,10 +39,7 @@ fn transfer(daemon: &Daemon, op: Op, byte: u8) -> u8 {
 
 #[test]
 fn an_image_keeps_writes_through_a_kill_and_is_clean_after_the_end_of_the_daemon() {
-    let mut daemon = Daemon::new();
-    assert_eq!(qemu_img(&daemon, "create -q -f qcow2 disk.qcow2 64M"), 0);
-    let spec = format!("qcow2:file={}", daemon.path("disk.qcow2").display());
-    daemon.post("/v1/devices", &json!({ "name": "disk", "spec": spec }));
+    let mut daemon = with_image();
     daemon.post("/v1/exports", &json!({ "name": "disk", "kind": "nbd", "volumes": ["disk"] }));
     for (byte, signal) in [(7, "-KILL"), (8, "-TERM"), (9, "-TERM")] {
         transfer(&daemon, Op::Write, byte);
@@ -52,10 +58,7 @@ fn an_image_keeps_writes_through_a_kill_and_is_clean_after_the_end_of_the_daemon
 
 #[test]
 fn snapshots_of_an_image_are_made_and_deleted_while_an_export_serves_it() {
-    let mut daemon = Daemon::new();
-    assert_eq!(qemu_img(&daemon, "create -q -f qcow2 disk.qcow2 64M"), 0);
-    let spec = format!("qcow2:file={}", daemon.path("disk.qcow2").display());
-    daemon.post("/v1/devices", &json!({ "name": "disk", "spec": spec }));
+    let mut daemon = with_image();
     daemon.post("/v1/exports", &json!({ "name": "disk", "kind": "nbd", "volumes": ["disk"] }));
     transfer(&daemon, Op::Write, 7);
     let made = daemon.post("/v1/devices/disk/snapshots", &json!({ "name": "first" }));
@@ -90,10 +93,7 @@ fn snapshots_of_an_image_are_made_and_deleted_while_an_export_serves_it() {
 
 #[test]
 fn a_snapshot_that_cannot_be_made_is_refused_with_its_reason() {
-    let daemon = Daemon::new();
-    assert_eq!(qemu_img(&daemon, "create -q -f qcow2 disk.qcow2 64M"), 0);
-    let spec = format!("qcow2:file={}", daemon.path("disk.qcow2").display());
-    daemon.post("/v1/devices", &json!({ "name": "disk", "spec": spec }));
+    let daemon = with_image();
     daemon.post("/v1/devices", &json!({ "name": "memory", "spec": "mem:size=64M" }));
     daemon.post("/v1/devices/disk/snapshots", &json!({ "name": "first" }));
     let new = |name: &str| json!({ "name": name });

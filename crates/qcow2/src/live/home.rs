@@ -75,7 +75,7 @@ pub(super) struct Home {
     /// The features that the header has: incompatible, compatible, autoclear.
     pub(super) written: Cell<[u64; 3]>,
     pub(super) snapshots: Cell<SnapshotPlace>,
-    /// One change of snapshots at a time.
+    /// One change of snapshots, or search for leaks, at a time.
     pub(super) holding: Permits,
     /// Refcounts are too high, or COPIED bits do not fit them.
     pub(super) is_unsettled: Cell<bool>,

@@ -6,28 +6,28 @@
 //! request changes the disk.
 
 use super::home::{Entries, Home};
+use super::snapshots::read_error;
 use crate::check::Check;
 use crate::error::Problem;
 use crate::mutant::{self, Mutant};
-use block::IoError;
 use std::cell::Cell;
 use std::collections::HashSet;
 
 impl Home {
-    /// Frees clusters without use, as far as their refcounts were durable when the image was
-    /// opened. Returns their number.
+    /// Lowers refcounts to the number of references, of all clusters whose use does not change
+    /// meanwhile. Returns the number of these clusters.
     ///
     /// # Errors
     /// When the metadata has errors: nothing is freed. The device's.
     pub(super) async fn free_leaks(&self, view: &Entries) -> Result<u64, Problem> {
         let search = async {
             // Clusters that wait for their release would be passed over.
-            self.reclaim(view).await.map_err(failed)?;
+            self.reclaim(view).await.map_err(read_error)?;
             // A flush has clusters that are on their way to a quarantine.
             self.flushing.during(1, async { self.begin_search(HashSet::new()) }).await;
             let freed = match self.flush(view).await {
                 Ok(()) => self.search(view).await,
-                Err(error) => Err(failed(error)),
+                Err(error) => Err(read_error(error)),
             };
             self.in_use.take();
             freed
@@ -103,12 +103,8 @@ impl Home {
         let wanted = |cluster, count| if is_noted(cluster) { count } else { wanted(cluster, count) };
         let mut lowered = 0;
         for number in 0..self.refcounts.blocks() {
-            lowered += self.refcounts.lower(number, wanted).await.map_err(failed)?;
+            lowered += self.refcounts.lower(number, wanted).await.map_err(read_error)?;
         }
         Ok(lowered)
     }
-}
-
-fn failed(error: IoError) -> Problem {
-    Problem::Io { part: "the metadata", offset: 0, error }
 }

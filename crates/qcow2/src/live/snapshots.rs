@@ -382,7 +382,7 @@ fn with_copied(word: u64, is_copied: bool) -> u64 {
     word & !COPIED | if is_copied { COPIED } else { 0 }
 }
 
-fn read_error(error: IoError) -> Problem {
+pub(super) fn read_error(error: IoError) -> Problem {
     Problem::Io { part: "the metadata", offset: 0, error }
 }
 
