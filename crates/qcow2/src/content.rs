@@ -34,6 +34,9 @@ pub(crate) trait Places {
     /// Bytes of the device with the data.
     fn data_end(&self) -> u64;
 
+    /// Whether bytes without a place are those of the backing device, if there is one.
+    fn has_backing(&self) -> bool;
+
     /// The run at `offset`, at most `len` bytes, if it needs no I/O. The range is on the disk.
     fn try_run(&self, offset: u64, len: u64) -> Option<Result<Run, IoError>>;
 
@@ -112,6 +115,10 @@ impl<P: Places> Content<P> {
         &self.limits
     }
 
+    fn backing(&self) -> Option<&Child> {
+        self.backing.as_ref().filter(|_| self.places.has_backing())
+    }
+
     /// The byte of the data's device for a request that is in this run of data as a whole.
     #[inline]
     pub(crate) fn in_place(&self, run: Run, req: &Request<'_>) -> Option<u64> {
@@ -123,7 +130,7 @@ impl<P: Places> Content<P> {
     /// Whether the disk reads as zeroes from byte `at` on, which has this place, up to the end of
     /// its run.
     pub(crate) fn is_zero(&self, place: Place, at: u64) -> bool {
-        match (place, &self.backing) {
+        match (place, self.backing()) {
             (Place::Zero(_), _) | (Place::Unallocated, None) => true,
             (Place::Unallocated, Some(backing)) => at >= backing.capacity,
             (Place::Data(_) | Place::Compressed(_), _) => false,
@@ -133,7 +140,7 @@ impl<P: Places> Content<P> {
     /// Starts the part of a request in one run of data or unallocated clusters, or fills it with
     /// zeroes.
     fn part<'a>(&'a self, place: Place, offset: u64, req: Request<'a>) -> Result<Option<Part<'a>>, IoError> {
-        let (child, at, end) = match (place, &self.backing) {
+        let (child, at, end) = match (place, self.backing()) {
             (Place::Data(at), _) => {
                 // The file may end inside its last cluster. One behind it is missing: it was cut.
                 let end = self.places.data_end().next_multiple_of(self.places.geometry().cluster_size());
@@ -191,7 +198,7 @@ impl<P: Places> Content<P> {
             }
             let at = offset + done;
             let run = self.places.run(at, len - done).await?;
-            let status = match (run.place, &self.backing) {
+            let status = match (run.place, self.backing()) {
                 (Place::Data(_) | Place::Compressed(_), _) => Status::DATA,
                 (Place::Zero(Some(_)), _) => Status::ZERO,
                 (Place::Unallocated, Some(backing)) if at < backing.capacity => {

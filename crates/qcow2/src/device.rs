@@ -125,6 +125,10 @@ impl Places for Fixed {
         self.data_end
     }
 
+    fn has_backing(&self) -> bool {
+        true
+    }
+
     #[inline]
     fn try_run(&self, offset: u64, len: u64) -> Option<Result<Run, IoError>> {
         self.lookup.try_run(&self.shared.tables, offset, len)

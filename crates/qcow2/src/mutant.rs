@@ -90,11 +90,17 @@ pub enum Mutant {
     BitmapTableBeforeRefcount,
     /// A bitmap is no longer in use before its table is durable.
     BitmapSavedBeforeTable,
+    /// A stream removes the backing file that internal snapshots need.
+    StreamUnderSnapshots,
+    /// A stream removes the name of the backing file before its data is in durable tables.
+    StreamWithoutFlush,
+    /// The backing file is read after the end of a stream.
+    StreamWithoutGrace,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 41] = [
+    pub const ALL: [Mutant; 44] = [
         Mutant::EntryBeforeData,
         Mutant::EntryBeforeRefcount,
         Mutant::RefcountTableBeforeBlock,
@@ -136,6 +142,9 @@ impl Mutant {
         Mutant::BitmapInUseNotDurable,
         Mutant::BitmapTableBeforeRefcount,
         Mutant::BitmapSavedBeforeTable,
+        Mutant::StreamUnderSnapshots,
+        Mutant::StreamWithoutFlush,
+        Mutant::StreamWithoutGrace,
     ];
 }
 

@@ -15,7 +15,7 @@ use crate::medium::Medium;
 use base::Rng;
 use block::{
     Channel, Device, DeviceError, Flags, IoError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion,
-    Op, Request, SharedLimits, StatusReport,
+    Op, Request, SharedLimits, Status, StatusReport,
 };
 use raid::metadata::superblock::MAGIC;
 use reactor::Core;
@@ -87,6 +87,8 @@ struct Shared {
     limits: Arc<SharedLimits>,
     /// Whether it is a file, which may be resized.
     is_file: AtomicBool,
+    /// Whether block status tells zeroes from data.
+    tells_zeroes: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -149,8 +151,8 @@ impl SimDisk {
             has_failed_write: false,
         };
         let (name, machine, limits) = (name.into(), machine.clone(), SharedLimits::new(limits));
-        let is_file = AtomicBool::new(false);
-        SimDisk(Arc::new(Shared { name, machine, limits, is_file, state: Mutex::new(state) }))
+        let (is_file, tells_zeroes) = (AtomicBool::new(false), AtomicBool::new(false));
+        SimDisk(Arc::new(Shared { name, machine, limits, is_file, tells_zeroes, state: Mutex::new(state) }))
     }
 
     /// Extends the disk by `bytes`, which read as zeroes.
@@ -163,6 +165,11 @@ impl SimDisk {
     /// Allows the disk to be resized, as a file can be. The new length is durable at once.
     pub fn let_resize(&self) {
         self.0.is_file.store(true, Ordering::Relaxed);
+    }
+
+    /// Lets block status tell blocks of zeroes from data.
+    pub fn tell_zeroes(&self) {
+        self.0.tells_zeroes.store(true, Ordering::Relaxed);
     }
 
     /// Kills the disk: every request fails with "gone" until [`SimDisk::revive`].
@@ -768,7 +775,23 @@ impl Channel for SimChannel {
     }
 
     fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
-        self.disk.limits.answer_data(report, offset, len)
+        if !self.disk.tells_zeroes.load(Ordering::Relaxed) {
+            return self.disk.limits.answer_data(report, offset, len);
+        }
+        let limits = self.disk.limits.get();
+        if let Err(error) = limits.check_range(offset, len) {
+            return IoFuture::ready(Err(error));
+        }
+        let mut bytes = vec![0; len as usize];
+        self.disk.lock().read(offset, &mut bytes);
+        for block in bytes.chunks(limits.block_size as usize) {
+            let is_zero = block.iter().all(|byte| *byte == 0);
+            let status = if is_zero { Status::ZERO_HOLE } else { Status::DATA };
+            if !report.push(block.len() as u64, status) {
+                break;
+            }
+        }
+        IoFuture::ready(Ok(()))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The requests of one core to an image that is written.
 
-use super::home::{Change, Clear, Entries, MOST_LENT, entry, fetch, home, own_place};
+use super::clear::Clear;
+use super::home::{Change, ChangeKind, Entries, MOST_LENT, entry, fetch, home, own_place};
 use super::metadata::Metadata;
 use super::refcounts::Clusters;
 use crate::content::{Content, Places};
@@ -66,6 +67,10 @@ impl Places for Live {
         self.0.format().data_end()
     }
 
+    fn has_backing(&self) -> bool {
+        self.0.format().backing.is_used()
+    }
+
     #[inline]
     fn try_run(&self, offset: u64, len: u64) -> Option<Result<Run, IoError>> {
         let (place, mut run) = match self.place(self.entry(offset)?, offset) {
@@ -128,13 +133,29 @@ impl Lent {
 
 /// See the module.
 pub(super) struct LiveChannel {
-    content: Content<Live>,
+    pub(super) content: Content<Live>,
     buffers: BufferPool,
     lent: Lent,
     /// Clusters of the disk that get a place.
     placing: RefCell<HashSet<u64>>,
     /// Writes that wait for that.
     waiting: RefCell<Vec<Waker>>,
+}
+
+/// A part of the disk that gets a place.
+#[derive(Clone, Copy)]
+pub(super) struct Piece<'a> {
+    /// Its first byte on the disk, and its length.
+    pub offset: u64,
+    pub len: u64,
+    /// A request whose first bytes are written there. Without one, the part keeps its bytes.
+    pub req: Option<&'a Request<'a>>,
+}
+
+impl Piece<'_> {
+    fn kind(&self) -> ChangeKind {
+        if self.req.is_some() { ChangeKind::Write } else { ChangeKind::Populate }
+    }
 }
 
 /// A write gives a cluster its place, for as long as this lives.
@@ -175,6 +196,11 @@ impl LiveChannel {
         }
     }
 
+    /// Bytes of the disk, and of a cluster.
+    pub(super) fn size(&self) -> (u64, u64) {
+        (self.content.limits().capacity, self.content.places.geometry().cluster_size())
+    }
+
     fn view(&self) -> &Entries {
         &self.content.places.0
     }
@@ -197,24 +223,29 @@ impl LiveChannel {
         self.content.serve(req, offset).await
     }
 
-    /// Runs a request that changes the disk. When no cluster is free, clusters that wait for the
-    /// end of earlier requests may help.
-    async fn modify(&self, req: &Request<'_>, offset: u64) -> IoResult {
+    /// Runs work that changes the disk or its places. When no cluster is free, clusters that wait
+    /// for the end of earlier requests may help.
+    pub(super) async fn change<R>(&self, work: impl AsyncFn() -> Result<R, IoError>) -> Result<R, IoError> {
         let mut has_reclaimed = false;
         loop {
             let running = self.view().begin_change().await;
-            let result = match req.op {
-                Op::Write => self.write(req, offset).await,
-                _ => self.clear(req, offset).await,
-            };
+            let result = work().await;
             drop(running);
-            if result != Err(IoError::NoSpace) || has_reclaimed {
-                result?;
-                break;
+            if has_reclaimed || !matches!(result, Err(IoError::NoSpace)) {
+                return result;
             }
             has_reclaimed = true;
             self.ask(|view| async move { home(&view).reclaim(&view).await }).await?;
         }
+    }
+
+    /// Runs a request that changes the disk.
+    async fn modify(&self, req: &Request<'_>, offset: u64) -> IoResult {
+        let change = async || match req.op {
+            Op::Write => self.write(req, offset).await,
+            _ => self.clear(req, offset).await,
+        };
+        self.change(change).await?;
         match req.is_fua() && req.op != Op::Discard && !mutant::is(Mutant::FuaWithoutTables) {
             true => self.flush().await,
             false => Ok(()),
@@ -271,7 +302,7 @@ impl LiveChannel {
                 drop(placing);
                 written
             }
-            _ => self.write_locked(req, offset).await,
+            _ => self.write_locked(Piece { offset, len: req.len, req: Some(req) }).await,
         }
     }
 
@@ -298,7 +329,7 @@ impl LiveChannel {
         let change =
             Change { offset: place * cluster_size, count: 1, are_zero, are_kept: false, old: [old; 2] };
         let len = req.len;
-        if let Err(error) = self.fill(&change, req, offset, len).await {
+        if let Err(error) = self.fill(&change, Piece { offset, len, req: Some(req) }).await {
             let take_back = move |view: Entries| async move {
                 home(&view).take_back(&view, vec![place]).await;
                 Ok(())
@@ -334,16 +365,15 @@ impl LiveChannel {
     }
 
     /// As [`LiveChannel::write_elsewhere`], with the entries locked meanwhile.
-    async fn write_locked(&self, req: &Request<'_>, offset: u64) -> Result<u64, IoError> {
+    pub(super) async fn write_locked(&self, piece: Piece<'_>) -> Result<u64, IoError> {
         let cluster_size = self.content.places.geometry().cluster_size();
-        let (first, within) = (offset / cluster_size, offset % cluster_size);
-        let wanted = req.len;
-        let change =
-            self.ask(move |view| async move { home(&view).begin(&view, first, within, wanted).await });
-        let Some((number, change)) = change.await? else { return Ok(0) };
-        let end = change.count * cluster_size;
-        let len = req.len.min(end - within);
-        match self.fill(&change, req, offset, len).await {
+        let (first, within) = (piece.offset / cluster_size, piece.offset % cluster_size);
+        let (wanted, kind) = (piece.len, piece.kind());
+        let begin =
+            move |view: Entries| async move { home(&view).begin(&view, first, within, wanted, kind).await };
+        let Some((number, change)) = self.ask(begin).await? else { return Ok(0) };
+        let len = piece.len.min(change.count * cluster_size - within);
+        match self.fill(&change, Piece { len, ..piece }).await {
             Ok(()) => {
                 let commit = move |view: Entries| async move { home(&view).commit(&view, number).await };
                 self.ask(commit).await?;
@@ -360,17 +390,21 @@ impl LiveChannel {
         }
     }
 
-    /// Writes the clusters of a change: `len` bytes of the request, and what the disk has before
-    /// and behind them, as far as it must have a place there.
-    async fn fill(&self, change: &Change, req: &Request<'_>, offset: u64, len: u64) -> IoResult {
+    /// Writes the clusters of a change: the piece, and what the disk has before and behind it, as
+    /// far as it must have a place there.
+    async fn fill(&self, change: &Change, Piece { offset, len, req }: Piece<'_>) -> IoResult {
         let cluster_size = self.content.places.geometry().cluster_size();
         let (within, end) = (offset % cluster_size, change.count * cluster_size);
         let start = offset - within;
+        let unit = self.content.places.geometry().unit();
+        let touched = within / unit * unit..(within + len).next_multiple_of(unit);
+        let Some(req) = req else {
+            // All clusters have the entry of the first.
+            return self.rest(change, change.old[0], start, &touched, 0..end).await;
+        };
         // Data is durable together with its entry, not before.
         let data = req.part(0, len).with_flags(Flags::NONE);
         self.content.data.channel.submit(&data, change.offset + within).await?;
-        let unit = self.content.places.geometry().unit();
-        let touched = within / unit * unit..(within + len).next_multiple_of(unit);
         self.rest(change, change.old[0], start, &touched, 0..within).await?;
         self.rest(change, change.old[1], start, &touched, within + len..end).await
     }

@@ -18,7 +18,7 @@ use super::marks::{Mark, SnapshotPlace};
 use super::metadata::{Metadata, WORD};
 use super::refcounts::{Clusters, Refcounts};
 use super::restart::{Log, RestartLog};
-use crate::entry::{BadEntry, COPIED, Cluster, Entry, Geometry, Place};
+use crate::entry::{BadEntry, COPIED, Entry, Geometry, Place};
 use crate::header::{be_bytes, be64};
 use crate::mutant::{self, Mutant};
 use block::{Channel, DeviceError, Flags, IoError, IoResult, Request};
@@ -117,13 +117,13 @@ pub(super) struct Change {
     pub old: [Entry; 2],
 }
 
-/// How clusters lose their content.
+/// The purpose of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Clear {
-    Discard,
-    Zero,
-    /// Zeroes, and the clusters keep their places.
-    ZeroInPlace,
+pub(super) enum ChangeKind {
+    /// New bytes.
+    Write,
+    /// The bytes that the disk has already, which only the backing device has.
+    Populate,
 }
 
 /// The home of an image, on its core.
@@ -183,6 +183,11 @@ pub(super) async fn lock(view: &Entries, cluster: u64) -> Result<Locked, IoError
         Ok(_) => Ok(Locked { cluster, slot, entry }),
         Err(BadEntry) => Err(IoError::Corrupt),
     }
+}
+
+/// Whether a cluster has the entry of the first one of a change.
+fn is_like_first(slots: &[Locked], locked: &Locked) -> bool {
+    slots.first().is_none_or(|first| first.entry == locked.entry)
 }
 
 impl Home {
@@ -255,8 +260,9 @@ impl Home {
 
     /// Begins a write of `len` bytes of the disk, from byte `within` of the cluster `first` on. The
     /// clusters that it changes, at least one, are locked then. Those that cannot be written in
-    /// place get new clusters in the file. Also returns the number of the change. `None` if the
-    /// first byte can be written in place.
+    /// place get new clusters in the file. If they are populated, all have the same entry. Also
+    /// returns the number of the change. `None` if the first byte can be written in place, or has a
+    /// place and is populated.
     ///
     /// # Errors
     /// [`IoError::NoSpace`], [`IoError::Corrupt`], the device's.
@@ -266,6 +272,7 @@ impl Home {
         first: u64,
         within: u64,
         len: u64,
+        kind: ChangeKind,
     ) -> Result<Option<(u64, Change)>, IoError> {
         if view.format().is_corrupt() {
             return Err(IoError::Corrupt);
@@ -277,7 +284,14 @@ impl Home {
         for cluster in first..first + count {
             let locked = lock(view, cluster).await?;
             let at = if slots.is_empty() { within } else { 0 };
-            if self.is_in_place(view, locked.entry, cluster, at)? {
+            let found = self.place(view, locked.entry, cluster, at)?;
+            let is_done = match kind {
+                ChangeKind::Write => {
+                    view.format().geometry.is_own(locked.entry) && matches!(found, Place::Data(_))
+                }
+                ChangeKind::Populate => found != Place::Unallocated || !is_like_first(&slots, &locked),
+            };
+            if is_done {
                 break;
             }
             // A place of its own without data is used again.
@@ -310,12 +324,11 @@ impl Home {
         Ok(Some((number, Change { offset, count, are_zero, are_kept: !is_new, old })))
     }
 
-    /// Whether byte `within` of a cluster of the disk can be written in place.
-    fn is_in_place(&self, view: &Entries, entry: Entry, cluster: u64, within: u64) -> Result<bool, IoError> {
+    /// The place of byte `within` of a cluster of the disk.
+    fn place(&self, view: &Entries, entry: Entry, cluster: u64, within: u64) -> Result<Place, IoError> {
         let geometry = view.format().geometry;
         let place = geometry.place(entry, cluster * geometry.cluster_size(), within);
-        let (place, _) = place.map_err(|BadEntry| IoError::Corrupt)?;
-        Ok(geometry.is_own(entry) && matches!(place, Place::Data(_)))
+        place.map(|(place, _)| place).map_err(|BadEntry| IoError::Corrupt)
     }
 
     /// Ends a change whose data was written: the entries point to it.
@@ -424,92 +437,6 @@ impl Home {
         is_set
     }
 
-    /// Clears whole clusters of the disk, or subclusters: `range` is in bytes.
-    ///
-    /// # Errors
-    /// [`IoError::Corrupt`], the device's. Some clusters may be clear then.
-    pub(super) async fn clear(&self, view: &Entries, range: Range<u64>, how: Clear) -> IoResult {
-        let cluster_size = self.file.cluster_size();
-        let clusters = range.start / cluster_size..range.end.div_ceil(cluster_size);
-        for (done, cluster) in clusters.enumerate() {
-            if view.format().is_corrupt() {
-                return Err(IoError::Corrupt);
-            }
-            let locked = lock(view, cluster).await?;
-            self.clear_cluster(view, locked, cluster, &range, how).await?;
-            if done % 64 == 63 {
-                self.tidy(view);
-                yield_now().await;
-            }
-        }
-        self.tidy(view);
-        Ok(())
-    }
-
-    /// As [`Home::clear`], for a part of a cluster, if the cluster still has the entry `old`.
-    /// Returns whether it had.
-    ///
-    /// # Errors
-    /// As [`Home::clear`].
-    pub(super) async fn clear_if(
-        &self,
-        view: &Entries,
-        range: Range<u64>,
-        old: Entry,
-        how: Clear,
-    ) -> Result<bool, IoError> {
-        let cluster = range.start / self.file.cluster_size();
-        let locked = lock(view, cluster).await?;
-        let is_same = locked.entry == old;
-        if is_same {
-            self.clear_cluster(view, locked, cluster, &range, how).await?;
-        }
-        Ok(is_same)
-    }
-
-    async fn clear_cluster(
-        &self,
-        view: &Entries,
-        mut locked: Locked,
-        cluster: u64,
-        range: &Range<u64>,
-        how: Clear,
-    ) -> IoResult {
-        let old = locked.entry;
-        let mask = view.format().geometry.subclusters_in(cluster, range);
-        let new = self.cleared(view, old, mask, how);
-        if new != old {
-            self.reserve_tables(view, cluster..cluster + 1).await?;
-            self.set(view, &mut locked, new).await?;
-            if view.format().geometry.data_place(new).is_none() {
-                self.drop_place(view, old);
-            }
-        }
-        Ok(())
-    }
-
-    /// The entry of a cluster after its subclusters of `mask` were cleared.
-    fn cleared(&self, view: &Entries, old: Entry, mask: u32, how: Clear) -> Entry {
-        let metadata = view.format();
-        let zeroes = |entry: Entry| metadata.geometry.zeroed(entry, mask);
-        if mask != u32::MAX && metadata.geometry.has_extended_l2 {
-            return zeroes(old);
-        }
-        let zero = if metadata.geometry.is_v2 { Entry::NONE } else { zeroes(Entry::NONE) };
-        match metadata.geometry.cluster(old) {
-            // Without a backing file it reads as zeroes.
-            Cluster::Unallocated if how == Clear::Discard && !metadata.has_backing => old,
-            Cluster::Unallocated if metadata.geometry.is_v2 => old,
-            Cluster::Zero => old,
-            Cluster::Data(_) | Cluster::ZeroAllocated(_)
-                if how == Clear::ZeroInPlace && old.word & COPIED != 0 =>
-            {
-                zeroes(old)
-            }
-            _ => zero,
-        }
-    }
-
     /// Sets an entry, whose data was written. The log has it first: others may complete writes to
     /// its place as soon as it is set. No flush begins in between, as that is one step of the home.
     ///
@@ -550,7 +477,7 @@ impl Home {
     }
 
     /// Flushes when many clusters or records of the log wait for it.
-    fn tidy(&self, view: &Entries) {
+    pub(super) fn tidy(&self, view: &Entries) {
         let is_log_full = self.log.get().is_some_and(Log::is_half_full);
         let is_full = self.dropped.borrow().len() >= MOST_DROPPED || is_log_full;
         if is_full && self.flushing.waiting() == 0 {

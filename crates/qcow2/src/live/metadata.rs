@@ -22,7 +22,9 @@ pub(super) struct Metadata {
     pub data_bytes: Option<u64>,
     pub header: Header,
     pub geometry: Geometry,
-    pub has_backing: bool,
+    pub backing: Arc<BackingState>,
+    /// Bytes of the disk, in whole blocks.
+    pub disk_bytes: u64,
     /// Block size of the image's device.
     pub block_size: u64,
     /// The active L1 table. The home core changes it.
@@ -41,6 +43,32 @@ pub(super) struct Metadata {
     pub flushed: AtomicU64,
     /// Metadata contradicts itself: the disk is only read.
     pub is_corrupt: AtomicBool,
+}
+
+/// The backing device of an image that is in use, and how much of it was copied.
+#[derive(Debug, Default)]
+pub(super) struct BackingState {
+    /// Whether clusters without a place are read from it.
+    pub is_used: AtomicBool,
+    pub is_streaming: AtomicBool,
+    /// The image has the data of all bytes before this one.
+    pub copied: AtomicU64,
+}
+
+impl BackingState {
+    pub fn new(is_used: bool) -> BackingState {
+        BackingState { is_used: AtomicBool::new(is_used), ..BackingState::default() }
+    }
+
+    /// Whether there is a backing device.
+    pub fn is_used(&self) -> bool {
+        self.is_used.load(Ordering::Acquire)
+    }
+
+    /// Whether its data is copied at the moment.
+    pub fn is_streaming(&self) -> bool {
+        self.is_streaming.load(Ordering::Relaxed)
+    }
 }
 
 impl Metadata {

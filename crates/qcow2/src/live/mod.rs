@@ -14,6 +14,7 @@
 //! |---|---|
 //! | [`channel`] | the requests of a core |
 //! | [`home`] | changes of metadata, in an order that survives a crash |
+//! | [`clear`] | discards and writes of zeroes |
 //! | [`marks`] | fields of the header that change |
 //! | [`bitmaps`] | dirty bitmaps: marks of writes |
 //! | [`metadata`] | the properties that all cores know |
@@ -21,11 +22,13 @@
 //! | [`restart`] | entries that outlive a kill of the process |
 //! | [`session`] | the mark of a writer, and what an earlier one has left |
 //! | [`leaks`] | frees what a crash has left |
+//! | [`stream`] | data of the backing file, copied while the image is in use |
 //! | [`snapshots`] | internal snapshots, made and deleted while the image is in use |
 //! | [`file`](mod@file) | reads and writes of metadata |
 
 mod bitmaps;
 mod channel;
+mod clear;
 pub(crate) mod file;
 mod home;
 mod leaks;
@@ -35,6 +38,7 @@ mod refcounts;
 mod restart;
 mod session;
 mod snapshots;
+mod stream;
 
 use crate::below::{Others, check_others, each_mapped, limits};
 use crate::bits::Loaded;
@@ -53,13 +57,14 @@ use block::{
 use channel::{Live, LiveChannel};
 use home::{Entries, Home, home};
 use mapping::{Config, Table};
-use metadata::Metadata;
+use metadata::{BackingState, Metadata};
 use reactor::{CoreConfig, CoreRef, Cores, yield_now};
 pub use restart::{RESTART_RECORDS, RestartLog};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+pub use stream::StreamChannel;
 
 /// Turns of the home core that the drop of an image waits for its view.
 const MOST_TURNS: u32 = 100;
@@ -144,7 +149,7 @@ impl LiveImage {
         let (image, bitmaps) = read.map_err(|_| fail("the core for metadata has ended".into()))?;
         let bitmaps = bitmaps.map_err(|problem| Error::new(&image.name, problem))?;
         let loaded = bitmaps.as_ref().map(|bitmaps| bitmaps.loaded.clone()).unwrap_or_default();
-        let metadata = metadata_of(image, &others, bitmaps);
+        let metadata = metadata_of(image, &others, limits.capacity, bitmaps);
         let clusters = metadata.header.size.div_ceil(metadata.geometry.cluster_size());
         let entries = clusters * metadata.geometry.entry_words();
         let table = Table::open(metadata, std::slice::from_ref(&home), Config { entries, cache_bytes });
@@ -203,6 +208,15 @@ impl LiveImage {
         self.at_home(move |home, view| async move { home.delete_snapshot(&view, &wanted).await })
     }
 
+    /// Begins to copy the backing file's data. Must not be called on a core.
+    ///
+    /// # Errors
+    /// When there is no backing file, the image has internal snapshots, or a stream is in progress.
+    pub fn begin_stream(self: &Arc<Self>) -> Result<Stream, Error> {
+        let backing = self.at_home(|home, view| async move { home.begin_stream(&view).await })?;
+        Ok(Stream(Arc::new(Streaming { image: self.clone(), backing })))
+    }
+
     /// Runs `work` on the home core.
     fn at_home<R, W>(&self, work: impl FnOnce(Rc<Home>, Entries) -> W + Send + 'static) -> Result<R, Error>
     where
@@ -219,9 +233,74 @@ impl LiveImage {
         done.unwrap_or_else(|_| Err(closed())).map_err(fail)
     }
 
+    fn open_live(&self) -> Result<LiveChannel, DeviceError> {
+        let closed = || DeviceError::new(&self.name, "the image is closed");
+        let view = self.table.as_ref().ok_or_else(closed)?.view()?;
+        let compression = view.format().header.compression;
+        let content =
+            Content::open(self.limits.clone(), compression, &*self.image, &self.others, |_| Live(view));
+        Ok(LiveChannel::new(content?))
+    }
+
     fn children(&self) -> impl Iterator<Item = &Arc<dyn Device>> {
         let others = [&self.others.backing, &self.others.data_file];
         [&self.image].into_iter().chain(others.into_iter().flatten())
+    }
+}
+
+/// A copy of the backing file's data into an image that is in use. There is one at a time. The drop
+/// of its last clone, which must not happen on a core, ends it; data that was copied so far stays
+/// in the image.
+///
+/// ```no_run
+/// # use std::{error::Error, sync::Arc};
+/// # type Done = Result<(), Box<dyn Error + Send + Sync>>;
+/// # fn stream(image: Arc<qcow2::LiveImage>, core: reactor::CoreRef) -> Done {
+/// let stream = image.begin_stream()?;
+/// let copy = stream.clone();
+/// core.block_on(move |_| async move {
+///     let channel = copy.open_channel()?;
+///     while channel.copy(8 << 20).await? > 0 {}
+///     Done::Ok(())
+/// })??;
+/// stream.finish()?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Stream(Arc<Streaming>);
+
+struct Streaming {
+    image: Arc<LiveImage>,
+    backing: Arc<BackingState>,
+}
+
+impl Drop for Streaming {
+    fn drop(&mut self) {
+        self.backing.is_streaming.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Stream {
+    /// Bytes of the disk.
+    pub fn size(&self) -> u64 {
+        self.0.image.limits.capacity
+    }
+
+    /// Opens the stream on the calling core. One channel copies at a time.
+    ///
+    /// # Errors
+    /// When a channel below is refused.
+    pub fn open_channel(&self) -> Result<StreamChannel, DeviceError> {
+        Ok(StreamChannel::new(self.0.image.open_live()?, self.0.backing.clone()))
+    }
+
+    /// Lets the image have no backing file, durably. Nothing reads the backing device after this.
+    /// Must not be called on a core.
+    ///
+    /// # Errors
+    /// When not all of it was copied; the device's. The image may then still name its backing file.
+    pub fn finish(self) -> Result<(), Error> {
+        self.0.image.at_home(|home, view| async move { home.end_stream(&view).await })
     }
 }
 
@@ -314,7 +393,7 @@ fn writable(limits: Limits, image: &Image) -> Limits {
     }
 }
 
-fn metadata_of(image: Image, others: &Others, bitmaps: Option<LiveBitmaps>) -> Metadata {
+fn metadata_of(image: Image, others: &Others, disk_bytes: u64, bitmaps: Option<LiveBitmaps>) -> Metadata {
     let Image { device, header, snapshots, snapshot_bytes, l1, .. } = image;
     let mut fixed = vec![
         (0, header.cluster_size()),
@@ -327,7 +406,8 @@ fn metadata_of(image: Image, others: &Others, bitmaps: Option<LiveBitmaps>) -> M
     let limits = device.limits();
     Metadata {
         geometry: Geometry::of(&header),
-        has_backing: others.backing.is_some(),
+        backing: Arc::new(BackingState::new(others.backing.is_some())),
+        disk_bytes,
         data_file: others.data_file.clone(),
         data_bytes: others.data_file.as_ref().map(|file| file.limits().capacity),
         block_size: u64::from(limits.block_size),
@@ -390,12 +470,7 @@ impl Device for LiveImage {
     }
 
     fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
-        let closed = || DeviceError::new(&self.name, "the image is closed");
-        let view = self.table.as_ref().ok_or_else(closed)?.view()?;
-        let compression = view.format().header.compression;
-        let content =
-            Content::open(self.limits.clone(), compression, &*self.image, &self.others, |_| Live(view));
-        Ok(Rc::new(LiveChannel::new(content?)))
+        Ok(Rc::new(self.open_live()?))
     }
 
     /// The size of the disk is in the image, which nothing else changes.

@@ -441,7 +441,12 @@ impl Refcounts {
     /// # Errors
     /// The device's.
     pub(super) async fn write_header(&self, at: usize, bytes: &[u8]) -> IoResult {
-        self.header.during(1, self.file.patch(at as u64, bytes, Flags::FUA)).await
+        self.with_header(self.file.patch(at as u64, bytes, Flags::FUA)).await
+    }
+
+    /// Runs a change of the header: one at a time.
+    pub(super) async fn with_header<R>(&self, change: impl Future<Output = R>) -> R {
+        self.header.during(1, change).await
     }
 
     /// Writes the blocks that have changed. A caller makes them durable. One call at a time.

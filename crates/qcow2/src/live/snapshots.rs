@@ -66,7 +66,7 @@ impl Home {
 
     /// Runs `change` while no request changes the disk, and the file has all of it. One runs at a
     /// time.
-    async fn while_held<R>(
+    pub(super) async fn while_held<R>(
         &self,
         view: &Entries,
         change: impl Future<Output = Result<R, Problem>>,
@@ -87,7 +87,9 @@ impl Home {
         if !mutant::is(Mutant::SnapshotWithoutGrace) {
             view.grace().await;
         }
-        self.flush(view).await.map_err(write_error)?;
+        if !(mutant::is(Mutant::StreamWithoutFlush) && view.format().backing.is_streaming()) {
+            self.flush(view).await.map_err(write_error)?;
+        }
         if view.format().is_corrupt() {
             return Err(Problem::Refused("the image is corrupt: it is no longer written".into()));
         }
@@ -103,6 +105,11 @@ impl Home {
     }
 
     async fn create_now(&self, view: &Entries, name: &str, now: Duration) -> Result<String, Problem> {
+        if view.format().backing.is_streaming() {
+            let text =
+                "the data of the backing file is copied at the moment, which snapshots would still need";
+            return Err(Problem::Refused(text.into()));
+        }
         let header = self.header_now(view);
         let (list, mut table) = snapshot::read_bytes(&self.file.reader, &header).await?;
         let id = list.check_new(&header, name)?;
@@ -386,7 +393,7 @@ pub(super) fn read_error(error: IoError) -> Problem {
     Problem::Io { part: "the metadata", offset: 0, error }
 }
 
-fn write_error(error: IoError) -> Problem {
+pub(super) fn write_error(error: IoError) -> Problem {
     match error {
         IoError::NoSpace => Problem::Refused("no room in the file".into()),
         error => Problem::Write { part: "the metadata", offset: 0, error },

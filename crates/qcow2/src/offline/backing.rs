@@ -120,7 +120,7 @@ fn new_cluster(old: &[u8], header: &Header, backing: Option<&Backing>) -> Result
 /// The first cluster with other bytes of an extension, or without it, and with another name of the
 /// backing file; `name`: `None` keeps it. Bytes behind the first sector that the old header uses
 /// are the same. Returns `None` if there is no room.
-pub(super) fn with_extension(
+pub(crate) fn with_extension(
     old: &[u8],
     header: &Header,
     kind: u32,

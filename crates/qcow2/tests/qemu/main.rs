@@ -15,5 +15,6 @@ mod read;
 mod repair;
 mod resize;
 mod snapshots;
+mod stream;
 mod tools;
 mod write;

@@ -13,6 +13,7 @@ mod bitmap;
 mod file;
 mod plan;
 mod snapshots;
+mod stream;
 mod world;
 
 pub use plan::Plan;
@@ -21,7 +22,7 @@ use crate::run::{Outcome, caught};
 use crate::user::{Host, User};
 use base::mix;
 use block::Device;
-use plan::Boot;
+use plan::{Boot, Command};
 use qcow2::{Image, LiveImage, Qcow2};
 use reactor::Simulation;
 use std::rc::Rc;
@@ -72,6 +73,7 @@ fn run(world: &Rc<World>, seed: u64, boot: &Boot, is_logged: bool) {
     let simulation = Simulation::start(seed, world.shape.cores + 1);
     world.machine.crash_at(boot.crash);
     let leaks = check(world, &simulation, world.leaks.take());
+    stream::look(world, &simulation, true);
     snapshots::check(world, &simulation);
     check_bitmap(world, &simulation, false);
     match world.goes_on().then(|| open(world, &simulation, boot)).flatten() {
@@ -82,6 +84,7 @@ fn run(world: &Rc<World>, seed: u64, boot: &Boot, is_logged: bool) {
                 world.machine.crash_at(crash);
                 drop(image);
                 world.machine.crash_at(None);
+                stream::look(world, &simulation, true);
                 // A write that failed may leave a table and a block that nothing refers to.
                 // A search for leaks passes over clusters whose use changes.
                 world.are_leaks_freed.set(world.had_session.get() && boot.users.is_empty());
@@ -190,7 +193,7 @@ fn check_bitmap(world: &World, simulation: &Simulation, was_saved: bool) {
 }
 
 /// Opens the image; `None` when power goes before, or something is wrong.
-fn open(world: &World, simulation: &Simulation, boot: &Boot) -> Option<LiveImage> {
+fn open(world: &World, simulation: &Simulation, boot: &Boot) -> Option<Arc<LiveImage>> {
     let device: Arc<dyn Device> = Arc::new(world.file.clone());
     let cores = simulation.cores();
     let log = boot.has_log.then(|| world.restart_log(boot.seed as u32));
@@ -206,7 +209,7 @@ fn open(world: &World, simulation: &Simulation, boot: &Boot) -> Option<LiveImage
     world.is_unsettled.set(opened.as_ref().is_ok_and(|(image, _)| image.header.is_dirty()));
     let opened = opened.and_then(|(image, log)| LiveImage::open_on(home, image, others, cache_bytes, log));
     match opened {
-        Ok(image) => Some(image),
+        Ok(image) => Some(Arc::new(image)),
         Err(error) => {
             if world.machine.is_on() {
                 world.fail(format!("the image does not open: {error}"));
@@ -217,11 +220,11 @@ fn open(world: &World, simulation: &Simulation, boot: &Boot) -> Option<LiveImage
 }
 
 /// Reads everything, then lets users work.
-fn use_image(world: &Rc<World>, simulation: &Simulation, boot: &Boot, image: &LiveImage) {
+fn use_image(world: &Rc<World>, simulation: &Simulation, boot: &Boot, image: &Arc<LiveImage>) {
     let spawn =
         |core: usize, work: fn(User, u64, u64) -> crate::Local<'static, ()>, requests: u64, seed: u64| {
             let core = &simulation.cores()[core];
-            let user = core.with_current(|| User::open(world.clone(), world.disk.clone(), image));
+            let user = core.with_current(|| User::open(world.clone(), world.disk.clone(), &**image));
             if let Some(user) = user {
                 world.users.spawn(core, work(user, requests, seed));
             }
@@ -244,7 +247,11 @@ fn use_image(world: &Rc<World>, simulation: &Simulation, boot: &Boot, image: &Li
                 let seed = mix(boot.seed ^ goal ^ core as u64);
                 spawn(core, |user, n, seed| Box::pin(user.look(n, seed)), READS, seed);
             }
-            snapshots::change(world, simulation, image, *step);
+            match step.command {
+                Command::Create => snapshots::create(world, simulation, image),
+                Command::Delete => snapshots::delete(world, simulation, image),
+                Command::Stream => stream::run(world, simulation, image),
+            }
         }
     }
     simulation.run_until(|| world.users.running() == 0);

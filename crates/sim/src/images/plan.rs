@@ -51,19 +51,30 @@ pub struct Boot {
     pub is_kill: bool,
     /// Whether the image is opened with its restart log.
     pub has_log: bool,
-    /// Changes of internal snapshots while users work.
+    /// Changes of internal snapshots, and streams, while users work.
     pub steps: Vec<Step>,
     /// The write that fails, counted from the first request of a user; 0 for none.
     pub failing_write: u32,
 }
 
-/// A change of internal snapshots.
+/// A command to an image in use.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
     /// Requests of users since the last one.
     pub after: u64,
-    /// Whether the oldest snapshot is deleted, and none is made.
-    pub is_delete: bool,
+    /// The command.
+    pub command: Command,
+}
+
+/// See [`Step`].
+#[derive(Clone, Copy, Debug)]
+pub enum Command {
+    /// Makes an internal snapshot.
+    Create,
+    /// Deletes the oldest snapshot; makes one if there is none.
+    Delete,
+    /// Copies the data of the backing file into the image, which then has none.
+    Stream,
 }
 
 /// A run.
@@ -86,8 +97,15 @@ impl Plan {
             boot.has_log = !rng.one_in(4);
             boot.is_kill = rng.one_in(2);
             let steps = if rng.one_in(3) { 1 + rng.below(most_steps) } else { 0 };
-            boot.steps =
-                (0..steps).map(|_| Step { after: rng.log_uniform(60), is_delete: rng.one_in(3) }).collect();
+            let mut step = || {
+                let command = match rng.below(6) {
+                    0..2 => Command::Delete,
+                    2..4 if shape.backing.is_some() => Command::Stream,
+                    _ => Command::Create,
+                };
+                Step { after: rng.log_uniform(60), command }
+            };
+            boot.steps = (0..steps).map(|_| step()).collect();
         }
         if shape.most_data == u64::MAX && rng.one_in(2) {
             (shape.bitmap, shape.refcount_order) = (Some(9 + rng.below(6) as u8), 4);

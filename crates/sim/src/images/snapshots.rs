@@ -1,7 +1,6 @@
 //! Internal snapshots: made and deleted while users work, and compared with what they must hold for
 //! ever.
 
-use super::plan::Step;
 use super::world::{Pending, World};
 use crate::oracle::Violation;
 use crate::user::Host;
@@ -14,16 +13,8 @@ use std::time::Duration;
 /// Longest read of a snapshot in bytes.
 const PART: usize = 64 << 10;
 
-/// Makes a snapshot, or deletes the oldest one.
-pub fn change(world: &World, simulation: &Simulation, image: &LiveImage, step: Step) {
-    let oldest = world.snapshots.borrow().first().map(|(name, _)| name.clone());
-    match oldest.filter(|_| step.is_delete) {
-        Some(name) => delete(world, image, &name),
-        None => create(world, simulation, image),
-    }
-}
-
-fn create(world: &World, simulation: &Simulation, image: &LiveImage) {
+/// Makes a snapshot.
+pub fn create(world: &World, simulation: &Simulation, image: &LiveImage) {
     let name = format!("s{}", world.made.replace(world.made.get() + 1));
     let ticket = world.disk.oracle.borrow_mut().begin_read();
     let created = image.create_snapshot(&name, Duration::ZERO);
@@ -41,10 +32,13 @@ fn create(world: &World, simulation: &Simulation, image: &LiveImage) {
     }
 }
 
-fn delete(world: &World, image: &LiveImage, name: &str) {
-    match image.delete_snapshot(name) {
-        Ok(()) => world.snapshots.borrow_mut().retain(|(other, _)| other != name),
-        Err(error) => failed(world, error.problem, Pending::Deleted(name.to_owned())),
+/// Deletes the oldest snapshot, or makes one if there is none.
+pub fn delete(world: &World, simulation: &Simulation, image: &LiveImage) {
+    let oldest = world.snapshots.borrow().first().map(|(name, _)| name.clone());
+    let Some(name) = oldest else { return create(world, simulation, image) };
+    match image.delete_snapshot(&name) {
+        Ok(()) => world.snapshots.borrow_mut().retain(|(other, _)| *other != name),
+        Err(error) => failed(world, error.problem, Pending::Deleted(name)),
     }
 }
 

@@ -19,6 +19,9 @@ use std::fs::File;
 use std::rc::Rc;
 use std::sync::Arc;
 
+/// Bytes of a part of the backing file that may have no data: a whole number of blocks.
+const HOLE: usize = 4096;
+
 /// A change of internal snapshots that failed, or was interrupted.
 pub enum Pending {
     /// A snapshot with this name may exist. The oracle and the start of the change say what it then
@@ -35,6 +38,8 @@ pub struct World {
     /// The file of the image.
     pub file: SimDisk,
     pub backing: Option<SimDisk>,
+    /// Whether the image names it.
+    pub has_backing: Cell<bool>,
     pub disk: Disk,
     pub users: Gate,
     pub stats: Cell<Stats>,
@@ -71,6 +76,14 @@ impl World {
         let backing = shape.backing.map(|bytes| {
             let disk = new_disk("backing", &machine, &shape, bytes, rng.draw());
             disk.poke(0, &write(&mut oracle, 0, bytes));
+            disk.tell_zeroes();
+            for offset in (0..bytes).step_by(HOLE) {
+                if rng.one_in(4) {
+                    let len = bytes.min(offset + HOLE as u64) - offset;
+                    clear(&mut oracle, offset, len);
+                    disk.poke(offset, &vec![0; len as usize]);
+                }
+            }
             disk
         });
         let mut content = vec![0; shape.size as usize];
@@ -100,6 +113,7 @@ impl World {
         Rc::new(World {
             machine,
             file,
+            has_backing: Cell::new(backing.is_some()),
             backing,
             disk,
             users: Gate::default(),
@@ -128,8 +142,16 @@ impl World {
 
     /// The devices below the disk, but for the image's file.
     pub fn others(&self) -> Others {
-        let backing = self.backing.clone().map(|disk| Arc::new(disk) as Arc<dyn block::Device>);
-        Others { backing, data_file: None }
+        let backing = self.backing.clone().filter(|_| self.has_backing.get());
+        Others { backing: backing.map(|disk| Arc::new(disk) as Arc<dyn block::Device>), data_file: None }
+    }
+
+    /// The image names no backing file any more. If that `is_unused`, it now has other bytes.
+    pub fn forget_backing(&self, is_unused: bool) {
+        self.has_backing.set(false);
+        if let (true, Some(disk), Some(bytes)) = (is_unused, &self.backing, self.shape.backing) {
+            disk.poke(0, &vec![0xee; bytes as usize]);
+        }
     }
 
     /// Returns the first failure.

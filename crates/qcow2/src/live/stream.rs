@@ -1,0 +1,163 @@
+//! Copies the data of the backing file into an image that is in use. The image then needs no
+//! backing file.
+//!
+//! ```text
+//!   clusters without a place ─► locked ─► new clusters ◄─ data of the backing device ─► entries
+//!   all done ─► hold, grace, flush ─► header without the backing file ─► release ─► grace
+//! ```
+//!
+//! Data moves under the locks of its entries, as in a write that keeps all bytes: the disk has the
+//! same content at each moment. Parts of the backing device that read as zeroes are not copied:
+//! clusters without a place read as zeroes, too, once there is no backing file. A crash leaves the
+//! name of the backing file, and the data that was copied so far.
+//!
+//! An internal snapshot reads the backing file wherever it has no cluster. So an image with
+//! snapshots keeps its backing file.
+
+use super::channel::{LiveChannel, Piece};
+use super::home::{Entries, Home};
+use super::metadata::BackingState;
+use super::snapshots::{read_error, write_error};
+use crate::content::Places;
+use crate::entry::Place;
+use crate::error::Problem;
+use crate::header::BACKING_FORMAT;
+use crate::mutant::{self, Mutant};
+use crate::offline::backing::with_extension;
+use block::{Flags, IoError, IoFuture, Status, StatusReport, join_all};
+use reactor::yield_now;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Parts that are copied at a time.
+const DEPTH: u64 = 4;
+/// Bytes behind the start of the file that are written at once.
+const SECTOR: usize = 512;
+
+/// A [`Stream`](super::Stream) on one core.
+pub struct StreamChannel {
+    channel: LiveChannel,
+    backing: Arc<BackingState>,
+}
+
+impl StreamChannel {
+    pub(super) fn new(channel: LiveChannel, backing: Arc<BackingState>) -> StreamChannel {
+        StreamChannel { channel, backing }
+    }
+
+    /// Copies the next `bytes` bytes of the disk, rounded up to whole clusters, or the rest.
+    /// Returns how many are left.
+    ///
+    /// # Errors
+    /// As a write: the next call continues there.
+    pub async fn copy(&self, bytes: u64) -> Result<u64, IoError> {
+        let (size, cluster_size) = self.channel.size();
+        let part = (bytes / DEPTH).max(1).next_multiple_of(cluster_size);
+        let start = self.backing.copied.load(Ordering::Relaxed);
+        let end = start.saturating_add(DEPTH * part).min(size);
+        let parts = (start..end).step_by(part as usize).map(|at| at..end.min(at + part));
+        join_all(parts.map(|part| IoFuture::new(self.channel.populate(part)))).await?;
+        // A part without data has not waited.
+        yield_now().await;
+        self.backing.copied.store(end, Ordering::Relaxed);
+        Ok(size - end)
+    }
+}
+
+impl LiveChannel {
+    /// Copies the data of the backing device into clusters of `range` that have no place. The range
+    /// begins with a cluster, and ends with one or with the disk.
+    async fn populate(&self, range: Range<u64>) -> Result<(), IoError> {
+        let mut at = range.start;
+        while at < range.end {
+            let rest = range.end - at;
+            at += self.change(async || self.populate_next(at, rest).await).await?;
+        }
+        Ok(())
+    }
+
+    /// As [`LiveChannel::populate`], for the first of `rest` bytes. Returns how many are done.
+    async fn populate_next(&self, at: u64, rest: u64) -> Result<u64, IoError> {
+        let run = self.content.places.run(at, rest).await?;
+        if run.place != Place::Unallocated {
+            return Ok(run.len);
+        }
+        let report = StatusReport::new();
+        self.content.status(&report, at, run.len).await?;
+        let first = report.extents().next();
+        let len = match first {
+            Some(extent) if extent.status.contains(Status::ZERO) => return Ok(extent.len),
+            Some(extent) => extent.len,
+            None => run.len,
+        };
+        // Whole clusters, or subclusters: zeroes before and behind the data are copied with it.
+        let unit = self.content.places.geometry().unit();
+        let start = at / unit * unit;
+        let end = (at + len).next_multiple_of(unit).min(self.content.limits().capacity);
+        let piece = Piece { offset: start, len: end - start, req: None };
+        // None if an entry has changed since it was looked at.
+        let done = self.write_locked(piece).await?;
+        Ok((start + done).saturating_sub(at).min(rest))
+    }
+}
+
+impl Home {
+    pub(super) async fn begin_stream(&self, view: &Entries) -> Result<Arc<BackingState>, Problem> {
+        let begin = async {
+            let backing = &view.format().backing;
+            if !backing.is_used() {
+                return Err(Problem::Refused("the image has no backing file".into()));
+            }
+            self.check_may_stream()?;
+            if backing.is_streaming.swap(true, Ordering::Relaxed) {
+                return Err(Problem::Refused("the data of the backing file is copied at the moment".into()));
+            }
+            backing.copied.store(0, Ordering::Relaxed);
+            Ok(backing.clone())
+        };
+        self.holding.during(1, begin).await
+    }
+
+    fn check_may_stream(&self) -> Result<(), Problem> {
+        match self.snapshots.get().count {
+            0 => Ok(()),
+            _ if mutant::is(Mutant::StreamUnderSnapshots) => Ok(()),
+            count => Err(Problem::Refused(format!("{count} internal snapshots need the backing file"))),
+        }
+    }
+
+    pub(super) async fn end_stream(&self, view: &Entries) -> Result<(), Problem> {
+        let backing = &view.format().backing;
+        let forget = async {
+            let (copied, size) = (backing.copied.load(Ordering::Relaxed), view.format().disk_bytes);
+            if copied < size {
+                let text = format!("{copied} of {size} bytes of the backing file were copied");
+                return Err(Problem::Refused(text));
+            }
+            self.check_may_stream()?;
+            self.refcounts.with_header(self.forget_backing(view)).await?;
+            backing.is_used.store(false, Ordering::Release);
+            Ok(())
+        };
+        self.while_held(view, forget).await?;
+        // Requests that began before may read it.
+        if !mutant::is(Mutant::StreamWithoutGrace) {
+            view.grace().await;
+        }
+        Ok(())
+    }
+
+    /// Writes the header without the name and the format of the backing file. Its first sector is
+    /// replaced at once, after what is behind it.
+    async fn forget_backing(&self, view: &Entries) -> Result<(), Problem> {
+        let header = &view.format().header;
+        let old = self.file.reader.read_padded(0, header.cluster_size()).await.map_err(read_error)?;
+        let new = with_extension(&old, header, BACKING_FORMAT, None, Some(b""))?;
+        let new = new.ok_or_else(|| Problem::Refused("no room in the header".into()))?;
+        if old[SECTOR..] != new[SECTOR..] {
+            self.file.patch(SECTOR as u64, &new[SECTOR..], Flags::FUA).await.map_err(write_error)?;
+        }
+        self.file.patch(0, &new[..SECTOR], Flags::FUA).await.map_err(write_error)
+    }
+}
