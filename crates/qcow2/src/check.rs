@@ -35,7 +35,8 @@ const V3_SNAPSHOT_EXTRA: u32 = 16;
 pub struct Report {
     /// Errors that may lose data: refcounts that are too low, invalid pointers, wrong COPIED bits.
     pub corruptions: u64,
-    /// Of those, wrong COPIED bits. In an image that is dirty they lose no data.
+    /// Of those, wrong COPIED bits of entries whose cluster has one reference. In an image that is
+    /// dirty they lose no data.
     pub wrong_copied: u64,
     /// Clusters whose refcount is too high: lost space, no lost data.
     pub leaks: u64,
@@ -532,17 +533,23 @@ impl Check {
 
     /// Checks the COPIED bits of the active tables.
     async fn check_copied(&mut self) -> Result<(), Problem> {
-        let before = self.report.corruptions;
         for (index, entry) in self.wrong_in_l1() {
-            self.report.corrupt(|| format!("L1 entry {index} ({entry:#x}): wrong COPIED bit"));
+            self.note_wrong_copied(entry, || format!("L1 entry {index} ({entry:#x}): wrong COPIED bit"));
         }
         for table in self.active_tables() {
             for (_, word) in self.wrong_in_l2(table).await? {
-                self.report.corrupt(|| format!("L2 entry {word:#x}: wrong COPIED bit"));
+                self.note_wrong_copied(word, || format!("L2 entry {word:#x}: wrong COPIED bit"));
             }
         }
-        self.report.wrong_copied = self.report.corruptions - before;
         Ok(())
+    }
+
+    fn note_wrong_copied(&mut self, word: u64, message: impl FnOnce() -> String) {
+        self.report.corrupt(message);
+        // A write in place would change what another table refers to.
+        let cluster = (word & OFFSET) / self.geometry.cluster_size();
+        let is_shared = word & COPIED != 0 && self.counts.get(cluster) > 1;
+        self.report.wrong_copied += u64::from(!is_shared);
     }
 
     /// The L2 tables that the disk uses.

@@ -305,21 +305,22 @@ impl Home {
         let metadata = view.format();
         let unit = (metadata.block_size / 8) as usize;
         for (number, block) in metadata.l1.chunks(unit).enumerate() {
-            let mut has_changed = false;
             for (at, entry) in block.iter().enumerate() {
                 let word = entry.load(Ordering::Acquire);
-                if let Some((table, is_own)) = metadata.table(number * unit + at).map_err(read_error)? {
+                if let Some((table, _)) = metadata.table(number * unit + at).map_err(read_error)? {
                     let cluster = table / self.file.cluster_size();
                     let is_one = self.refcounts.counts(&[cluster]).await.map_err(read_error)? == [1];
                     self.refresh_table(view, number * unit + at, with_copied(word, is_one)).await?;
-                    has_changed |= is_one != is_own;
                 }
             }
-            if has_changed {
-                let mut words: Vec<u64> = block.iter().map(|entry| entry.load(Ordering::Acquire)).collect();
-                words.resize(unit, 0);
-                let place = metadata.header.l1_offset + (number * unit) as u64 * 8;
-                self.file.write(place, &be_bytes(words), Flags::NONE).await.map_err(write_error)?;
+            let mut words: Vec<u64> = block.iter().map(|entry| entry.load(Ordering::Acquire)).collect();
+            words.resize(unit, 0);
+            let (place, bytes) = (metadata.header.l1_offset + (number * unit) as u64 * 8, be_bytes(words));
+            // A write that failed before leaves other words in the file than in memory.
+            let in_file =
+                self.file.reader.read_padded(place, bytes.len() as u64).await.map_err(read_error)?;
+            if in_file != bytes {
+                self.file.write(place, &bytes, Flags::NONE).await.map_err(write_error)?;
             }
         }
         Ok(())

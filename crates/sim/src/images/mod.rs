@@ -282,6 +282,24 @@ mod tests {
     }
 
     #[test]
+    fn each_write_of_a_change_of_snapshots_may_fail() {
+        for seed in 0..8 {
+            let mut plan = Plan::draw(seed);
+            (plan.shape.bitmap, plan.shape.backing, plan.shape.refcount_order) = (None, None, 4);
+            for failing_write in 1..24 {
+                let create = plan::Step { after: 0, command: Command::Create };
+                let steps = vec![create, create];
+                let crash_at_end = Some(crate::machine::CrashAt::WriteStarted(1));
+                let users = vec![1];
+                plan.boots =
+                    vec![Boot { seed, users, steps, failing_write, crash_at_end, ..Boot::default() }];
+                let outcome = run_plan(&plan, false);
+                assert_eq!(outcome.failure, None, "seed {seed}, write {failing_write}");
+            }
+        }
+    }
+
+    #[test]
     fn images_stay_valid_and_keep_what_was_acknowledged_and_a_seed_means_one_run() {
         for seed in 0..60 {
             let outcome = run_seed(seed);
