@@ -7,11 +7,12 @@ use utoipa::ToSchema;
 /// A long-running job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Job {
-    /// Identifier: the array or volume, the kind, and the slot if the job has one.
+    /// Identifier: the array, device or volume, the kind, and the slot if the job has one.
     pub id: String,
     /// Kind.
     pub kind: JobKind,
-    /// The array of the job; for a volume, the array or device that backs it or to which it moves.
+    /// The array or device of the job; for a volume, the array or device that backs it or to which
+    /// it moves.
     pub backing: String,
     /// The volume that moves, is created, copied or grows.
     pub volume: Option<String>,
@@ -58,6 +59,8 @@ words! {
         Grow = "grow",
         /// Copy another object to a new volume.
         Copy = "copy",
+        /// Copy the data of the backing file into the image of a device.
+        Stream = "stream",
     }
 }
 

@@ -353,6 +353,27 @@ fn images_are_rebased_as_by_qemu() {
 }
 
 #[test]
+fn a_streamed_image_has_the_data_of_its_backing_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    images(folder);
+    let raw = || {
+        assert!(qemu(folder, "convert -f qcow2 -O raw top.qcow2 disk.raw").status.success());
+        std::fs::read(folder.join("disk.raw")).unwrap()
+    };
+    let disk = raw();
+    let refused = ours(folder, "stream top.qcow2");
+    assert!(text(&refused.stderr).contains("which --backing auto would open"), "{refused:?}");
+    let streamed = ours(folder, "stream --backing auto top.qcow2");
+    assert!(streamed.status.success() && streamed.stdout.is_empty(), "{streamed:?}");
+    std::fs::remove_file(folder.join("sub/base.qcow2")).unwrap();
+    assert!(raw() == disk);
+    assert!(qemu(folder, "check -q top.qcow2").status.success());
+    let refused = ours(folder, "stream --backing auto top.qcow2");
+    assert!(text(&refused.stderr).contains("top.qcow2: the image has no backing file"), "{refused:?}");
+}
+
+#[test]
 fn images_are_committed_as_by_qemu() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();

@@ -9,7 +9,7 @@ use api::{MinQos, Qos};
 use atomic_file::{Folder, Meaning, RecoverError, Recovered, SystemFolder};
 pub use moves::MoveRecord;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -47,6 +47,9 @@ pub struct State {
     /// Volumes that are incomplete copies of other objects, by UUID.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub copies: BTreeMap<String, CopyRecord>,
+    /// Devices whose image gets the data of its backing file.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub streams: BTreeSet<String>,
 }
 
 impl State {
@@ -398,6 +401,7 @@ mod tests {
             }],
             moves: BTreeMap::new(),
             copies: BTreeMap::new(),
+            streams: BTreeSet::new(),
         }
     }
 

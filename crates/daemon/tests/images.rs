@@ -114,3 +114,79 @@ fn a_snapshot_that_cannot_be_made_is_refused_with_its_reason() {
         assert!(answer == status && text.contains(why), "{method} {path}: {answer} {text}");
     }
 }
+
+/// A daemon with the device `disk`, an image over a backing file of 64 MiB, and its export.
+fn with_overlay() -> Daemon {
+    let daemon = Daemon::new();
+    std::fs::write(daemon.path("base.raw"), vec![5; 64 << 20]).unwrap();
+    assert_eq!(qemu_img(&daemon, "create -q -f qcow2 -F raw -b base.raw disk.qcow2"), 0);
+    let spec = format!("qcow2:file={},backing=auto", daemon.path("disk.qcow2").display());
+    daemon.post("/v1/devices", &json!({ "name": "disk", "spec": spec }));
+    daemon.post("/v1/exports", &json!({ "name": "disk", "kind": "nbd", "volumes": ["disk"] }));
+    daemon
+}
+
+#[test]
+fn an_image_in_use_gets_the_data_of_its_backing_file() {
+    let mut daemon = with_overlay();
+    transfer(&daemon, Op::Write, 7);
+    let job = daemon.post("/v1/devices/disk/stream", &json!({ "max_bytes_per_s": 1 << 30 }));
+    let named = ["id", "kind", "backing", "volume", "total_bytes"].map(|field| job[field].clone());
+    assert_eq!(json!(named), json!(["disk.stream", "stream", "disk", null, 64 << 20]));
+    transfer(&daemon, Op::Write, 8);
+    daemon.wait_for("a stream", || daemon.get("/v1/jobs") == json!([]));
+    std::fs::remove_file(daemon.path("base.raw")).unwrap();
+    assert_eq!(transfer(&daemon, Op::Read, 0), 8);
+    let refusal = daemon.refusal(Method::POST, "/v1/devices/disk/stream", &json!({}));
+    assert!(refusal.0 == 422 && refusal.2.ends_with("the image has no backing file"), "{refusal:?}");
+    daemon.end("-TERM");
+    assert_eq!(qemu_img(&daemon, "check -q disk.qcow2"), 0);
+    assert_eq!(qemu_img(&daemon, "convert -O raw disk.qcow2 disk.raw"), 0);
+    let mut expected = vec![5; 64 << 20];
+    expected[1 << 20..][..64 << 10].fill(8);
+    assert!(std::fs::read(daemon.path("disk.raw")).unwrap() == expected);
+    daemon.start();
+    assert_eq!(transfer(&daemon, Op::Read, 0), 8);
+}
+
+#[test]
+fn a_stream_can_be_cancelled_and_continues_after_a_kill() {
+    let mut daemon = with_overlay();
+    let paused = json!({ "is_paused": true });
+    let stream = "/v1/devices/disk/stream";
+    daemon.post(stream, &paused);
+    transfer(&daemon, Op::Write, 9);
+    let snapshot = json!({ "name": "s" });
+    for (path, body) in [(stream, &json!({})), ("/v1/devices/disk/snapshots", &snapshot)] {
+        let refusal = daemon.refusal(Method::POST, path, body);
+        assert!(refusal.0 == 422 && refusal.2.contains("is copied at the moment"), "{path}: {refusal:?}");
+    }
+    daemon.delete("/v1/exports/disk");
+    let refusal = daemon.refusal(Method::DELETE, "/v1/devices/disk", &json!(null));
+    assert!(refusal.0 == 409 && refusal.2.contains("the data of its backing file is copied"), "{refusal:?}");
+    daemon.post("/v1/exports", &json!({ "name": "disk", "kind": "nbd", "volumes": ["disk"] }));
+    daemon.delete("/v1/jobs/disk.stream");
+    assert_eq!(daemon.get("/v1/jobs"), json!([]));
+    daemon.post("/v1/devices/disk/snapshots", &snapshot);
+    let refusal = daemon.refusal(Method::POST, stream, &json!({}));
+    assert!(refusal.2.ends_with("1 internal snapshots need the backing file"), "{refusal:?}");
+    daemon.delete("/v1/devices/disk/snapshots/s");
+    let pace = json!({ "min_bytes_per_s": 2, "max_bytes_per_s": 1 });
+    assert_eq!(daemon.refusal(Method::POST, stream, &pace).0, 422);
+    for signal in ["-TERM", "-KILL"] {
+        daemon.post(stream, &paused);
+        daemon.end(signal);
+        daemon.start();
+        let has_ended = || {
+            let image = std::fs::read(daemon.path("disk.qcow2")).unwrap();
+            image[8..16] == [0; 8]
+        };
+        daemon.wait_for("the end of a stream that was interrupted", has_ended);
+        daemon.wait_for("the end of its job", || daemon.get("/v1/jobs") == json!([]));
+        assert_eq!(transfer(&daemon, Op::Read, 0), 9);
+        daemon.end("-TERM");
+        assert_eq!(qemu_img(&daemon, "check -q disk.qcow2"), 0);
+        assert_eq!(qemu_img(&daemon, "rebase -u -F raw -b base.raw disk.qcow2"), 0);
+        daemon.start();
+    }
+}

@@ -66,7 +66,7 @@ export async function act(array, action) {
 // Jobs that can be cancelled. The others rebuild a slot, and run until it is complete.
 const CANCELLABLE = new Set(["check", "repair", "replace", "move", "create", "grow", "copy"]);
 const JOB_NAMES = {
-  rebuild: "Rebuild", "partial-resync": "Partial resync", replace: "Replacement", resync: "Resync", reshape: "Reshape", check: "Check", repair: "Repair", move: "Move", create: "Creation", grow: "Growth", copy: "Copy",
+  rebuild: "Rebuild", "partial-resync": "Partial resync", replace: "Replacement", resync: "Resync", reshape: "Reshape", check: "Check", repair: "Repair", move: "Move", create: "Creation", grow: "Growth", copy: "Copy", stream: "Stream",
 };
 // The effect of cancelling the job of a volume.
 const WITHOUT = {

@@ -138,6 +138,7 @@ const fn job_name(kind: JobKind) -> &'static str {
         JobKind::Create => "creation",
         JobKind::Grow => "growth",
         JobKind::Copy => "copy",
+        JobKind::Stream => "stream",
     }
 }
 

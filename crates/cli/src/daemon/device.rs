@@ -2,10 +2,10 @@
 
 use super::table::{fields, table};
 use super::volume::{Growth, growth};
-use super::{DaemonArgs, Session};
+use super::{DaemonArgs, Session, job};
 use crate::error::Error;
 use crate::parse;
-use api::{Device, DeviceChange, ImageSnapshot, NewDevice, NewImageSnapshot};
+use api::{Device, DeviceChange, ImageSnapshot, Job, JobChange, NewDevice, NewImageSnapshot};
 use base::Size;
 use reqwest::Method;
 use std::time::{Duration, UNIX_EPOCH};
@@ -53,6 +53,18 @@ enum DeviceCommand {
     Delete {
         /// Its name
         name: String,
+    },
+    /// Copy the data of the backing file into a device of the kind qcow2, also while it is in use;
+    /// then it has no backing file
+    Stream {
+        /// Its name
+        name: String,
+        /// Bytes a second at most
+        #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>)]
+        max: Option<Size>,
+        /// Wait until the job has ended
+        #[arg(long)]
+        wait: bool,
     },
     /// List, make and delete internal snapshots of a device of the kind qcow2, also while it is in
     /// use
@@ -119,6 +131,14 @@ impl DeviceArgs {
             }
             DeviceCommand::Delete { name } => session.client.delete(&["devices", name], &[])?,
             DeviceCommand::Snapshot { command } => command.run(&session)?,
+            DeviceCommand::Stream { name, max, wait } => {
+                let pace = JobChange { max_bytes_per_s: max.map(|max| max.0), ..JobChange::default() };
+                let job = session.client.change::<Job>(Method::POST, &["devices", name, "stream"], &pace)?;
+                session.print_change(job.clone(), |job| job::list(std::slice::from_ref(job)));
+                if let Some(job) = job.filter(|_| *wait) {
+                    job::wait(&session, Some(&job.id))?;
+                }
+            }
         }
         Ok(())
     }

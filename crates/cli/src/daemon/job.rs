@@ -55,8 +55,8 @@ enum JobCommand {
         #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>)]
         min: Option<Size>,
     },
-    /// Cancel a job: a move (the volume stays), the creation or growth of a volume, a copy, a scrub
-    /// or a replacement
+    /// Cancel a job: a move (the volume stays), the creation or growth of a volume, a copy, a
+    /// stream, a scrub or a replacement
     Cancel {
         /// Name of the job
         id: String,

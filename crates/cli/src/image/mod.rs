@@ -48,6 +48,8 @@ enum ImageCommand {
     Bitmap(bitmap::BitmapArgs),
     /// Give an image another backing file; its disk keeps its bytes
     Rebase(rebase::RebaseArgs),
+    /// Copy the data of the backing files into an image, which then has none
+    Stream(rebase::StreamArgs),
     /// Write the changes in an image to its backing file, and empty the image
     Commit(commit::CommitArgs),
     /// Print where each byte of an image is
@@ -132,6 +134,7 @@ pub fn run(args: &ImageArgs) -> Result<ExitCode, Error> {
         ImageCommand::Snapshot(args) => run_snapshot(args, is_json).map(|()| ExitCode::SUCCESS),
         ImageCommand::Bitmap(args) => bitmap::run(args).map(|()| ExitCode::SUCCESS),
         ImageCommand::Rebase(args) => rebase::run(args).map(|()| ExitCode::SUCCESS),
+        ImageCommand::Stream(args) => rebase::stream(args).map(|()| ExitCode::SUCCESS),
         ImageCommand::Commit(args) => commit::run(args).map(|()| ExitCode::SUCCESS),
         ImageCommand::Map(map) => map::run(map, is_json(&map.file)).map(|()| ExitCode::SUCCESS),
         ImageCommand::Create(create) => create::run(create).map(|()| ExitCode::SUCCESS),

@@ -1,4 +1,4 @@
-//! `freestone image rebase`.
+//! `freestone image rebase` and `stream`.
 
 use super::{
     Backing as Follow, Format, beside, check_may_open, failed, open_device, open_writable, read_header,
@@ -33,6 +33,32 @@ pub(super) struct RebaseArgs {
     /// The image, which nothing else may have open
     #[arg(value_name = "FILE")]
     file: PathBuf,
+}
+
+/// The arguments of `freestone image stream`.
+#[derive(clap::Args, Debug)]
+pub(super) struct StreamArgs {
+    /// Open the backing files that the image names, which the command needs
+    #[arg(long, value_name = "none|auto", default_value = "none")]
+    backing: Follow,
+    /// Directory that backing files must be in [default: that of the image]
+    #[arg(long, value_name = "DIR")]
+    image_dir: Option<PathBuf>,
+    /// The image, which nothing else may have open
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+pub(super) fn stream(args: &StreamArgs) -> Result<(), Error> {
+    let device = open_writable(&args.file)?;
+    let header = read_header(&device)?;
+    check_may_open(device.name(), &header, args.backing, "--backing")?;
+    let image_dir = args.image_dir.as_deref();
+    let backing = stack::kinds::qcow2::open_backing(&args.file, &header, image_dir, DEFAULT_CACHE_BYTES)?;
+    if backing.is_none() {
+        return Err(Error::Runtime(format!("{}: the image has no backing file", device.name())));
+    }
+    rebase(&device, backing, None).map_err(failed)
 }
 
 pub(super) fn run(args: &RebaseArgs) -> Result<(), Error> {

@@ -142,7 +142,8 @@ impl Live {
             return in_use(format!("{name}: export {export} serves it"));
         }
         let about = self.move_about(name).or_else(|| self.zeroing_about(name));
-        if let Some(text) = about.or_else(|| self.copy_about(name)) {
+        let about = about.or_else(|| self.copy_about(name)).or_else(|| self.stream_about(name));
+        if let Some(text) = about {
             return in_use(format!("{name}: {text}"));
         }
         let (volumes, _) = self.volumes_on(name);

@@ -1,10 +1,22 @@
-//! Jobs: what arrays are busy with, and volumes that move, are made ready or copied.
+//! Jobs: what arrays are busy with, volumes that move, are made ready or copied, and images that
+//! are streamed.
 
 use super::Engine;
 use super::work::pace;
 use crate::api_error::ApiError;
 use api::{Job, JobChange};
 use hosting::vocabulary::job;
+
+/// Refuses a pace that contradicts itself.
+pub(super) fn check_pace(id: &str, change: &JobChange) -> Result<(), ApiError> {
+    match (change.min_bytes_per_s, change.max_bytes_per_s) {
+        (Some(least), Some(most @ 1..)) if least > most => {
+            let detail = format!("job {id}: at least {least} and at most {most} bytes a second");
+            Err(ApiError::invalid(detail))
+        }
+        _ => Ok(()),
+    }
+}
 
 impl Engine {
     /// Every job that runs, or is held.
@@ -16,7 +28,11 @@ impl Engine {
             status.running.iter().map(job).collect::<Vec<_>>()
         };
         let jobs = live.arrays.iter().flat_map(of_array);
-        jobs.chain(live.move_jobs()).chain(live.zeroing_jobs()).chain(live.copy_jobs()).collect()
+        jobs.chain(live.move_jobs())
+            .chain(live.zeroing_jobs())
+            .chain(live.copy_jobs())
+            .chain(live.stream_jobs())
+            .collect()
     }
 
     /// The job with this id.
@@ -34,13 +50,7 @@ impl Engine {
     pub fn change_job(&self, id: &str, change: &JobChange) -> Result<Job, ApiError> {
         let _alone = self.change();
         let array = self.job(id)?.backing;
-        if let (Some(least), Some(most @ 1..)) = (change.min_bytes_per_s, change.max_bytes_per_s)
-            && least > most
-        {
-            return Err(ApiError::invalid(format!(
-                "job {id}: at least {least} and at most {most} bytes a second"
-            )));
-        }
+        check_pace(id, change)?;
         if let Some(control) = self.control_of(id) {
             control.change(change);
             return self.changed_job(id);

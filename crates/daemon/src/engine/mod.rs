@@ -21,6 +21,7 @@ mod readiness;
 mod report;
 mod samples;
 mod snapshots;
+mod streams;
 pub mod upkeep;
 mod volumes;
 mod work;
@@ -132,6 +133,8 @@ struct Live {
     moves: BTreeMap<String, Task>,
     /// Copies in progress, by the UUID of their volume.
     copies: BTreeMap<String, Task>,
+    /// Streams in progress, by the name of their device.
+    streams: BTreeMap<String, Task>,
     /// Room that is being made ready for volumes.
     zeroing: Vec<Zeroing>,
     /// Devices and arrays by name, or why they are not open.
@@ -247,11 +250,12 @@ impl Engine {
     pub fn stop(&self, has_successor: bool) -> Stopped<'_> {
         self.has_ended.store(true, Ordering::SeqCst);
         // Not within a change: they may be about to make their last one.
-        let (moves, copies) = {
+        let tasks = {
             let mut live = self.live_mut();
-            (std::mem::take(&mut live.moves), std::mem::take(&mut live.copies))
+            let Live { moves, copies, streams, .. } = &mut *live;
+            [moves, copies, streams].map(std::mem::take)
         };
-        moves.values().chain(copies.values()).for_each(Task::stop);
+        tasks.iter().flat_map(BTreeMap::values).for_each(Task::stop);
         self.live().zeroing.iter().for_each(Zeroing::end);
         while !self.live().zeroing.is_empty() {
             std::thread::sleep(work::LOOK / 10);

@@ -181,7 +181,8 @@ impl Engine {
     /// The control of the job called `id`, if it is a volume's.
     pub(super) fn control_of(&self, id: &str) -> Option<Arc<Control>> {
         let live = self.live();
-        let of_task = live.move_called(id).or(live.copy_called(id)).map(|(_, task)| &task.control);
+        let of_volume = live.move_called(id).or(live.copy_called(id)).map(|(_, task)| task);
+        let of_task = of_volume.or(live.stream_called(id)).map(|task| &task.control);
         of_task.or(live.zeroing_called(id)).cloned()
     }
 
@@ -192,7 +193,7 @@ impl Engine {
     /// When there is no such job, or the array needs it.
     pub fn cancel_job(&self, id: &str) -> Result<(), ApiError> {
         let job = self.job(id)?;
-        if self.cancel_zeroing(&job)? || self.cancel_copy(&job)? {
+        if self.cancel_zeroing(&job)? || self.cancel_copy(&job)? || self.cancel_stream(&job)? {
             return Ok(());
         }
         let (uuid, thread) = {

@@ -47,13 +47,12 @@ impl Engine {
         Ok(())
     }
 
-    fn image(&self, name: &str) -> Result<Arc<LiveImage>, ApiError> {
+    /// The image of a device.
+    pub(super) fn image(&self, name: &str) -> Result<Arc<LiveImage>, ApiError> {
         self.device(name)?;
         let live = self.live();
         let image = live.base(name)?.image.clone();
-        image.ok_or_else(|| {
-            ApiError::invalid(format!("device {name}: no qcow2 image that is written, so no snapshots"))
-        })
+        image.ok_or_else(|| ApiError::invalid(format!("device {name}: no qcow2 image that is written")))
     }
 }
 
@@ -66,7 +65,7 @@ fn report(snapshot: &Snapshot) -> ImageSnapshot {
     }
 }
 
-fn failed(error: Error) -> ApiError {
+pub(super) fn failed(error: Error) -> ApiError {
     let kind = match error.problem {
         Problem::Refused(_) => Kind::Invalid,
         _ => Kind::Failed,

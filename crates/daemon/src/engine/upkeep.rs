@@ -81,6 +81,7 @@ impl Engine {
         }
         self.go_on_with_moves();
         self.go_on_with_copies();
+        self.go_on_with_streams();
         for record in &state.exports {
             if matches!(self.live().exports.get(&record.name), Some(Ok(_))) {
                 continue;

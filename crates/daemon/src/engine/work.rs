@@ -97,13 +97,18 @@ impl Control {
 
     /// The job that this is: what `kind` of work on which `volume`, on which array or device.
     pub fn job(&self, kind: JobKind, volume: &str, on: &str) -> Job {
+        Job { backing: on.into(), volume: Some(volume.into()), ..self.job_of_device(kind, volume) }
+    }
+
+    /// As [`Control::job`], for work on all of a device.
+    pub fn job_of_device(&self, kind: JobKind, device: &str) -> Job {
         let (left, rate) = (self.left.load(Ordering::Relaxed), self.bytes_per_s.load(Ordering::Relaxed));
         let is_paused = self.is_paused.load(Ordering::Relaxed);
         Job {
-            id: format!("{volume}.{kind}"),
+            id: format!("{device}.{kind}"),
             kind,
-            backing: on.into(),
-            volume: Some(volume.into()),
+            backing: device.into(),
+            volume: None,
             slot: None,
             done_bytes: self.total.saturating_sub(left),
             total_bytes: self.total,

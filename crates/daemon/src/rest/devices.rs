@@ -4,7 +4,7 @@ use super::answer::{Failure, Tagged};
 use super::request::{Body, IfMatch, Path};
 use super::{Context, run};
 use crate::engine::Engine;
-use api::{Device, DeviceChange, ImageSnapshot, NewDevice, NewImageSnapshot, Problem};
+use api::{Device, DeviceChange, ImageSnapshot, Job, JobChange, NewDevice, NewImageSnapshot, Problem};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -114,4 +114,20 @@ pub async fn delete_snapshot(
 ) -> Result<StatusCode, Failure> {
     run(context, move |engine| engine.delete_image_snapshot(&name, &snapshot)).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Copy the data of the backing file into a device that is a qcow2 image, also while exports serve
+/// it. The image has no backing file when the job ends. The body sets the rate of the job.
+#[utoipa::path(
+    post, path = "/v1/devices/{name}/stream", tag = "devices", request_body = JobChange,
+    params(("name" = String, Path, description = "Name")),
+    responses((status = 202, body = Job), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn stream(
+    State(context): State<Context>,
+    Path(name): Path<String>,
+    Body(pace): Body<JobChange>,
+) -> Result<(StatusCode, Json<Job>), Failure> {
+    let stream = move |engine: &Engine| engine.stream_device(&name, &pace);
+    Ok((StatusCode::ACCEPTED, Json(run(context, stream).await?)))
 }

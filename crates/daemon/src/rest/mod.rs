@@ -96,6 +96,7 @@ fn api() -> OpenApiRouter<Context> {
         .routes(routes!(devices::show, devices::change, devices::delete))
         .routes(routes!(devices::snapshots, devices::create_snapshot))
         .routes(routes!(devices::delete_snapshot))
+        .routes(routes!(devices::stream))
         .routes(routes!(arrays::list, arrays::create))
         .routes(routes!(arrays::show, arrays::delete))
         .routes(routes!(arrays::members))

@@ -86,6 +86,7 @@ pub struct LiveImage {
     /// Bytes that the file had when it was opened.
     file_bytes: u64,
     bitmaps: Vec<Arc<Loaded>>,
+    backing: Arc<BackingState>,
 }
 
 impl LiveImage {
@@ -149,7 +150,8 @@ impl LiveImage {
         let (image, bitmaps) = read.map_err(|_| fail("the core for metadata has ended".into()))?;
         let bitmaps = bitmaps.map_err(|problem| Error::new(&image.name, problem))?;
         let loaded = bitmaps.as_ref().map(|bitmaps| bitmaps.loaded.clone()).unwrap_or_default();
-        let metadata = metadata_of(image, &others, limits.capacity, bitmaps);
+        let backing = Arc::new(BackingState::new(others.backing.is_some()));
+        let metadata = metadata_of(image, &others, limits.capacity, backing.clone(), bitmaps);
         let clusters = metadata.header.size.div_ceil(metadata.geometry.cluster_size());
         let entries = clusters * metadata.geometry.entry_words();
         let table = Table::open(metadata, std::slice::from_ref(&home), Config { entries, cache_bytes });
@@ -174,6 +176,7 @@ impl LiveImage {
             _thread: thread,
             file_bytes,
             bitmaps,
+            backing,
         })
     }
 
@@ -208,13 +211,18 @@ impl LiveImage {
         self.at_home(move |home, view| async move { home.delete_snapshot(&view, &wanted).await })
     }
 
+    /// Whether clusters without a place are read from a backing file.
+    pub fn has_backing(&self) -> bool {
+        self.backing.is_used()
+    }
+
     /// Begins to copy the backing file's data. Must not be called on a core.
     ///
     /// # Errors
     /// When there is no backing file, the image has internal snapshots, or a stream is in progress.
     pub fn begin_stream(self: &Arc<Self>) -> Result<Stream, Error> {
-        let backing = self.at_home(|home, view| async move { home.begin_stream(&view).await })?;
-        Ok(Stream(Arc::new(Streaming { image: self.clone(), backing })))
+        self.at_home(|home, view| async move { home.begin_stream(&view).await })?;
+        Ok(Stream(Arc::new(Streaming(self.clone()))))
     }
 
     /// Runs `work` on the home core.
@@ -269,21 +277,18 @@ impl LiveImage {
 #[derive(Clone)]
 pub struct Stream(Arc<Streaming>);
 
-struct Streaming {
-    image: Arc<LiveImage>,
-    backing: Arc<BackingState>,
-}
+struct Streaming(Arc<LiveImage>);
 
 impl Drop for Streaming {
     fn drop(&mut self) {
-        self.backing.is_streaming.store(false, Ordering::Relaxed);
+        self.0.backing.is_streaming.store(false, Ordering::Relaxed);
     }
 }
 
 impl Stream {
     /// Bytes of the disk.
     pub fn size(&self) -> u64 {
-        self.0.image.limits.capacity
+        self.0.0.limits.capacity
     }
 
     /// Opens the stream on the calling core. One channel copies at a time.
@@ -291,7 +296,7 @@ impl Stream {
     /// # Errors
     /// When a channel below is refused.
     pub fn open_channel(&self) -> Result<StreamChannel, DeviceError> {
-        Ok(StreamChannel::new(self.0.image.open_live()?, self.0.backing.clone()))
+        Ok(StreamChannel::new(self.0.0.open_live()?, self.0.0.backing.clone()))
     }
 
     /// Lets the image have no backing file, durably. Nothing reads the backing device after this.
@@ -300,7 +305,7 @@ impl Stream {
     /// # Errors
     /// When not all of it was copied; the device's. The image may then still name its backing file.
     pub fn finish(self) -> Result<(), Error> {
-        self.0.image.at_home(|home, view| async move { home.end_stream(&view).await })
+        self.0.0.at_home(|home, view| async move { home.end_stream(&view).await })
     }
 }
 
@@ -393,7 +398,13 @@ fn writable(limits: Limits, image: &Image) -> Limits {
     }
 }
 
-fn metadata_of(image: Image, others: &Others, disk_bytes: u64, bitmaps: Option<LiveBitmaps>) -> Metadata {
+fn metadata_of(
+    image: Image,
+    others: &Others,
+    disk_bytes: u64,
+    backing: Arc<BackingState>,
+    bitmaps: Option<LiveBitmaps>,
+) -> Metadata {
     let Image { device, header, snapshots, snapshot_bytes, l1, .. } = image;
     let mut fixed = vec![
         (0, header.cluster_size()),
@@ -406,7 +417,7 @@ fn metadata_of(image: Image, others: &Others, disk_bytes: u64, bitmaps: Option<L
     let limits = device.limits();
     Metadata {
         geometry: Geometry::of(&header),
-        backing: Arc::new(BackingState::new(others.backing.is_some())),
+        backing,
         disk_bytes,
         data_file: others.data_file.clone(),
         data_bytes: others.data_file.as_ref().map(|file| file.limits().capacity),

@@ -103,7 +103,7 @@ impl LiveChannel {
 }
 
 impl Home {
-    pub(super) async fn begin_stream(&self, view: &Entries) -> Result<Arc<BackingState>, Problem> {
+    pub(super) async fn begin_stream(&self, view: &Entries) -> Result<(), Problem> {
         let begin = async {
             let backing = &view.format().backing;
             if !backing.is_used() {
@@ -114,7 +114,7 @@ impl Home {
                 return Err(Problem::Refused("the data of the backing file is copied at the moment".into()));
             }
             backing.copied.store(0, Ordering::Relaxed);
-            Ok(backing.clone())
+            Ok(())
         };
         self.holding.during(1, begin).await
     }

@@ -11,7 +11,7 @@ use base::Size;
 use block::{Device, DeviceError};
 use drivers::io_uring;
 use qcow2::offline::commit::Target;
-pub use qcow2::{DEFAULT_CACHE_BYTES, Error, LiveImage, Problem, Snapshot};
+pub use qcow2::{DEFAULT_CACHE_BYTES, Error, LiveImage, Problem, Snapshot, Stream};
 use qcow2::{Header, Image, Others, Qcow2, RestartLog};
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
