@@ -58,11 +58,21 @@ pub mod admin {
 
 /// Features by their identifier (Base 5.27.1).
 pub mod feature {
+    /// How commands of several queues take turns.
+    pub const ARBITRATION: u8 = 0x01;
+    /// The power state: bits 4:0 of its value.
+    pub const POWER_MANAGEMENT: u8 = 0x02;
+    /// The temperature at which an event is reported, in kelvin: bits 15:0 of its value.
+    pub const TEMPERATURE_THRESHOLD: u8 = 0x04;
+    /// The time in which a controller tries to recover from errors (NVM 4.1.3.2).
+    pub const ERROR_RECOVERY: u8 = 0x05;
     /// Whether the volatile write cache is on: bit 0 of its value.
     pub const VOLATILE_WRITE_CACHE: u8 = 0x06;
     /// Number of I/O queues of each kind, counted from 0: submission in bits 15:0, completion in
     /// 31:16.
     pub const NUMBER_OF_QUEUES: u8 = 0x07;
+    /// Whether writes need not be atomic beyond power loss: bit 0 of its value (NVM 4.1.3.4).
+    pub const WRITE_ATOMICITY: u8 = 0x0a;
     /// Reported events; see [`super::event`].
     pub const ASYNC_EVENT_CONFIGURATION: u8 = 0x0b;
     /// Keep-alive timeout in milliseconds.
@@ -70,6 +80,13 @@ pub mod feature {
     /// LBA Status Information Attributes (NVM 4.1.3.3): the shortest intervals of reports (bits
     /// 15:0) and of polls (31:16), in units of 100 ms.
     pub const LBA_STATUS_INFORMATION: u8 = 0x15;
+    /// The behavior that the host supports: [`HOST_BEHAVIOR_BYTES`] of data.
+    pub const HOST_BEHAVIOR_SUPPORT: u8 = 0x16;
+    /// Bytes of the data of Host Behavior Support.
+    pub const HOST_BEHAVIOR_BYTES: usize = 512;
+    /// Number of behaviors, each of which has a byte at the start of that data: advanced command
+    /// retry, extended telemetry, and further LBA formats.
+    pub const HOST_BEHAVIORS: usize = 3;
     /// Identifier of the host.
     pub const HOST_IDENTIFIER: u8 = 0x81;
     /// Reservation events that are not reported.

@@ -11,6 +11,9 @@ pub const COMPLETION_BYTES: usize = 16;
 /// In a submission queue entry's flags: SGLs describe the data, as in all commands over fabrics
 /// (Base 3.3.3.1, PSDT = 01b).
 pub const FLAG_SGL: u8 = 1 << 6;
+/// In a submission queue entry's flags: the command is the first or the second of a fused operation
+/// (Base 3.3.3.1, FUSE).
+pub const FLAGS_FUSED: u8 = 3;
 
 /// The location of a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +98,7 @@ impl Sgl {
 pub struct SubmissionEntry {
     /// The opcode.
     pub opcode: u8,
-    /// Fused operation and kind of data descriptor; [`FLAG_SGL`].
+    /// Fused operation and kind of data descriptor; [`FLAGS_FUSED`], [`FLAG_SGL`].
     pub flags: u8,
     /// Identifier among the commands in flight on its queue.
     pub command_id: u16,
@@ -113,6 +116,15 @@ impl SubmissionEntry {
     pub const fn new(command: &Command, command_id: u16, sgl: Sgl) -> SubmissionEntry {
         let Command { opcode, nsid, cdw } = *command;
         SubmissionEntry { opcode, flags: FLAG_SGL, command_id, nsid, sgl, cdw }
+    }
+
+    /// Refuses one command of a fused operation, for a controller that has none of these.
+    ///
+    /// # Errors
+    /// [`Status::INVALID_FIELD`].
+    #[inline]
+    pub const fn check_not_fused(&self) -> Result<(), Status> {
+        if self.flags & FLAGS_FUSED == 0 { Ok(()) } else { Err(Status::INVALID_FIELD) }
     }
 
     /// The command, without the fields of the transport.

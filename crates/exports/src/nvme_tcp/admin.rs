@@ -1,4 +1,5 @@
-//! Commands of admin queues: properties, identification, features, log pages, events.
+//! Commands of admin queues: properties, identification, log pages, events. Features are in
+//! [`features`](super::features).
 //!
 //! Source: Base Specification 2.0, 5 (admin commands), 6 (fabrics commands). A discovery controller
 //! supports those that 5.1 of NVMe over Fabrics lists.
@@ -6,12 +7,11 @@
 use super::controller::MAX_EVENT_REQUESTS;
 use super::ports;
 use super::reading::Command;
-use super::reservations::{self, Change};
 use super::session::{Failure, Reply, Session};
 use super::subsystem::{MAX_ENTRIES, Namespace};
 use super::{IN_CAPSULE_BYTES, MAX_TRANSFER, log_pages};
 use crate::stream::Link;
-use nvme::command::{admin, cns, feature};
+use nvme::command::{admin, cns};
 use nvme::fabrics::property::{Capabilities, PropertyGet, PropertySet, Version, offset};
 use nvme::fabrics::{self, FabricsType};
 use nvme::identify::controller_data::{
@@ -19,29 +19,23 @@ use nvme::identify::controller_data::{
 };
 use nvme::identify::lists::{ALL_NAMESPACES, NamespaceId, encode_descriptors, encode_namespaces};
 use nvme::identify::namespace_data::{NamespaceData, dlfeat, nsfeat};
-use nvme::reservation::{self, Happening};
+use nvme::reservation;
 use nvme::{CommandSet, IDENTIFY_BYTES, IdentifyData, MIN_PAGE_BYTES, Status, SubmissionEntry};
 use std::future::poll_fn;
 use std::ops::RangeInclusive;
 
 /// VWC: a flush may name all namespaces (bits 2:1 are 11b).
 const FLUSH_ALL: u8 = 3 << 1;
-/// SEL of Get Features: the default value of a feature, rather than the current one.
-const SELECT_DEFAULT: u32 = 1;
-/// SV of Set Features.
-const SAVE: u32 = 1 << 31;
 /// The timeout of CAP; the controller is always ready.
 const READY_TIMEOUT_MS: u32 = 7500;
 /// KAS: the granularity of the keep-alive timeout, in 100 ms.
 const KEEP_ALIVE_UNITS: u16 = 1;
-/// The intervals between reports and between polls of potentially unrecoverable blocks: any. The
-/// controller has nothing to report.
-const LBA_STATUS_INTERVALS: u32 = 0;
 
 impl Session {
     /// Executes a command of an admin queue.
-    pub(super) async fn admin(&self, command: Command, link: &Link) -> Result<Reply, Failure> {
+    pub(super) async fn admin(&self, mut command: Command, link: &Link) -> Result<Reply, Failure> {
         let entry = command.entry;
+        entry.check_not_fused()?;
         if entry.opcode == fabrics::OPCODE {
             return self.fabrics(&entry);
         }
@@ -57,14 +51,14 @@ impl Session {
                 } else {
                     self.identify(&entry)
                 };
-                self.reply_with(&entry, &data?, link).await
+                self.reply_with_all(&entry, &data?, link).await
             }
             admin::GET_LOG_PAGE => {
                 let page = log_pages::read(controller, &entry.cdw, &entry, link)?;
                 self.reply_with(&entry, &page, link).await
             }
             admin::GET_FEATURES => self.get_features(&entry, link).await,
-            admin::SET_FEATURES => self.set_features(&entry).await,
+            admin::SET_FEATURES => self.set_features(&mut command, link).await,
             admin::ASYNC_EVENT_REQUEST => self.wait_for_event().await,
             admin::GET_LBA_STATUS if !controller.is_discovery => self.lba_status(&entry, link).await,
             // Bit 0: the command was not aborted. Only the device can delay a command.
@@ -121,16 +115,9 @@ impl Session {
         let namespaces = || subsystem.namespaces.iter().map(|namespace| namespace.id);
         Ok(match entry.cdw[0] as u8 {
             cns::CONTROLLER => self.controller_data().encode(),
-            cns::NAMESPACE if entry.nsid == ALL_NAMESPACES => {
-                // The data that all namespaces share: only the format.
-                NamespaceData { block_shift: 9, ..NamespaceData::default() }.encode()
-            }
-            // An inactive namespace is all zeroes.
-            cns::NAMESPACE => match find() {
-                Ok(namespace) => namespace_data(namespace, subsystem.has_reservations()).encode(),
-                Err(_) if entry.nsid != 0 => [0; IDENTIFY_BYTES],
-                Err(status) => return Err(status.into()),
-            },
+            // Without namespace management there is no data that all namespaces share, and every
+            // namespace is active.
+            cns::NAMESPACE => namespace_data(find()?, subsystem.has_reservations()).encode(),
             cns::ACTIVE_NAMESPACES if entry.nsid < ALL_NAMESPACES - 1 => {
                 encode_namespaces(namespaces(), entry.nsid)
             }
@@ -227,88 +214,6 @@ impl Session {
         }
     }
 
-    async fn get_features(&self, entry: &SubmissionEntry, link: &Link) -> Result<Reply, Failure> {
-        let controller = self.controller();
-        let id = entry.cdw[0] as u8;
-        let is_default = entry.cdw[0] >> 8 & 7 == SELECT_DEFAULT;
-        let value = match id {
-            feature::KEEP_ALIVE_TIMER => controller.keep_alive_ms(),
-            feature::ASYNC_EVENT_CONFIGURATION if is_default => 0,
-            feature::ASYNC_EVENT_CONFIGURATION => controller.event_config(),
-            _ if controller.is_discovery => return Err(Status::INVALID_FIELD.into()),
-            feature::NUMBER_OF_QUEUES => self.queues(),
-            feature::VOLATILE_WRITE_CACHE => {
-                controller.subsystem.namespaces.iter().any(|n| n.limits.volatile_cache).into()
-            }
-            feature::LBA_STATUS_INFORMATION => LBA_STATUS_INTERVALS,
-            feature::HOST_IDENTIFIER => return self.reply_with(entry, &controller.host.id, link).await,
-            feature::RESERVATION_NOTIFICATION_MASK | feature::RESERVATION_PERSISTENCE
-                if controller.subsystem.has_reservations() =>
-            {
-                let namespace =
-                    controller.subsystem.namespace(entry.nsid).ok_or(Status::INVALID_NAMESPACE)?;
-                match id {
-                    _ if is_default => 0,
-                    feature::RESERVATION_PERSISTENCE => namespace.reserved.persists().into(),
-                    _ => controller.notification_mask(namespace.id),
-                }
-            }
-            _ => return Err(Status::INVALID_FIELD.into()),
-        };
-        Ok(Reply { result: value.into(), ..Reply::default() })
-    }
-
-    async fn set_features(&self, entry: &SubmissionEntry) -> Result<Reply, Failure> {
-        let controller = self.controller();
-        let value = entry.cdw[1];
-        if entry.cdw[0] & SAVE != 0 {
-            return Err(Status::FEATURE_NOT_SAVEABLE.into());
-        }
-        let result = match entry.cdw[0] as u8 {
-            feature::KEEP_ALIVE_TIMER => {
-                controller.set_keep_alive(value);
-                0
-            }
-            feature::ASYNC_EVENT_CONFIGURATION => {
-                controller.set_event_config(value);
-                0
-            }
-            _ if controller.is_discovery => return Err(Status::INVALID_FIELD.into()),
-            // The host gets the maximum, for any requested number.
-            feature::NUMBER_OF_QUEUES if value as u16 == 0xffff || value >> 16 == 0xffff => {
-                return Err(Status::INVALID_FIELD.into());
-            }
-            feature::NUMBER_OF_QUEUES => self.queues().into(),
-            // The host gets the only supported value, for any requested one.
-            feature::LBA_STATUS_INFORMATION => LBA_STATUS_INTERVALS.into(),
-            feature::RESERVATION_NOTIFICATION_MASK | feature::RESERVATION_PERSISTENCE
-                if !controller.subsystem.has_reservations() =>
-            {
-                return Err(Status::INVALID_FIELD.into());
-            }
-            feature::RESERVATION_NOTIFICATION_MASK if value & !Happening::MASKS != 0 => {
-                return Err(Status::INVALID_FIELD.into());
-            }
-            feature::RESERVATION_NOTIFICATION_MASK => {
-                let meant = self.meant(entry.nsid)?;
-                meant.for_each(|nsid| controller.set_notification_mask(nsid, value));
-                0
-            }
-            feature::RESERVATION_PERSISTENCE => {
-                for nsid in self.meant(entry.nsid)? {
-                    let change = Change::Persist(value & 1 != 0);
-                    reservations::change(&controller.subsystem, nsid, &controller.host, change).await?;
-                }
-                0
-            }
-            feature::VOLATILE_WRITE_CACHE | feature::HOST_IDENTIFIER => {
-                return Err(Status::FEATURE_NOT_CHANGEABLE.into());
-            }
-            _ => return Err(Status::INVALID_FIELD.into()),
-        };
-        Ok(Reply { result, ..Reply::default() })
-    }
-
     /// The namespaces that `nsid` selects: one, or all.
     pub(super) fn meant(&self, nsid: u32) -> Result<RangeInclusive<u32>, Status> {
         let subsystem = &self.controller().subsystem;
@@ -316,13 +221,6 @@ impl Session {
             ALL_NAMESPACES => Ok(1..=subsystem.namespaces.len() as u32),
             _ => subsystem.namespace(nsid).map(|found| found.id..=found.id).ok_or(Status::INVALID_NAMESPACE),
         }
-    }
-
-    /// The maximum number of I/O queues as the feature encodes it: submission and completion
-    /// queues, 0-based.
-    fn queues(&self) -> u32 {
-        let count = u32::from(self.controller().subsystem.max_queues) - 1;
-        count | count << 16
     }
 
     async fn wait_for_event(&self) -> Result<Reply, Failure> {

@@ -4,6 +4,7 @@
 //! Any core may serve its connections. Their shared state is under a lock, and reads and writes do
 //! not need it.
 
+use super::features::Features;
 use super::host::Host;
 use super::ports::Port;
 use super::refusal::Refusal;
@@ -56,6 +57,7 @@ struct Shared {
     /// Connected queues, with their sockets once they are served.
     queues: BTreeMap<u16, Weak<OwnedFd>>,
     events: Events,
+    features: Features,
 }
 
 /// State of asynchronous events.
@@ -156,6 +158,16 @@ impl Controller {
         io.values().filter_map(Weak::upgrade).for_each(|socket| disconnect(&socket));
     }
 
+    /// Whether there is an I/O queue.
+    pub(super) fn has_io_queues(&self) -> bool {
+        self.shared().queues.range(1..).next().is_some()
+    }
+
+    /// Runs `work` on the values of features.
+    pub(super) fn features<R>(&self, work: impl FnOnce(&mut Features) -> R) -> R {
+        work(&mut self.shared().features)
+    }
+
     /// The current value of CC.
     pub(super) fn configuration(&self) -> u32 {
         self.shared().configuration
@@ -182,6 +194,7 @@ impl Controller {
             shared.status = ControllerStatus { is_ready: true, ..ControllerStatus::default() };
         } else if !wanted.is_enabled && was_enabled {
             shared.status.is_ready = false;
+            shared.features = Features::default();
             self.end_io(&mut shared);
         }
         if wanted.shutdown != NO_SHUTDOWN {

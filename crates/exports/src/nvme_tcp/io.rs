@@ -67,6 +67,7 @@ impl Session {
     #[inline]
     pub(super) async fn io(&self, mut command: Command, link: &Link) -> Result<Reply, Failure> {
         let entry = command.entry;
+        entry.check_not_fused()?;
         if entry.opcode != fabrics::OPCODE {
             self.controller().port.check_access()?;
         }

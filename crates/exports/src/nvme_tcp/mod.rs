@@ -32,6 +32,7 @@ mod admin;
 mod authentication;
 mod controller;
 mod failures;
+mod features;
 mod handshake;
 mod host;
 mod io;

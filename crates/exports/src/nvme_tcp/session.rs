@@ -164,6 +164,19 @@ impl Session {
         }
     }
 
+    /// A reply with all of `bytes`, which the host's buffer must take.
+    pub(super) async fn reply_with_all(
+        &self,
+        entry: &SubmissionEntry,
+        bytes: &[u8],
+        link: &Link,
+    ) -> Result<Reply, Failure> {
+        if Session::room(entry)? < bytes.len() {
+            return Err(Status::INVALID_SGL_LENGTH.into());
+        }
+        self.reply_with(entry, bytes, link).await
+    }
+
     /// A reply with as much of `bytes` as the host's buffer takes.
     pub(super) async fn reply_with(
         &self,

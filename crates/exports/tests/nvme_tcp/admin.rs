@@ -68,8 +68,10 @@ fn a_controller_says_what_it_and_its_namespaces_are() {
         parse_descriptors(&identify(&mut host, 2, cns::DESCRIPTORS)).any(|id| id == NamespaceId::Uuid(uuid))
     );
     assert_ne!(NamespaceData::parse(&identify(&mut host, 1, cns::NAMESPACE)).nguid, [0; 16]);
-    assert_eq!(identify(&mut host, 3, cns::NAMESPACE), [0; 4096]);
-    assert_eq!(host.run(&Command::identify(0, cns::NAMESPACE, 0), 4096).status, Status::INVALID_NAMESPACE);
+    for nsid in [0, 3, u32::MAX] {
+        let done = host.run(&Command::identify(nsid, cns::NAMESPACE, 0), 4096);
+        assert_eq!(done.status, Status::INVALID_NAMESPACE, "{nsid}");
+    }
     assert_eq!(host.run(&Command::identify(0, 0x77, 0), 4096).status, Status::INVALID_FIELD);
     let queues = host.run(&Command::set_features(feature::NUMBER_OF_QUEUES, 0x001f_001f), 0);
     assert_eq!(queues.result, 0x0002_0002);
@@ -86,6 +88,107 @@ fn a_controller_says_what_it_and_its_namespaces_are() {
     );
     let abort = Command { opcode: admin::ABORT, ..Command::keep_alive() };
     assert_eq!(host.run(&abort, 0).result, 1, "not aborted");
+}
+
+#[test]
+fn commands_that_are_fused_or_have_too_little_room_are_refused() {
+    let server = Server::start(MIB);
+    let mut host = server.host();
+    host.enable();
+    for (command, room) in [
+        (Command::identify(0, cns::CONTROLLER, 0), 1024),
+        (Command::identify(1, cns::NAMESPACE, 0), 4095),
+        (Command::get_features(feature::HOST_IDENTIFIER), 8),
+        (Command::get_features(feature::HOST_BEHAVIOR_SUPPORT), 511),
+    ] {
+        assert_eq!(host.run(&command, room).status, Status::INVALID_SGL_LENGTH, "{command:?}");
+    }
+    let mut io = host.io_queue(1, 16);
+    let identify = Command::identify(0, cns::CONTROLLER, 0);
+    for (queue, command, room) in [(&mut host, identify, 4096), (&mut io, Command::read(1, 0, 1), 512)] {
+        for fused in [1, 2] {
+            let id = queue.id();
+            let entry = SubmissionEntry::new(&command, id, Sgl::Transport { len: room });
+            queue.send(SubmissionEntry { flags: entry.flags | fused, ..entry });
+            assert_eq!(queue.finish(id).status, Status::INVALID_FIELD, "{command:?}, {fused}");
+        }
+        assert_eq!(queue.run(&command, room).status, Status::SUCCESS);
+    }
+}
+
+#[test]
+fn features_have_their_defaults_until_the_host_sets_them() {
+    let server = Server::start(MIB);
+    let mut host = server.host();
+    host.enable();
+    let get = |host: &mut Host, id: u8, select: u32, dword: u32| {
+        let command = Command::get_features(id);
+        let cdw = [u32::from(id) | select << 8, dword, 0, 0, 0, 0];
+        let done = host.run(&Command { cdw, ..command }, 0);
+        assert_eq!(done.status, Status::SUCCESS, "{id}");
+        done.result as u32
+    };
+    let (too_hot, too_cold) = (0, 1 << 20);
+    for (id, selector, default, set) in [
+        (feature::ARBITRATION, 0, 7, 0x0102_0304),
+        (feature::POWER_MANAGEMENT, 0, 0, 1 << 5),
+        (feature::TEMPERATURE_THRESHOLD, too_hot, 0xffff, 353),
+        (feature::TEMPERATURE_THRESHOLD, too_cold, 0, 263),
+        (feature::ERROR_RECOVERY, 0, 0, 10),
+        (feature::WRITE_ATOMICITY, 0, 0, 1),
+    ] {
+        assert_eq!(get(&mut host, id, 0, selector), default, "{id}");
+        let done = host.run(&Command::set_features(id, set | selector), 0);
+        assert_eq!(done.status, Status::SUCCESS, "{id}");
+        assert_eq!(
+            (get(&mut host, id, 0, selector), get(&mut host, id, 1, selector)),
+            (set, default),
+            "{id}"
+        );
+    }
+    let all_sensors = Command::set_features(feature::TEMPERATURE_THRESHOLD, 15 << 16 | 300);
+    assert_eq!(host.run(&all_sensors, 0).status, Status::SUCCESS);
+    assert_eq!(get(&mut host, feature::TEMPERATURE_THRESHOLD, 0, too_hot), 300);
+    for (id, value) in [
+        (feature::POWER_MANAGEMENT, 1),
+        (feature::ERROR_RECOVERY, 1 << 16),
+        (feature::TEMPERATURE_THRESHOLD, 1 << 16),
+        (feature::TEMPERATURE_THRESHOLD, 2 << 20),
+        (0x08, 0),
+    ] {
+        let status = host.run(&Command::set_features(id, value), 0).status;
+        assert_eq!(status, Status::INVALID_FIELD, "{id} {value:#x}");
+    }
+    let behavior = Command::get_features(feature::HOST_BEHAVIOR_SUPPORT);
+    assert_eq!(host.run(&behavior, 512).data, [0; 512]);
+    let set = Command::set_features(feature::HOST_BEHAVIOR_SUPPORT, 0);
+    let mut supported = [0; 512];
+    supported[1] = 1;
+    assert_eq!(host.run_with(&set, &supported).status, Status::SUCCESS);
+    assert_eq!(host.run(&behavior, 512).data, supported);
+    let wrong = [&[2][..], &supported[1..]].concat();
+    assert_eq!(host.run_with(&set, &wrong).status, Status::INVALID_FIELD);
+    assert_eq!(host.run_with(&set, &supported[..64]).status, Status::INVALID_SGL_LENGTH);
+    // A controller that was disabled has forgotten it.
+    host.set(offset::CC, 0);
+    host.enable();
+    assert_eq!(get(&mut host, feature::ARBITRATION, 0, 0), 7);
+    assert_eq!(host.run(&behavior, 512).data, [0; 512]);
+}
+
+#[test]
+fn the_number_of_queues_is_set_before_there_are_any() {
+    let server = Server::start(MIB);
+    let mut host = server.host();
+    host.enable();
+    let set = Command::set_features(feature::NUMBER_OF_QUEUES, 0x0001_0001);
+    assert_eq!(host.run(&set, 0).status, Status::SUCCESS);
+    let _io = host.io_queue(1, 16);
+    assert_eq!(host.run(&set, 0).status, Status::COMMAND_SEQUENCE_ERROR);
+    assert_eq!(host.run(&Command::get_features(feature::NUMBER_OF_QUEUES), 0).status, Status::SUCCESS);
+    host.set(offset::CC, 0);
+    host.enable();
+    assert_eq!(host.run(&set, 0).status, Status::SUCCESS);
 }
 
 #[test]
