@@ -3,6 +3,7 @@
 use crate::checker::Checker;
 use crate::fault::Fault;
 use crate::linear::Partition;
+use crate::migrate::Migratable;
 use crate::qos::Qos;
 use crate::stats::Stats;
 use block::{Channel, Device, DeviceError, DirtyBitmap, KernelBacking, Limits, MemoryRegion};
@@ -61,11 +62,12 @@ impl DirtyBitmap for Marked {
 #[test]
 fn layers_that_change_neither_offsets_nor_content_have_the_bitmaps_of_their_child() {
     let child = || Arc::new(Marked) as Arc<dyn Device>;
-    let layers: [Box<dyn Device>; 4] = [
+    let layers: [Box<dyn Device>; 5] = [
         Box::new(Stats::new(child())),
         Box::new(Qos::new(child(), Vec::new())),
         Box::new(Fault::new(child())),
         Box::new(Checker::new(child())),
+        Box::new(Migratable::new(child())),
     ];
     for layer in layers {
         let bitmaps = layer.bitmaps();

@@ -38,6 +38,11 @@ impl Dirty {
         self.capacity.min(self.chunks.load(Ordering::Relaxed) as u64 * self.chunk)
     }
 
+    /// Bytes of the device.
+    pub(super) fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
     /// Marks the range of a write that has ended, also of a failed one.
     pub(super) fn mark(&self, offset: u64, len: u64) {
         let end = offset.saturating_add(len).min(self.capacity);

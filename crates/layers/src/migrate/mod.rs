@@ -17,19 +17,24 @@
 //!
 //! Dropping the [`Migration`] before the last step cancels the migration without effect.
 //!
+//! A child may have a place in the kernel, or dirty bitmaps, which its copy has not. They are lent
+//! to users while no migration is in progress, and no migration begins while they are in use.
+//!
 //! Only its own core changes a channel, on a message, so requests pay nothing for the control by
 //! other threads. Channels count requests as those of [`Stats`](crate::stats::Stats) do; from the
 //! counters the layer knows when none is in flight.
 
 mod dirty;
+mod lent;
 
 pub use dirty::Dirty;
 
 use crate::stats::{Book, Counters, Snapshot};
 use block::{
-    Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Request,
-    StatusReport,
+    Channel, Device, DeviceError, DirtyBitmap, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion,
+    Request, StatusReport,
 };
+use lent::{Lent, Loans};
 use reactor::{Core, CoreRef};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -66,8 +71,13 @@ pub struct Migratable {
     id: u64,
     book: Arc<Book>,
     state: Mutex<State>,
-    /// Memory that requests point into. Locked while a child registers a region; never by a core.
+    /// Memory that requests point into. Locked while a child registers a region or lends something,
+    /// and while a migration begins; never by a core.
     regions: Mutex<Vec<MemoryRegion>>,
+    /// Kernel backings in use.
+    backings: Loans,
+    /// Dirty bitmaps in use.
+    bitmaps: Loans,
 }
 
 struct State {
@@ -97,7 +107,15 @@ impl Migratable {
             book: Arc::default(),
             state: Mutex::new(State { child, next: None, mode: Mode::Plain, cores: Vec::new() }),
             regions: Mutex::default(),
+            backings: Loans::default(),
+            bitmaps: Loans::default(),
         }
+    }
+
+    /// The same device under another name.
+    #[must_use]
+    pub fn named(self, name: String) -> Migratable {
+        Migratable { name, ..self }
     }
 
     /// The counters of all channels so far, including closed ones.
@@ -109,17 +127,11 @@ impl Migratable {
     /// called on a core.
     ///
     /// # Errors
-    /// If a migration is in progress, `next` cannot register the memory, or [`why_not`] refuses its
-    /// limits.
+    /// If [`Migratable::refusal`] has a reason, or `next` cannot register the memory.
     pub fn begin(self: &Arc<Self>, next: Arc<dyn Device>, is_served: bool) -> Result<Migration, DeviceError> {
-        let refuse = |why: String| Err(DeviceError::new(next.name(), why));
         let regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
-        let child = self.child().limits();
-        if let Some(why) = why_not(&child, &next.limits(), is_served) {
-            return refuse(why);
-        }
-        if self.lock().next.is_some() {
-            return refuse(format!("{} is already being migrated", self.name));
+        if let Some(why) = self.refusal(&next.limits(), is_served) {
+            return Err(DeviceError::new(next.name(), why));
         }
         for (place, region) in regions.iter().enumerate() {
             if let Err(error) = next.map_region(region) {
@@ -127,7 +139,7 @@ impl Migratable {
                 return Err(error);
             }
         }
-        let dirty = Arc::new(Dirty::new(child.capacity, CHUNK));
+        let dirty = Arc::new(Dirty::new(self.child().limits().capacity, CHUNK));
         let mut state = self.lock();
         state.next = Some(next);
         state.mode = Mode::Tracked(dirty.clone());
@@ -135,6 +147,22 @@ impl Migratable {
         let migration = Migration { device: self.clone(), dirty: dirty.clone() };
         self.on_each_core(move |channel| *channel.dirty.borrow_mut() = Some(dirty.clone()));
         Ok(migration)
+    }
+
+    /// The reason why a migration to a device with the limits of `copy` cannot begin now, if any:
+    /// that of [`why_not`], a migration in progress, or something that is lent.
+    pub fn refusal(&self, copy: &Limits, is_served: bool) -> Option<String> {
+        let name = &self.name;
+        if let Some(why) = why_not(&self.child().limits(), copy, is_served) {
+            return Some(why);
+        }
+        if self.lock().next.is_some() {
+            return Some(format!("{name} is already being migrated"));
+        }
+        if self.backings.any() {
+            return Some(format!("the kernel serves clients of {name}"));
+        }
+        self.bitmaps.any().then(|| format!("an export offers the dirty bitmaps of {name}"))
     }
 
     fn child(&self) -> Arc<dyn Device> {
@@ -158,7 +186,7 @@ impl Migratable {
 
 /// The reason why a device with the limits of `copy` cannot replace `child`, if any. It must hold
 /// the content of the child. If the child `is_served`, it must also keep the limits that clients
-/// rely on.
+/// rely on. The alignment of memory is none of them: a device copies what is not aligned.
 pub fn why_not(child: &Limits, copy: &Limits, is_served: bool) -> Option<String> {
     if copy.capacity < child.capacity || copy.block_size != child.block_size || copy.read_only {
         return Some(format!(
@@ -172,12 +200,9 @@ pub fn why_not(child: &Limits, copy: &Limits, is_served: bool) -> Option<String>
         ("the longest discard", copy.max_discard, child.max_discard),
         ("the longest write of zeroes", copy.max_write_zeroes, child.max_write_zeroes),
     ];
-    let at_most = [
-        ("the alignment of memory", u64::from(copy.memory_alignment), u64::from(child.memory_alignment)),
-        ("the volatile cache", copy.volatile_cache.into(), child.volatile_cache.into()),
-    ];
+    let cache = ("the volatile cache", u64::from(copy.volatile_cache), child.volatile_cache.into());
     let less = at_least.into_iter().find(|(_, copy, child)| copy < child);
-    let worse = less.or_else(|| at_most.into_iter().find(|(_, copy, child)| copy > child));
+    let worse = less.or_else(|| Some(cache).filter(|(_, copy, child)| copy > child));
     let (what, is, was) = worse.filter(|_| is_served)?;
     Some(format!("{what} is {is}, but clients rely on {was}"))
 }
@@ -273,8 +298,23 @@ impl Device for Migratable {
         }
     }
 
+    /// The bitmaps of the child; none during a migration, because its copy has none.
+    fn bitmaps(&self) -> Vec<Arc<dyn DirtyBitmap>> {
+        let _regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.lock().next.is_some() {
+            return Vec::new();
+        }
+        let lend = |bitmap| Arc::new(Lent::new(bitmap, &self.bitmaps)) as Arc<dyn DirtyBitmap>;
+        self.child().bitmaps().into_iter().map(lend).collect()
+    }
+
     fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
-        Err(DeviceError::new(&self.name, "requests that the kernel serves would not be tracked for a move"))
+        let _regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.lock().next.is_some() {
+            let reason = "requests that the kernel serves would not be tracked for the migration";
+            return Err(DeviceError::new(&self.name, reason));
+        }
+        Ok(Arc::new(Lent::new(self.child().kernel_backing()?, &self.backings)))
     }
 }
 
@@ -293,8 +333,8 @@ impl Migration {
     /// Holds new requests, and waits for those in flight. No range becomes dirty afterwards.
     ///
     /// # Errors
-    /// If the copy cannot be opened on a core, or requests in flight do not end within 30 s. Then
-    /// the held requests continue.
+    /// If the copy cannot be opened on a core, requests in flight do not end within 30 s, or the
+    /// child has another size than at the beginning. Then the held requests continue.
     pub fn hold(&self) -> Result<(), DeviceError> {
         let mut state = self.device.lock();
         state.mode = Mode::Held;
@@ -303,7 +343,20 @@ impl Migration {
         drop(state);
         let held = cores.iter().try_for_each(|core| self.hold_on(core, next.clone()));
         let drained = held.and_then(|()| cores.iter().try_for_each(|core| self.drain(core)));
-        drained.inspect_err(|_| self.release())
+        drained.and_then(|()| self.check_size()).inspect_err(|_| self.release())
+    }
+
+    /// Checks that the ranges of all writes were marked: those behind the size at the beginning
+    /// were not.
+    fn check_size(&self) -> Result<(), DeviceError> {
+        let (was, is) = (self.dirty.capacity(), self.device.child().limits().capacity);
+        match is == was {
+            true => Ok(()),
+            false => {
+                let reason = format!("it has {is} bytes, and had {was} when the migration began");
+                Err(DeviceError::new(&self.device.name, reason))
+            }
+        }
     }
 
     /// Holds the requests of a core, and opens the copy there.

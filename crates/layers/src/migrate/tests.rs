@@ -1,11 +1,13 @@
 //! Migrations under load, and cancelled ones.
 
 use super::*;
-use block::{DeviceError, Flags, IoError, KernelBacking, Op};
+use block::{DeviceError, DirtyBitmap, Flags, IoError, KernelBacking, KernelExtent, Op};
 use conformance::{MIN_CAPACITY, Suite};
 use drivers::mem::{MemDevice, Options};
 use drivers::null::{NullDevice, Options as NullOptions};
 use reactor::{CoreConfig, Cores};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
@@ -164,13 +166,19 @@ fn a_write_that_began_before_the_move_is_copied_when_it_ends() {
 /// A device that reports its regions, and has limits of its own.
 struct Told {
     limits: Limits,
+    capacity: AtomicU64,
     regions: Mutex<Vec<MemoryRegion>>,
     refuses: AtomicBool,
 }
 
 impl Told {
     fn new(limits: Limits) -> Arc<Told> {
-        Arc::new(Told { limits, regions: Mutex::default(), refuses: AtomicBool::new(false) })
+        Arc::new(Told {
+            capacity: limits.capacity.into(),
+            limits,
+            regions: Mutex::default(),
+            refuses: AtomicBool::new(false),
+        })
     }
 
     fn addresses(&self) -> Vec<usize> {
@@ -184,7 +192,7 @@ impl Device for Told {
     }
 
     fn limits(&self) -> Limits {
-        self.limits.clone()
+        Limits { capacity: self.capacity.load(Ordering::SeqCst), ..self.limits.clone() }
     }
 
     fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
@@ -258,7 +266,6 @@ fn a_place_that_breaks_promises_is_refused_by_name_if_there_are_users() {
         (Limits { max_transfer: 4096, ..limits.clone() }, "the longest transfer is 4096"),
         (Limits { max_discard: 0, ..limits.clone() }, "the longest discard is 0"),
         (Limits { volatile_cache: true, ..limits.clone() }, "the volatile cache is 1"),
-        (Limits { memory_alignment: 512, ..limits.clone() }, "the alignment of memory is 512"),
     ] {
         let text = refused(worse.clone(), true);
         assert!(text.contains(what), "{text}");
@@ -267,7 +274,112 @@ fn a_place_that_breaks_promises_is_refused_by_name_if_there_are_users() {
         drop(migration);
         assert_eq!(device.limits(), limits);
     }
-    assert_eq!(refused(Limits { max_transfer: 1 << 31, ..limits }, true), "taken");
+    assert_eq!(refused(Limits { max_transfer: 1 << 31, memory_alignment: 512, ..limits }, true), "taken");
+}
+
+/// A block device of the kernel, with a dirty bitmap.
+struct Disk(File);
+
+impl Device for Disk {
+    fn name(&self) -> &str {
+        "disk"
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::new(1 << 20)
+    }
+
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        Err(DeviceError::new("disk", "no channel"))
+    }
+
+    fn refresh(&self) -> Result<Limits, DeviceError> {
+        Ok(self.limits())
+    }
+
+    fn map_region(&self, _: &MemoryRegion) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn unmap_region(&self, _: &MemoryRegion) {}
+
+    fn bitmaps(&self) -> Vec<Arc<dyn DirtyBitmap>> {
+        vec![Arc::new(Disk(File::open("/dev/null").unwrap()))]
+    }
+
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Ok(Arc::new(Disk(File::open("/dev/null").unwrap())))
+    }
+}
+
+impl KernelBacking for Disk {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn extent(&self) -> KernelExtent {
+        KernelExtent { start: 4096, len: None }
+    }
+
+    fn lend(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn take_back(&self) -> Result<(), DeviceError> {
+        Err(DeviceError::new("disk", "taken"))
+    }
+}
+
+impl DirtyBitmap for Disk {
+    fn name(&self) -> &str {
+        "b"
+    }
+
+    fn granularity(&self) -> u64 {
+        512
+    }
+
+    fn run(&self, offset: u64, len: u64) -> (bool, u64) {
+        (offset > 0, len)
+    }
+}
+
+#[test]
+fn a_device_with_a_place_in_the_kernel_or_bitmaps_migrates_when_they_are_not_in_use() {
+    let device = Arc::new(Migratable::new(Arc::new(Disk(File::open("/dev/null").unwrap()))));
+    let begin = || device.begin(mem(MIB as u64), true);
+    let refused = || begin().err().unwrap().to_string();
+    let backing = device.kernel_backing().unwrap();
+    assert_eq!(backing.extent().start, 4096);
+    assert!(backing.lend().is_ok() && backing.take_back().is_err());
+    assert!(refused().ends_with("the kernel serves clients of disk"), "{}", refused());
+    drop(backing);
+    let bitmaps = device.bitmaps();
+    let bitmap = &bitmaps[0];
+    assert_eq!((bitmap.name(), bitmap.granularity(), bitmap.run(0, 9)), ("b", 512, (false, 9)));
+    assert!(refused().ends_with("an export offers the dirty bitmaps of disk"), "{}", refused());
+    drop(bitmaps);
+    let migration = begin().unwrap();
+    assert!(device.bitmaps().is_empty() && device.kernel_backing().is_err());
+    drop(migration);
+    assert!(device.bitmaps().len() == 1 && device.kernel_backing().is_ok());
+    let migration = begin().unwrap();
+    migration.hold().unwrap();
+    migration.complete();
+    assert!(device.bitmaps().is_empty() && device.kernel_backing().is_err(), "those of the copy");
+}
+
+#[test]
+fn a_child_that_grows_during_a_migration_keeps_its_place() {
+    let child = Told::new(Limits::new(1 << 20));
+    let device = Arc::new(Migratable::new(child.clone()).named("disk".into()));
+    assert_eq!(device.name(), "disk");
+    let migration = device.begin(mem(2 * MIB as u64), true).unwrap();
+    child.capacity.store(2 << 20, Ordering::SeqCst);
+    let refused = migration.hold().unwrap_err().to_string();
+    assert_eq!(refused, "disk: it has 2097152 bytes, and had 1048576 when the migration began");
+    child.capacity.store(1 << 20, Ordering::SeqCst);
+    migration.hold().unwrap();
 }
 
 #[test]
