@@ -1,7 +1,7 @@
 //! `--process-per-export`: what a process of its own keeps of an export, what it can do, and what
 //! its end means to others.
 
-use crate::common::{Daemon, MIB};
+use crate::common::{Daemon, MIB, shared_buffers};
 use block::{Channel, Data, Device, Flags, IoError, MemoryRegion, Op, Request, Segment};
 use daemon::workers::{WorkerOptions, Workers};
 use reactor::{CoreConfig, CoreRef, Cores};
@@ -228,7 +228,7 @@ fn a_guests_disk_is_served_by_a_process_of_its_own() {
     daemon.volume("v", 8 * MIB);
     daemon.post("/v1/exports", &json!({ "name": "v", "kind": "vhost-user-blk", "volumes": ["v"] }));
     assert_eq!(workers(&daemon).keys().collect::<Vec<_>>(), ["v"]);
-    let buffers = stack::passed::share_buffers(1 << 30).unwrap();
+    let buffers = shared_buffers();
     let path = daemon.path("v.sock");
     let disk = stack::parse(&format!("virtio-blk-vhost-user:path={}", path.display()))
         .unwrap()

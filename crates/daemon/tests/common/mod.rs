@@ -2,7 +2,9 @@
 
 #![allow(dead_code, missing_docs)] // each test program uses its part
 
-use block::Device;
+pub mod load;
+
+use block::{Device, MemoryRegion};
 use exports::nbd::{Config, Nbd};
 use exports::stream::Address;
 use layers::fault::Fault;
@@ -16,13 +18,20 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 pub const MIB: u64 = 1 << 20;
 /// How long a test waits for an event. It bounds failures alone: a machine whose disk is busy with
 /// other work takes seconds for a durable write.
 pub const PATIENCE: Duration = Duration::from_secs(180);
+
+/// The buffers of this program's cores, in memory that a server over vhost-user maps. All tests
+/// share it.
+pub fn shared_buffers() -> MemoryRegion {
+    static BUFFERS: OnceLock<MemoryRegion> = OnceLock::new();
+    *BUFFERS.get_or_init(|| stack::passed::share_buffers(1 << 30).unwrap())
+}
 
 /// A directory for members, sockets and state, and the daemon that runs there.
 pub struct Daemon {
