@@ -51,10 +51,16 @@ pub struct NewVolume {
     /// source.
     #[serde(default, alias = "size")]
     pub size_bytes: u64,
-    /// The source: a device, array or volume whose content the volume gets. Exports do not write to
-    /// the source until the job `NAME.copy` has ended. Bytes behind its end read as zeroes.
+    /// The source: a device, array or volume whose content the volume gets. Without `pivot` exports
+    /// do not write to the source until the job `NAME.copy` has ended. Bytes behind its end read as
+    /// zeroes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
+    /// Whether the volume replaces the source, a device or array, in its exports. Their clients
+    /// stay connected and may write. When the job has ended, the exports serve the volume, and the
+    /// source does not change any more. The volume has the size of the source.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pivot: bool,
     /// QoS limits. Default: none.
     #[serde(default)]
     pub qos: Qos,

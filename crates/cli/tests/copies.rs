@@ -36,6 +36,19 @@ fn create_waits_for_the_copy_and_fails_with_it() {
 }
 
 #[test]
+fn a_pivot_is_asked_for_with_a_source() {
+    let daemon = Played::new(vec![(201, volume(&json!({})))]);
+    let command = ["volume", "create", "vm1", "--backing", "data", "--from", "disk", "--pivot", "--socket"];
+    assert!(freestone().args(command).arg(daemon.socket()).status().unwrap().success());
+    let asked: Value = serde_json::from_str(&daemon.requests()[0].1).unwrap();
+    assert_eq!((&asked["from"], &asked["pivot"]), (&json!("disk"), &json!(true)));
+    let command = ["volume", "create", "vm1", "--backing", "data", "--size", "1G", "--pivot"];
+    let output = freestone().args(command).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("--from <DEVICE|ARRAY|VOLUME>") && output.status.code() == Some(2), "{error}");
+}
+
+#[test]
 fn a_size_may_be_missing_with_a_source_only() {
     let output = freestone().args(["volume", "create", "vm1", "--backing", "data"]).output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();

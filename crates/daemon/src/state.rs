@@ -5,7 +5,7 @@
 //! repeated here: the members of an array and the volumes of a pool are found by their own
 //! metadata. The file says where to look.
 
-use api::{MinQos, Qos};
+use api::{DataPlane, MinQos, Qos};
 use atomic_file::{Folder, Meaning, RecoverError, Recovered, SystemFolder};
 pub use moves::MoveRecord;
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,9 @@ const MAX_WRITTEN: u64 = 32 << 20;
 const NAME: &str = "state.json";
 const PREVIOUS: &str = "state.json.previous";
 const DAMAGED: &str = "state.json.damaged";
+
+/// The option that names the server of an export's rings.
+pub const DATA_PLANE: &str = "data-plane";
 
 /// The state of the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -58,6 +61,14 @@ impl State {
         self.volumes.remove(uuid);
         self.copies.remove(uuid);
     }
+
+    /// Removes the copy of a complete volume. After a pivot, exports of the source serve it.
+    pub fn complete_copy(&mut self, uuid: &str) {
+        let Some(CopyRecord { source, pivot: Some(pivot), .. }) = self.copies.remove(uuid) else { return };
+        self.volumes.entry(uuid.into()).or_default().device_name = Some(pivot.device_name);
+        let targets = self.exports.iter_mut().flat_map(|export| &mut export.targets);
+        targets.filter(|target| **target == source).for_each(|target| *target = Target::Volume(uuid.into()));
+    }
 }
 
 /// A volume that is an incomplete copy of another object.
@@ -77,6 +88,19 @@ pub struct CopyRecord {
     /// The reason why the copy has failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Present if the volume then takes the place of the source in its exports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pivot: Option<PivotRecord>,
+}
+
+/// A pivot: a volume takes the place of its source.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PivotRecord {
+    /// Name of the source's device, from which exports derive the identity of their disks.
+    pub device_name: String,
+    /// Whether the volume may have taken the place: its name in the pool decides.
+    pub is_due: bool,
 }
 
 /// A device.
@@ -115,6 +139,9 @@ pub struct VolumeRecord {
     /// Name of the `provisioner` token that may change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
+    /// Name of the device whose place it has taken: clients know the disk by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_name: Option<String>,
 }
 
 /// An export.
@@ -140,6 +167,11 @@ pub struct ExportRecord {
 }
 
 impl ExportRecord {
+    /// Whether the kernel must serve its rings.
+    pub fn is_in_kernel(&self) -> bool {
+        self.options.get(DATA_PLANE).is_some_and(|plane| *plane == DataPlane::Kernel.to_string())
+    }
+
     /// Its specification, as `freestone serve --export` takes it.
     pub fn text(&self) -> String {
         let field = |(key, value): (&String, &String)| format!("{key}={}", value.replace(',', ",,"));
@@ -380,11 +412,8 @@ mod tests {
             generation,
             devices: vec![DeviceRecord { name: "disk".into(), spec: "mem:size=1M".into() }],
             arrays: vec![ArrayRecord { name: "data".into(), uuid: "u".into(), devices: vec!["/a".into()] }],
-            volumes: [(
-                "v".into(),
-                VolumeRecord { qos, group: Some("g".into()), min_qos: MinQos::default(), label: None },
-            )]
-            .into(),
+            volumes: [("v".into(), VolumeRecord { qos, group: Some("g".into()), ..VolumeRecord::default() })]
+                .into(),
             groups: [("g".into(), Qos::default())].into(),
             exports: vec![ExportRecord {
                 name: "e".into(),

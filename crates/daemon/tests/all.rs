@@ -9,6 +9,7 @@ mod images;
 mod life;
 mod listener;
 mod moves;
+mod pivots;
 mod pools;
 mod rbd;
 mod reconnect;

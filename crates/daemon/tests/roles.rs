@@ -296,13 +296,18 @@ fn a_provisioner_has_its_own_volumes_and_exports_and_no_others() {
     // It copies its own volumes, and neither those of others nor devices.
     let copy = |of: &str| json!({ "name": "copy", "backing": "data", "from": of });
     subject.daemon.delete("/v1/exports/e2");
+    let pivot = |of: &str| json!({ "name": "copy", "backing": "data", "from": of, "pivot": true });
     for of in ["theirs", "other", "bare", "mirror"] {
-        let (kind, detail) = subject.refused("csi", Method::POST, "/v1/volumes", &copy(of));
-        assert_eq!((&*kind, &*detail), ("not-found", &*format!("no volume, array or device {of:?}")));
+        for new in [copy(of), pivot(of)] {
+            let (kind, detail) = subject.refused("csi", Method::POST, "/v1/volumes", &new);
+            assert_eq!((&*kind, &*detail), ("not-found", &*format!("no volume, array or device {of:?}")));
+        }
     }
     subject.done("csi", Method::DELETE, "/v1/exports/e1", &Value::Null);
-    let (kind, detail) = subject.refused("ops", Method::POST, "/v1/volumes", &copy("bare"));
-    assert!(kind == "forbidden" && detail.contains("copying a whole device"), "{detail}");
+    for new in [copy("bare"), pivot("bare")] {
+        let (kind, detail) = subject.refused("ops", Method::POST, "/v1/volumes", &new);
+        assert!(kind == "forbidden" && detail.contains("copying a whole device"), "{detail}");
+    }
     assert_eq!(subject.done("csi", Method::POST, "/v1/volumes", &copy("mine"))["label"], "csi");
     subject.daemon.wait_for("the copy", || {
         subject.done("csi", Method::GET, "/v1/volumes/copy", &Value::Null)["copying_from"].is_null()

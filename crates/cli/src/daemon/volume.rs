@@ -46,9 +46,12 @@ enum VolumeCommand {
         /// Its size; with --from the size of the source is the default
         #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>, required_unless_present = "from")]
         size: Option<Size>,
-        /// The device, array or volume whose content it gets; no export may serve that writable
+        /// The source of its content; if exports serve it writable, --pivot is needed
         #[arg(long, value_name = "DEVICE|ARRAY|VOLUME")]
         from: Option<String>,
+        /// Replace the source, a device or array, in its exports, whose clients stay connected
+        #[arg(long, requires = "from")]
+        pivot: bool,
         #[command(flatten)]
         qos: QosArgs,
         /// The group whose limits it shares
@@ -181,7 +184,7 @@ impl VolumeArgs {
                 session.print(&volume, || show(&volume));
                 Ok(())
             }
-            VolumeCommand::Create { name, backing, size, from, qos, group, min_qos, force, label } => {
+            VolumeCommand::Create { name, backing, size, from, pivot, qos, group, min_qos, force, label } => {
                 let (name, backing, qos) = (name.clone(), backing.clone(), qos.qos());
                 let (group, min_qos, label) = (group.clone(), min_qos.min_qos(), label.clone());
                 let new = NewVolume {
@@ -189,6 +192,7 @@ impl VolumeArgs {
                     backing,
                     size_bytes: size.map_or(0, |size| size.0),
                     from: from.clone(),
+                    pivot: *pivot,
                     qos,
                     group,
                     min_qos,

@@ -4,7 +4,7 @@ use super::authority::Authority;
 use super::change::Effects;
 use super::{Engine, checks};
 use crate::api_error::{ApiError, Kind};
-use crate::state::{ArrayRecord, State};
+use crate::state::{ArrayRecord, State, Target};
 use api::{Array, ArrayAction, Done, Member, NewArray};
 use block::Device;
 use hosting::arrays::{Kept, Planned, Requests, Running, keep_one, listen_for};
@@ -257,6 +257,9 @@ impl Engine {
             let live = self.live();
             let offline = || ApiError::new(Kind::Unavailable, format!("array {name}: it does not run"));
             let running = live.arrays.get(name).ok_or_else(offline)?.running.clone();
+            if matches!(action, ArrayAction::Grow { .. }) {
+                live.check_keeps_size(name, &Target::Array(name.into()))?;
+            }
             let known = &find_record(&live.state.arrays, name)?.devices;
             let mut newcomers = newcomers(&action);
             newcomers.retain(|device| !known.contains(device));

@@ -5,6 +5,7 @@ use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
 use crate::state::Target;
 use block::Device;
+use layers::migrate::Migratable;
 use reactor::CoreRef;
 use stack::kinds::qcow2::LiveImage;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ const CLOSING: Duration = Duration::from_secs(5);
 pub struct Base {
     /// The open device.
     pub device: Arc<dyn Device>,
+    /// The device of exports that serve all of it, until a volume takes its place.
+    pub served: Arc<Migratable>,
     /// The volumes on it, if it was prepared for them.
     pub pool: Option<Arc<Pool>>,
     /// The image, if the device is one in the format qcow2 that is written.
@@ -31,14 +34,14 @@ impl Base {
     /// With the volumes that are on it, unless all of it `is_served`: then what is there is its
     /// clients' business.
     pub fn open(device: Arc<dyn Device>, is_served: bool, core: &CoreRef) -> Result<Base, ApiError> {
+        let served = Arc::new(Migratable::new(device.clone()));
+        let bare = Base { device, served, pool: None, image: None };
         if is_served {
-            return Ok(Base { device, pool: None, image: None });
+            return Ok(bare);
         }
-        match Pool::open(device.clone(), core.clone()) {
-            Ok(pool) => Ok(Base { device, pool: Some(Arc::new(pool)), image: None }),
-            Err(PoolError::Read(_, ReadError::Decode(DecodeError::None))) => {
-                Ok(Base { device, pool: None, image: None })
-            }
+        match Pool::open(bare.device.clone(), core.clone()) {
+            Ok(pool) => Ok(Base { pool: Some(Arc::new(pool)), ..bare }),
+            Err(PoolError::Read(_, ReadError::Decode(DecodeError::None))) => Ok(bare),
             Err(error) => Err(error.into()),
         }
     }
@@ -138,13 +141,13 @@ impl Live {
     /// Whether a base has no volumes and no exports.
     pub fn check_is_unused(&self, name: &str) -> Result<(), ApiError> {
         let in_use = |detail: String| Err(ApiError::new(Kind::InUse, detail));
-        if let Some(export) = self.exports_of_base(name).first() {
-            return in_use(format!("{name}: export {export} serves it"));
-        }
         let about = self.move_about(name).or_else(|| self.zeroing_about(name));
         let about = about.or_else(|| self.copy_about(name)).or_else(|| self.stream_about(name));
         if let Some(text) = about {
             return in_use(format!("{name}: {text}"));
+        }
+        if let Some(export) = self.exports_of_base(name).first() {
+            return in_use(format!("{name}: export {export} serves it"));
         }
         let (volumes, _) = self.volumes_on(name);
         match volumes.first() {

@@ -49,7 +49,7 @@ pub fn group(name: &str, qos: &Qos) -> Result<(), ApiError> {
     limits(Some(qos), None)
 }
 
-/// A volume: its name and its limits.
+/// A volume: its name, its limits and its source.
 ///
 /// # Errors
 /// With what cannot be, named.
@@ -57,6 +57,9 @@ pub fn volume(new: &NewVolume) -> Result<Name, ApiError> {
     let name = Name::new(&new.name)?;
     new.label.as_deref().map(Name::new).transpose()?;
     limits(Some(&new.qos), Some(&new.min_qos))?;
+    if new.pivot && new.from.is_none() {
+        return Err(ApiError::invalid(format!("volume {name}: pivot: from is missing")));
+    }
     Ok(name)
 }
 

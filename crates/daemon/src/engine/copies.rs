@@ -8,15 +8,19 @@
 //!   knows no record of it deletes it.
 //! - The name is one durable change of the pool's table: from then on the volume is complete.
 //! - A start copies from the beginning: the source may have changed meanwhile.
-//! - As long as the record has no error, the source is neither deleted nor written by clients.
+//! - As long as the record has no error, the source is not deleted, and clients write to it only if
+//!   the volume takes its place ([`super::pivots`]).
 
 use super::authority::Authority;
 use super::bases::{Base, PlannedPool, delete};
 use super::change::Effects;
+use super::moves::RETRY;
+use super::open_volumes::OpenVolume;
+use super::pivots::Pivot;
 use super::work::{Control, Pacer, Stop, Task, join};
 use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
-use crate::state::{CopyRecord, ExportRecord, Target, VolumeRecord};
+use crate::state::{CopyRecord, ExportRecord, PivotRecord, Target, VolumeRecord};
 use api::{Job, JobKind, NewVolume, Volume};
 use block::Device;
 use layers::migrate::Dirty;
@@ -31,17 +35,19 @@ const CHUNK: u64 = 1 << 20;
 pub(super) struct Source {
     target: Target,
     bytes: u64,
+    /// Present if the volume takes its place.
+    pivot: Option<PivotRecord>,
 }
 
 impl Source {
     /// The size of a new volume on a base: the size asked for, or that of the source.
     ///
     /// # Errors
-    /// When the volume would be smaller than its source.
+    /// When the volume would be smaller than its source, or larger although it takes its place.
     pub fn size_of_volume(&self, new: &NewVolume, base: &Base) -> Result<u64, ApiError> {
         match new.size_bytes {
             0 => Ok(self.bytes.next_multiple_of(base.device.limits().block_size.into())),
-            size if size < self.bytes => {
+            size if size < self.bytes || (self.pivot.is_some() && size > self.bytes) => {
                 let from = new.from.as_deref().unwrap_or_default();
                 let detail = format!("volume {}: {size} bytes: {from} has {}", new.name, self.bytes);
                 Err(ApiError::invalid(detail))
@@ -95,28 +101,26 @@ impl Live {
         Err(ApiError::new(Kind::InUse, detail))
     }
 
-    /// Refuses a change of the object `name` while it is copied.
+    /// Refuses a change of the object `name` while it is copied. A pivot follows the writes of
+    /// clients.
     pub fn check_is_no_source(&self, name: &str, target: &Target) -> Result<(), ApiError> {
-        match self.active_copies().find(|copy| copy.source == *target) {
-            Some(copy) => {
-                let detail = format!("{name}: it is copied to volume {}", copy.name);
-                Err(ApiError::new(Kind::InUse, detail))
-            }
+        match self.active_copies().find(|(_, copy)| copy.source == *target && copy.pivot.is_none()) {
+            Some((_, copy)) => Err(ApiError::new(Kind::InUse, format!("{name}: {}", about(copy)))),
             None => Ok(()),
         }
     }
 
-    /// Copies that have not failed, and whose volume is not lost with its base.
-    fn active_copies(&self) -> impl Iterator<Item = &CopyRecord> {
-        let copies = self.state.copies.values();
-        copies.filter(|copy| copy.error.is_none() && self.bases.contains_key(&copy.backing))
+    /// Copies that have not failed, and whose volume is not lost with its base, by the UUID of the
+    /// volume.
+    pub(super) fn active_copies(&self) -> impl Iterator<Item = (&String, &CopyRecord)> {
+        let copies = self.state.copies.iter();
+        copies.filter(|(_, copy)| copy.error.is_none() && self.bases.contains_key(&copy.backing))
     }
 
     /// The copy of all of a base.
     pub fn copy_about(&self, base: &str) -> Option<String> {
         let is_it = |target: &Target| matches!(target, Target::Array(it) | Target::Device(it) if it == base);
-        let copy = self.active_copies().find(|copy| is_it(&copy.source))?;
-        Some(format!("it is copied to volume {}", copy.name))
+        self.active_copies().find(|(_, copy)| is_it(&copy.source)).map(|(_, copy)| about(copy))
     }
 
     /// Refuses to delete a volume while it is copied, or is the copy.
@@ -164,7 +168,7 @@ impl PlannedCopy {
     /// The volume is remembered before its room is made: a start deletes room that it does not
     /// know.
     pub fn commit(self, engine: &Engine) -> Result<Volume, ApiError> {
-        let PlannedCopy { name, size, on, pool, record, source: Source { target, bytes } } = self;
+        let PlannedCopy { name, size, on, pool, record, source: Source { target, bytes, pivot } } = self;
         let from = engine.live().target_name(&target);
         let id = Uuid::random().map_err(ApiError::failed)?;
         let uuid = id.to_string();
@@ -175,7 +179,9 @@ impl PlannedCopy {
             source: target,
             source_bytes: bytes,
             error: None,
+            pivot,
         };
+        let begun = copy.clone();
         let mut effects = Effects::new(engine, "volume", name.as_str());
         let pool = pool.commit(engine, &mut effects)?;
         effects.remember(
@@ -190,7 +196,7 @@ impl PlannedCopy {
         ::moves::make_room(&pool, id, size)?;
         let of = uuid.clone();
         effects.undo_by(move || Ok(pool.delete_volume(&of).map(drop)?));
-        engine.start_copy(&uuid, size)?;
+        engine.start_copy(&uuid, &begun)?;
         effects.keep();
         engine.events.emit("volume", name.as_str(), "copying", format!("from {from}"));
         engine.volume(&uuid)
@@ -198,8 +204,15 @@ impl PlannedCopy {
 }
 
 impl Engine {
-    /// The object called `key` as the source of a volume on the base `on`.
-    pub(super) fn plan_source(&self, key: &str, on: &str, authority: &Authority) -> Result<Source, ApiError> {
+    /// The object called `key` as the source of a volume on the base `on`, which takes its place if
+    /// it `is_pivot`.
+    pub(super) fn plan_source(
+        &self,
+        key: &str,
+        on: &str,
+        is_pivot: bool,
+        authority: &Authority,
+    ) -> Result<Source, ApiError> {
         let target = self.target(key, authority)?;
         if matches!(&target, Target::Array(name) | Target::Device(name) if name == on) {
             return Err(ApiError::invalid(format!("{key}: it cannot hold a copy of itself")));
@@ -208,13 +221,19 @@ impl Engine {
             let volume = self.volume(uuid)?;
             self.live().check_stays(&volume)?;
         }
-        self.live().check_no_writers(key, &target)?;
         let bytes = self.open_source(&target)?.0.limits().capacity;
-        Ok(Source { target, bytes })
+        let pivot = match is_pivot {
+            true => Some(self.live().plan_pivot(key, &target, on)?),
+            false => {
+                self.live().check_no_writers(key, &target)?;
+                None
+            }
+        };
+        Ok(Source { target, bytes, pivot })
     }
 
     /// The device of a source, and the base that it is on.
-    fn open_source(&self, target: &Target) -> Result<(Arc<dyn Device>, String), ApiError> {
+    pub(super) fn open_source(&self, target: &Target) -> Result<(Arc<dyn Device>, String), ApiError> {
         match target {
             Target::Volume(uuid) => {
                 let (on, pool, _) = self.live().volume(uuid)?;
@@ -226,10 +245,12 @@ impl Engine {
         }
     }
 
-    fn start_copy(&self, uuid: &str, total: u64) -> Result<(), ApiError> {
+    pub(super) fn start_copy(&self, uuid: &str, record: &CopyRecord) -> Result<(), ApiError> {
         let engine = self.this.upgrade().ok_or_else(|| ApiError::failed("the daemon ends"))?;
         let volume = uuid.to_owned();
-        let task = Task::start("copy", total, move |control| engine.carry_out_copy(&volume, control));
+        let pivot = record.pivot.as_ref().map(|_| self.begin_pivot(uuid, record)).transpose()?;
+        let work = move |control: &Arc<Control>| engine.carry_out_copy(&volume, pivot, control);
+        let task = Task::start("copy", record.size_bytes, work);
         self.live_mut().copies.insert(uuid.into(), task.map_err(ApiError::failed)?);
         Ok(())
     }
@@ -243,10 +264,11 @@ impl Engine {
             }
             let Ok(pool) = self.live().pool(&record.backing) else { continue };
             let continued = match room(&pool, &uuid) {
-                Some(info) if !::moves::is_unfinished_copy(&info) => self.forget_copy(&uuid, &record),
+                Some(info) if !::moves::is_unfinished_copy(&info) => self.forget_copy(&uuid, &record, None),
                 // The source may not be there yet.
                 _ if self.open_source(&record.source).is_err() => Ok(()),
-                Some(_) => self.start_copy(&uuid, record.size_bytes),
+                Some(_) if record.pivot.is_some() => self.restart_pivot(&uuid, &record),
+                Some(_) => self.start_copy(&uuid, &record),
                 // The daemon ended before the volume was created.
                 None => self.commit(|state| state.forget_volume(&uuid)),
             };
@@ -257,14 +279,18 @@ impl Engine {
     }
 
     /// The copy, on a thread of its own.
-    fn carry_out_copy(&self, uuid: &str, control: &Arc<Control>) {
+    fn carry_out_copy(&self, uuid: &str, pivot: Option<Pivot>, control: &Arc<Control>) {
         // The request that started the copy first completes its change.
         drop(self.change());
         let Some(record) = self.live().state.copies.get(uuid).cloned() else { return };
-        let copied = self.copy_source(uuid, &record, control);
+        let copied = self.copy_source(uuid, &record, pivot.as_ref(), control);
         let _alone = self.change();
-        let ended = match copied.and_then(|()| Ok(self.complete_copy(uuid, &record)?)) {
-            Ok(()) => self.forget_copy(uuid, &record),
+        let completed = copied.and_then(|()| match pivot {
+            Some(pivot) => self.switch_to_copy(uuid, &record, pivot, control).map(Some),
+            None => Ok(self.complete_copy(uuid, &record).map(|()| None)?),
+        });
+        let ended = match completed {
+            Ok(open) => self.forget_copy(uuid, &record, open),
             Err(Stop::Later) => Ok(()),
             Err(Stop::Cancelled) => self.remove_copy(uuid, &record),
             Err(Stop::Error(error)) => self.note_failed_copy(uuid, &record, &error),
@@ -275,9 +301,21 @@ impl Engine {
         }
     }
 
-    /// Copies the source to the room of a volume, durably.
-    fn copy_source(&self, uuid: &str, record: &CopyRecord, control: &Arc<Control>) -> Result<(), Stop> {
+    /// Copies the source to the room of a volume: durably, or for a pivot all but the last writes
+    /// of clients.
+    fn copy_source(
+        &self,
+        uuid: &str,
+        record: &CopyRecord,
+        pivot: Option<&Pivot>,
+        control: &Arc<Control>,
+    ) -> Result<(), Stop> {
         let (old, from) = self.open_source(&record.source)?;
+        let users = self.live().users_of(&[&from, &record.backing]);
+        let pacer = Some(Pacer::new(control, users));
+        if let Some(pivot) = pivot {
+            return self.copy(pivot.migration.dirty(), pivot.places(), control, pacer, false);
+        }
         let has = old.limits().capacity;
         if has < record.source_bytes {
             let detail = format!("{}: {has} bytes: it had {}", old.name(), record.source_bytes);
@@ -285,32 +323,56 @@ impl Engine {
         }
         let pool = self.live().pool(&record.backing)?;
         let new: Arc<dyn Device> = pool.open_volume(uuid)?;
-        let users = self.live().users_of(&[&from, &record.backing]);
         let dirty = Arc::new(Dirty::new(record.size_bytes, CHUNK));
-        self.copy(&dirty, [&old, &new], control, Some(Pacer::new(control, users)), true)?;
+        self.copy(&dirty, [&old, &new], control, pacer, true)?;
         hosting::flush(&new, &self.core()).map_err(Stop::from)
     }
 
     /// Makes a complete copy a volume of its pool. Within a change.
-    fn complete_copy(&self, uuid: &str, record: &CopyRecord) -> Result<(), ApiError> {
+    pub(super) fn complete_copy(&self, uuid: &str, record: &CopyRecord) -> Result<(), ApiError> {
         let pool = self.live().pool(&record.backing)?;
         pool.rename_volume(uuid, Name::new(&record.name)?)?;
         Ok(())
     }
 
-    /// Forgets the copy of a complete volume.
-    fn forget_copy(&self, uuid: &str, record: &CopyRecord) -> Result<(), ApiError> {
+    /// Forgets the copy of a complete volume. After a pivot, exports that run serve the volume,
+    /// which is `open`.
+    fn forget_copy(
+        &self,
+        uuid: &str,
+        record: &CopyRecord,
+        open: Option<Arc<OpenVolume>>,
+    ) -> Result<(), ApiError> {
         let from = self.live().target_name(&record.source);
-        self.commit(|state| drop(state.copies.remove(uuid)))?;
+        while let Err(error) = self.commit(|state| state.complete_copy(uuid)) {
+            if open.is_none() || self.has_ended() {
+                return Err(error);
+            }
+            // Clients use the volume already, and the next start knows it from the pool.
+            tracing::error!(volume = record.name, %error, "cannot remember that a copy is complete");
+            std::thread::sleep(RETRY);
+        }
         let text = format!("{} bytes on {}, a copy of {from}", record.size_bytes, record.backing);
         self.events.emit("volume", &record.name, "created", text);
+        if record.pivot.is_some() {
+            self.hand_exports_over(uuid, &record.name, &from, open);
+        }
         Ok(())
     }
 
     /// Keeps the reason why a copy has failed.
-    fn note_failed_copy(&self, uuid: &str, record: &CopyRecord, error: &ApiError) -> Result<(), ApiError> {
+    pub(super) fn note_failed_copy(
+        &self,
+        uuid: &str,
+        record: &CopyRecord,
+        error: &ApiError,
+    ) -> Result<(), ApiError> {
         let from = self.live().target_name(&record.source);
         self.events.emit("volume", &record.name, "not created", format!("copying {from}: {error}"));
+        self.set_copy_error(uuid, error)
+    }
+
+    pub(super) fn set_copy_error(&self, uuid: &str, error: &ApiError) -> Result<(), ApiError> {
         self.commit(|state| {
             if let Some(copy) = state.copies.get_mut(uuid) {
                 copy.error = Some(error.to_string());
@@ -345,6 +407,11 @@ impl Engine {
             Err(_) => Ok(true),
         }
     }
+}
+
+/// Describes a copy to a request that would change its source.
+fn about(copy: &CopyRecord) -> String {
+    format!("it is copied to volume {} (job {}.copy)", copy.name, copy.name)
 }
 
 /// The room of a volume in a pool.

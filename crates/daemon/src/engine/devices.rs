@@ -4,7 +4,7 @@ use super::bases::Base;
 use super::{Engine, checks};
 use crate::api_error::ApiError;
 use crate::confinement::keep_device;
-use crate::state::DeviceRecord;
+use crate::state::{DeviceRecord, Target};
 use api::{Device, DeviceChange, NewDevice};
 use sandbox::Profile;
 use stack::kinds::member::member;
@@ -81,6 +81,7 @@ impl Engine {
         let _alone = self.change();
         let device = self.device(name)?;
         check(&device)?;
+        self.live().check_keeps_size(name, &Target::Device(name.into()))?;
         let config = member(&device.spec, true, false)?;
         let size = change.size_bytes;
         checks::image(&config).map_err(|error| error.about(name))?.grow(size)?;

@@ -3,10 +3,10 @@
 use super::attach::attach;
 use super::authority::Authority;
 use super::change::Effects;
-use super::volumes::OpenVolume;
+use super::open_volumes::OpenVolume;
 use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
-use crate::state::{ExportRecord, State, Target};
+use crate::state::{DATA_PLANE, ExportRecord, State, Target};
 use crate::workers::{Order, RemoteExport, Tell, Workers};
 use api::{Attach, DataPlane, Export, ExportChange, ExportState, NewExport, Traffic};
 use block::{Device, Op};
@@ -24,9 +24,6 @@ const WITH_SOCKET: [&str; 2] = ["vhost-user-blk", "nbd"];
 /// Keys that are fields of their own, or not for people to choose.
 const OWN_KEYS: [&str; 3] = ["device", "cores", "readonly"];
 
-/// The option that names the server of an export's rings.
-const DATA_PLANE: &str = "data-plane";
-
 /// An export that clients may connect to.
 pub struct ExportLive {
     /// First: it ends before what it serves is closed.
@@ -35,7 +32,14 @@ pub struct ExportLive {
     description: String,
     fields: Map<String, Value>,
     /// Kept open.
-    _volumes: Vec<Arc<OpenVolume>>,
+    volumes: Vec<Arc<OpenVolume>>,
+}
+
+impl ExportLive {
+    /// Keeps a volume open that has replaced a target.
+    pub(super) fn keep(&mut self, volume: Arc<OpenVolume>) {
+        self.volumes.push(volume);
+    }
 }
 
 impl Live {
@@ -227,6 +231,7 @@ impl Engine {
                 .iter()
                 .try_for_each(|target| live.check_is_no_source(&live.target_name(target), target))?;
         }
+        check_are_different(&live, &new.name, &targets)?;
         for other in &live.state.exports {
             if plan_of(other).is_ok_and(|other| other.config.name() == plan.config.name()) {
                 let detail = format!("export {}: {} is export {}", new.name, plan.config.name(), other.name);
@@ -433,7 +438,9 @@ impl Engine {
                     volumes.push(open);
                 }
                 Target::Array(name) | Target::Device(name) => {
-                    devices.push(self.live().base(name)?.device.clone());
+                    let live = self.live();
+                    live.check_counts(name, target)?;
+                    devices.push(live.base(name)?.served.clone());
                 }
             }
         }
@@ -449,7 +456,7 @@ impl Engine {
             ApiError::new(error.kind, format!("export {}: {error}", record.name))
         })?;
         let description = plan.config.line(&record.name);
-        Ok(ExportLive { export, description, fields: plan.config.fields(), _volumes: volumes })
+        Ok(ExportLive { export, description, fields: plan.config.fields(), volumes })
     }
 
     /// Starts an export in a process of its own.
@@ -527,6 +534,28 @@ fn whole(live: &Live, name: &str, target: Target) -> Result<Target, ApiError> {
             Err(ApiError::new(Kind::InUse, detail))
         }
     }
+}
+
+/// Refuses a volume together with the device that it has replaced: clients know both by one
+/// identity.
+fn check_are_different(live: &Live, export: &str, targets: &[Target]) -> Result<(), ApiError> {
+    let replaced = |target: &Target| match target {
+        Target::Volume(uuid) => live.state.volumes.get(uuid)?.device_name.as_deref(),
+        Target::Array(_) | Target::Device(_) => None,
+    };
+    let known_as = |target: &Target| match target {
+        Target::Volume(_) => replaced(target),
+        Target::Array(name) | Target::Device(name) => Some(live.base(name).ok()?.device.name()),
+    };
+    for volume in targets.iter().filter(|target| replaced(target).is_some()) {
+        let is_twin = |other: &&Target| *other != volume && known_as(other) == replaced(volume);
+        if let Some(other) = targets.iter().find(is_twin) {
+            let (volume, other) = (live.target_name(volume), live.target_name(other));
+            let detail = format!("export {export}: clients know {volume} and {other} by the same identity");
+            return Err(ApiError::invalid(detail));
+        }
+    }
+    Ok(())
 }
 
 /// The needs of an export in a process of its own.

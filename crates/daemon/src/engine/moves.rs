@@ -4,7 +4,7 @@
 use super::authority::Authority;
 use super::bases::{PlannedPool, delete};
 use super::change::Effects;
-use super::volumes::OpenVolume;
+use super::open_volumes::OpenVolume;
 use super::work::{Control, Pacer, Stop, Task, join};
 use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
@@ -13,14 +13,13 @@ use ::moves::{Copier, Owner, Resumed};
 use api::{ArrayAction, Job, JobKind, VolumeMove};
 use block::{Device, IoError, Limits};
 use layers::migrate::{Dirty, Migration, why_not};
-use layers::qos::Qos;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use volume::{Info, Pool, Uuid};
 
 /// Between two attempts to make the state durable.
-const RETRY: Duration = Duration::from_secs(1);
+pub(super) const RETRY: Duration = Duration::from_secs(1);
 
 impl Live {
     /// The move of a volume that has to do with a base.
@@ -278,8 +277,7 @@ impl Engine {
         let migration = {
             let _alone = self.change(); // no export begins to serve it meanwhile
             let is_served = !self.volume(uuid)?.exports.is_empty();
-            let limited = Qos::new(new.clone(), open.throttles.clone()).with_floor(open.floor.clone());
-            open.device.begin(Arc::new(limited), is_served)?
+            open.device.begin(open.limited(new.clone()), is_served)?
         };
         let users = self.live().users_of(&[&record.from, &record.to]);
         self.copy(migration.dirty(), [&old, &new], control, Some(Pacer::new(control, users)), false)?;

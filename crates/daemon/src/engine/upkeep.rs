@@ -82,7 +82,9 @@ impl Engine {
         self.go_on_with_moves();
         self.go_on_with_copies();
         self.go_on_with_streams();
-        for record in &state.exports {
+        // Pivots may have changed their targets.
+        let exports = self.live().state.exports.clone();
+        for record in &exports {
             if matches!(self.live().exports.get(&record.name), Some(Ok(_))) {
                 continue;
             }

@@ -8,22 +8,9 @@ use super::{Engine, Live, checks, limits, min_limits, throttle};
 use crate::api_error::{ApiError, Kind};
 use crate::state::{State, Target, VolumeRecord};
 use api::{Group, JobKind, NewVolume, Qos, Volume, VolumeChange};
-use block::Device;
-use layers::migrate::Migratable;
-use layers::qos::Throttle;
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard};
 use volume::{Info, Name, Pool, Reservation};
-
-/// A volume that exports serve, all of them the same: its limits hold for them together.
-pub struct OpenVolume {
-    /// The device of exports: counted, limited, and independent of the pool that holds the volume.
-    pub device: Arc<Migratable>,
-    /// Its own limits, then those of its group.
-    pub throttles: Vec<Arc<Throttle>>,
-    /// Its guaranteed minimum of its group's limits.
-    pub floor: Arc<Throttle>,
-}
 
 impl Live {
     /// Names of the exports of each volume.
@@ -41,7 +28,7 @@ impl Live {
 
     fn volume_report(&self, on: &str, info: Info, exports: &HashMap<&str, Vec<String>>) -> Volume {
         let uuid = info.uuid.to_string();
-        let VolumeRecord { qos, group, min_qos, label } =
+        let VolumeRecord { qos, group, min_qos, label, .. } =
             self.state.volumes.get(&uuid).cloned().unwrap_or_default();
         let exports = exports.get(&*uuid).cloned().unwrap_or_default();
         let moving_to = self.state.moves.get(&uuid).filter(|record| !record.is_done);
@@ -144,8 +131,7 @@ impl PlannedVolumeChange<'_> {
     fn commit(self, engine: &Engine, alone: MutexGuard<'_, ()>) -> Result<Volume, ApiError> {
         let PlannedVolumeChange { before, pool, info, name, record, room } = self;
         let (uuid, record) = (&before.uuid, &record);
-        let (group, label) = (before.group.clone(), before.label.clone());
-        let old = &VolumeRecord { qos: before.qos, group, min_qos: before.min_qos, label };
+        let old = &engine.live().state.volumes.get(uuid).cloned().unwrap_or_default();
         let mut effects = Effects::new(engine, "volume", &before.name);
         if record != old {
             engine.commit(set(uuid, record))?;
@@ -277,7 +263,8 @@ impl Engine {
         if self.live().base(&on)?.pool.is_none() {
             authority.check_prepares(&on)?;
         }
-        let source = new.from.as_deref().map(|key| self.plan_source(key, &on, authority)).transpose()?;
+        let source = new.from.as_deref().map(|key| self.plan_source(key, &on, new.pivot, authority));
+        let source = source.transpose()?;
         let size = match &source {
             Some(source) => source.size_of_volume(new, self.live().base(&on)?)?,
             None => new.size_bytes,
@@ -287,7 +274,8 @@ impl Engine {
             pool.check_room(size)?;
         }
         let label = authority.label(new.label.as_deref());
-        let record = VolumeRecord { qos: new.qos, group: new.group.clone(), min_qos: new.min_qos, label };
+        let (qos, group, min_qos) = (new.qos, new.group.clone(), new.min_qos);
+        let record = VolumeRecord { qos, group, min_qos, label, device_name: None };
         Ok(PlannedVolume { name, size, on, pool, record, source })
     }
 
@@ -350,7 +338,8 @@ impl Engine {
         // There has to be room; it is taken last, for that may take long.
         let room = size.map(|size| pool.reserve_growth(&before.uuid, size)).transpose()?;
         let (qos, min_qos) = (change.qos.unwrap_or(before.qos), change.min_qos.unwrap_or(before.min_qos));
-        let record = VolumeRecord { qos, group, min_qos, label: before.label.clone() };
+        let now = self.live().state.volumes.get(&before.uuid).cloned().unwrap_or_default();
+        let record = VolumeRecord { qos, group, min_qos, ..now };
         Ok(PlannedVolumeChange { before, pool, info, name, record, room })
     }
 
@@ -385,25 +374,6 @@ impl Engine {
         self.live().check_may_be_deleted(&volume)?;
         let (_, pool, info) = self.live().volume(&volume.uuid)?;
         Ok(PlannedVolumeDeletion { volume, pool, info })
-    }
-
-    /// The device by which exports serve a volume: one for all of them.
-    pub(super) fn open_volume(&self, uuid: &str) -> Result<Arc<OpenVolume>, ApiError> {
-        let (_, pool, info) = self.live().volume(uuid)?;
-        if let Some(open) = self.live().volumes.get(&info.uuid).and_then(|open| open.upgrade()) {
-            return Ok(open);
-        }
-        let VolumeRecord { qos, group, min_qos, .. } =
-            self.live().state.volumes.get(uuid).cloned().unwrap_or_default();
-        let mut throttles = vec![throttle(&qos)];
-        throttles.extend(group.as_ref().and_then(|group| self.live().groups.get(group).cloned()));
-        let device: Arc<dyn Device> = pool.open_volume(uuid)?;
-        let floor = Arc::new(Throttle::new(min_limits(&min_qos)));
-        let limited = layers::qos::Qos::new(device, throttles.clone()).with_floor(floor.clone());
-        let device = Arc::new(Migratable::new(Arc::new(limited)));
-        let open = Arc::new(OpenVolume { device, throttles, floor });
-        self.live_mut().volumes.insert(info.uuid, Arc::downgrade(&open));
-        Ok(open)
     }
 
     /// The name of an array or device that is called by name or UUID.

@@ -47,14 +47,15 @@ impl Live {
         self.zeroing.iter().find(|zeroing| zeroing.job().id == id).map(|zeroing| &zeroing.control)
     }
 
-    /// Those who use volumes on any of these bases.
+    /// Those who use any of these bases, or volumes on them.
     pub fn users_of(&self, bases: &[&str]) -> Users {
         let is_there = |base: &str| bases.contains(&base);
         let open = |(base, info): (&str, Info)| {
             let open = self.volumes.get(&info.uuid).filter(|_| is_there(base))?.upgrade()?;
             Some(open.device.clone())
         };
-        Users::of(self.all_volumes().filter_map(open))
+        let whole = bases.iter().filter_map(|base| Some(self.base(base).ok()?.served.clone()));
+        Users::of(self.all_volumes().filter_map(open).chain(whole))
     }
 
     /// The volume whose room is being zeroed on a base.

@@ -145,6 +145,7 @@ impl Asks for NewVolume {
             backing: _,
             size_bytes: _,
             from: _,
+            pivot: _,
             qos: _,
         } = self;
         let settings = [

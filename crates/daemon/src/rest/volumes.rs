@@ -30,7 +30,7 @@ pub async fn list(State(context): State<Context>, caller: Caller) -> Result<Json
 
 /// Create a volume, which reads as zeroes. If the answer is a job, the volume exists when the job
 /// ends. With `from` the answer is a volume with `copying_from`, and the job `NAME.copy` completes
-/// it.
+/// it. With `pivot` the volume then replaces its source in all exports.
 #[utoipa::path(
     post, path = "/v1/volumes", tag = "volumes", request_body = NewVolume,
     params(("Prefer" = Option<String>, Header, description = "`respond-async`: what takes long is answered with its job")),
