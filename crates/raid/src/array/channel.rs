@@ -6,7 +6,7 @@ use super::forward::StripeRequest;
 use super::hedge::{self, Place};
 use super::members::{MemberChannel, MemberRole};
 use super::shared::Shared;
-use super::stripe_owner::{Caller, Source, StripeOwner};
+use super::stripe_owner::{Caller, Source, StripeOwner, WriteRequest};
 use crate::config::Consistency;
 use crate::metadata::intent_bitmap::NEED_SYNC;
 use crate::stripe::rect::{Rect, Run, runs};
@@ -252,7 +252,7 @@ impl ArrayChannel {
 
     async fn write_rect(&self, rect: Rect, source: Source<'_>, flags: Flags) -> IoResult {
         // SAFETY: the request completes after this future does.
-        self.owner.on_owner(unsafe { StripeRequest::write(rect, source, flags) }).await
+        self.owner.on_owner(unsafe { StripeRequest::write(WriteRequest { rect, source, flags }) }).await
     }
 
     /// Zeroes whole stripes, so that parity stays valid; a discard guarantees nothing for the rest.

@@ -10,7 +10,7 @@ use super::members::MemberRole;
 use super::remote::LocalFuture;
 use super::snapshot::NewData;
 use super::spare::{Checks, Compared, Place};
-use super::stripe_owner::{Scratch, Source, StripeOwner};
+use super::stripe_owner::{Scratch, Source, StripeOwner, WriteRequest};
 use super::write::{Stop, decode, ones, strips_of};
 use crate::config::{MAX_GROUP_MEMBERS, ROW_BYTES};
 use crate::metadata::intent_bitmap::{NEED_SYNC, STALE, WRITTEN};
@@ -483,7 +483,8 @@ impl StripeOwner {
                 }
                 scratch.new[strip] = Some(NewData::Copy(buffer));
             }
-            self.try_write(scratch, &rect, Source::Lost, Flags::FUA, unreadable).await?;
+            let request = WriteRequest { rect, source: Source::Lost, flags: Flags::FUA };
+            self.try_write(scratch, &request, unreadable).await?;
         }
         // All data is known now: it was read, or is zeroes.
         for strip in ones(lost) {

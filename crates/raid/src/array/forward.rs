@@ -16,7 +16,7 @@
 //! after the answer, or after the owner has ended and has dropped the request.
 
 use super::registry;
-use super::stripe_owner::{Caller, Source, StripeOwner};
+use super::stripe_owner::{Caller, Source, StripeOwner, WriteRequest};
 use crate::stripe::rect::Rect;
 use block::{Flags, IoError, IoFuture, IoResult};
 use reactor::{Call, CallRequest, Core, CoreStopped, Reply};
@@ -39,7 +39,8 @@ impl StripeRequest {
     ///
     /// # Safety
     /// As for [`Caller::new`].
-    pub unsafe fn write(rect: Rect, source: Source<'_>, flags: Flags) -> StripeRequest {
+    pub unsafe fn write(request: WriteRequest<'_>) -> StripeRequest {
+        let WriteRequest { rect, source, flags } = request;
         let data = match source {
             // SAFETY: by contract.
             Source::Data(data) => Some(unsafe { Caller::new(data) }),
@@ -148,7 +149,7 @@ impl StripeOwner {
             }
             StripeRequest::Write { rect, data, flags } => {
                 let source = data.map_or(Source::Zeroes, |data| Source::Data(data.data()));
-                self.write(&rect, source, flags).await
+                self.write(&WriteRequest { rect, source, flags }).await
             }
         }
     }

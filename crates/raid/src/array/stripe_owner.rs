@@ -20,7 +20,7 @@ use crate::parity::Decoder;
 use crate::stripe::rect::Rect;
 use crate::stripe::rows::{RowLocks, StripeHasher};
 use arrayvec::ArrayVec;
-use block::{Channel, Data, IoError, IoResult};
+use block::{Channel, Data, Flags, IoError, IoResult};
 use reactor::{Buffer, BufferPool, Core, CoreRef, Permits};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -161,6 +161,14 @@ pub(crate) enum Source<'a> {
     /// The scratch's own content: zeroes in place of strips that cannot be reconstructed. They stay
     /// bad.
     Lost,
+}
+
+/// A write of a rectangle of one stripe.
+#[derive(Clone, Copy)]
+pub(crate) struct WriteRequest<'a> {
+    pub rect: Rect,
+    pub source: Source<'a>,
+    pub flags: Flags,
 }
 
 /// A caller's memory on its way to another core.

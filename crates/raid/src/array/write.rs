@@ -12,10 +12,12 @@
 
 use super::forward::StripeRequest;
 use super::members::{MemberChannel, MemberRole, SlotState};
-use super::shared::RegionWrite;
+use super::shared::{RegionWrite, Shared};
 use super::snapshot::NewData;
 use super::spare::{Checks, Compared, Place, rows_of};
-use super::stripe_owner::{Caller, LogCopy, ReadFailure, Scratch, Source, StripeOwner, read_failure};
+use super::stripe_owner::{
+    Caller, LogCopy, ReadFailure, Scratch, Source, StripeOwner, WriteRequest, read_failure,
+};
 use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
 use crate::log::{AppendError, Entry, Target, Ticket};
 use crate::metadata::intent_bitmap::{DIRTY, NEED_SYNC, STALE, WRITTEN};
@@ -62,14 +64,16 @@ impl From<IoError> for Stop {
 
 impl StripeOwner {
     /// Writes a rectangle of a stripe that this core owns, in as many parts as the log asks for.
-    pub async fn write(&self, rect: &Rect, source: Source<'_>, flags: Flags) -> IoResult {
+    pub async fn write(&self, request: &WriteRequest<'_>) -> IoResult {
+        let rect = &request.rect;
         let is_full = rect.count == self.shared.config.geometry.data && self.shared.is_whole(rect.stripe);
         let mut limit = if is_full { rect.len } else { self.shared.entry_limit(rect.count).min(rect.len) };
         let mut done = 0;
         while done < rect.len {
             let len = limit.min(rect.len - done);
-            let part = Rect { offset: rect.offset + done, len, at: rect.at + u64::from(done), ..*rect };
-            match self.write_part(&part, source, flags).await {
+            let (offset, at) = (rect.offset + done, rect.at + u64::from(done));
+            let part = WriteRequest { rect: Rect { offset, len, at, ..*rect }, ..*request };
+            match self.write_part(&part).await {
                 Ok(()) => done += len,
                 // A member has gone since, and a degraded write keeps more in the log.
                 Err(Stop::TooLarge) if limit > self.shared.entry_limit(rect.count) => {
@@ -77,10 +81,9 @@ impl StripeOwner {
                 }
                 Err(Stop::Halve) => limit = halved(limit, self.shared.config.block_size),
                 Err(Stop::Moved) => {
-                    let (offset, at) = (rect.offset + done, rect.at + u64::from(done));
-                    let rest = Rect { offset, len: rect.len - done, at, ..*rect };
+                    let rest = Rect { len: rect.len - done, ..part.rect };
                     // SAFETY: the request completes after this future does.
-                    let rest = unsafe { StripeRequest::write(rest, source, flags) };
+                    let rest = unsafe { StripeRequest::write(WriteRequest { rect: rest, ..*request }) };
                     return Box::pin(self.on_owner(rest)).await;
                 }
                 Err(Stop::Error(error)) => return Err(error),
@@ -90,7 +93,8 @@ impl StripeOwner {
         Ok(())
     }
 
-    async fn write_part(&self, rect: &Rect, source: Source<'_>, flags: Flags) -> Result<(), Stop> {
+    async fn write_part(&self, request: &WriteRequest<'_>) -> Result<(), Stop> {
+        let rect = &request.rect;
         let _inside = self.enter().await;
         if !self.owns(rect.stripe) {
             return Err(Stop::Moved);
@@ -100,11 +104,11 @@ impl StripeOwner {
             false => Some(self.locks.lock(rect.stripe, rows).await),
             true => None,
         };
-        match self.write_rows(rect, source, flags).await {
+        match self.write_rows(request).await {
             // Blocks of other strips are lost. Once that is noted, these can be written.
             Err((Stop::Error(IoError::Medium), Rows::Untouched)) => {
                 self.give_up_lost(rect.stripe, rect.offset..rect.offset + rect.len).await?;
-                self.write_rows(rect, source, flags).await.map_err(|(stop, _)| stop)
+                self.write_rows(request).await.map_err(|(stop, _)| stop)
             }
             result => result.map_err(|(stop, _)| stop),
         }
@@ -112,14 +116,15 @@ impl StripeOwner {
 
     /// Writes a rectangle whose rows the caller holds. An error says whether anything of it may
     /// have been written.
-    async fn write_rows(&self, rect: &Rect, source: Source<'_>, flags: Flags) -> Result<(), (Stop, Rows)> {
+    async fn write_rows(&self, request: &WriteRequest<'_>) -> Result<(), (Stop, Rows)> {
+        let rect = &request.rect;
         let geometry = &self.shared.config.geometry;
         let _memory = self.grant(rect.count + geometry.group_members(), rect.len as usize).await;
         let mut scratch = self.scratch();
-        self.snapshot(&mut scratch, rect, source).await;
+        self.snapshot(&mut scratch, rect, request.source).await;
         let mut unreadable = 0;
         let result = loop {
-            match self.try_write(&mut scratch, rect, source, flags, &mut unreadable).await {
+            match self.try_write(&mut scratch, request, &mut unreadable).await {
                 Err(Stop::Again) => {}
                 result => break result,
             }
@@ -133,24 +138,78 @@ impl StripeOwner {
         result.map_err(|stop| (stop, rows))
     }
 
+    /// Tries to write a rectangle whose rows the caller holds and whose new data is in the scratch:
+    /// the protocol of a write.
     pub(super) async fn try_write(
         &self,
         scratch: &mut Scratch,
-        rect: &Rect,
-        source: Source<'_>,
-        flags: Flags,
+        request: &WriteRequest<'_>,
         unreadable: &mut u64,
     ) -> Result<(), Stop> {
         // Without a live parity member nothing is logged: a member that is skipped then must be out
         // before.
-        self.wait_until_out(rect.stripe).await?;
-        self.shared.check_frozen()?;
-        let strips = self.strips(rect.stripe, *unreadable);
+        self.wait_until_out(request.rect.stripe).await?;
+        let mut write = StripeWrite::begin(self, scratch, request, unreadable)?;
+        write.mark_region().await?;
+        write.read_old().await?;
+        write.partial_parity();
+        write.log().await?;
+        write.new_parity();
+        if mutant::is(Mutant::RetireEarly) {
+            write.retire();
+        }
+        write.check_unlogged()?;
+        if mutant::is(Mutant::BadClearedEarly) {
+            write.clear_bad().await?;
+        }
+        write.write_new().await?;
+        // Until then a member that was skipped may be assembled as a live one: recovery needs the
+        // entry.
+        self.wait_until_out(request.rect.stripe).await?;
+        write.retire();
+        write.clear_bad().await?;
+        write.end()
+    }
+}
+
+/// A try to write a rectangle. Dropped before its end, it leaves its region marked if members may
+/// hold some of it.
+struct StripeWrite<'a> {
+    owner: &'a StripeOwner,
+    scratch: &'a mut Scratch,
+    request: &'a WriteRequest<'a>,
+    /// Strips that turned out to be unreadable in these rows, in this try or an earlier one.
+    unreadable: &'a mut u64,
+    /// The strips as they were when the plan was made.
+    strips: Strips,
+    plan: Plan,
+    /// The write gives strips up that are lost, and fails all the same: no read could compute the
+    /// data from parity.
+    is_in_vain: bool,
+    region: RegionWrite<'a>,
+    /// Its entry in the log.
+    ticket: Option<Ticket>,
+}
+
+impl<'a> StripeWrite<'a> {
+    /// Plans a try.
+    ///
+    /// # Errors
+    /// When the rectangle cannot be written, or not as a whole.
+    fn begin(
+        owner: &'a StripeOwner,
+        scratch: &'a mut Scratch,
+        request: &'a WriteRequest<'a>,
+        unreadable: &'a mut u64,
+    ) -> Result<StripeWrite<'a>, Stop> {
+        let (shared, rect) = (&owner.shared, &request.rect);
+        shared.check_frozen()?;
+        let strips = owner.strips(rect.stripe, *unreadable);
         // Before a sync, parity may contradict strips that can be read: only blocks that cannot be
         // read are computed from it.
         let others = *unreadable & strips.live & strips.data_mask() & !rect.mask();
-        let has_blocks = rect.len > self.shared.config.block_size;
-        let is_lost = matches!(source, Source::Lost);
+        let has_blocks = rect.len > shared.config.block_size;
+        let is_lost = matches!(request.source, Source::Lost);
         if others != 0 && !strips.is_synced && has_blocks && !is_lost && !scratch.is_logged {
             return Err(Stop::Halve);
         }
@@ -159,47 +218,389 @@ impl StripeOwner {
         // Parity follows data where data is given up.
         plan.is_checked &= !is_lost;
         // Only parity could hold the data, and no read could compute it from that.
-        let is_in_vain = rect.mask() & lost != 0 && !is_lost && !self.shared.can_compute(rect.stripe);
+        let is_in_vain = rect.mask() & lost != 0 && !is_lost && !shared.can_compute(rect.stripe);
         if is_in_vain && !scratch.is_logged {
             return Err(Stop::Error(IoError::Medium));
         }
-        let mut write = self.shared.begin_write(rect.stripe);
-        let dirty = if write.is_dirty() { DIRTY } else { 0 };
-        let is_unmarked = mutant::is(Mutant::StaleNotMarked)
-            || matches!(source, Source::Zeroes) && mutant::is(Mutant::ZeroesNotStale);
-        let is_marked = strips.is_degraded() && !is_unmarked;
-        let stale = if is_marked { STALE } else { 0 };
-        self.set_region(rect.stripe, WRITTEN | dirty | stale).await?;
-        self.read_old(scratch, rect, &plan, &strips, unreadable).await?;
-        self.partial_parity(scratch, rect, &plan, &strips);
-        let mut ticket = match write.is_logged() {
-            true => self.log(scratch, rect, &plan, &strips).await?,
-            false => None,
-        };
-        self.new_parity(scratch, rect, &plan);
-        if let Some(ticket) = ticket.take_if(|_| mutant::is(Mutant::RetireEarly)) {
-            self.log.retire(ticket);
-        }
-        if !write.is_logged() && strips.data > 1 && self.shared.is_logging() {
-            return Err(Stop::Again); // a member has gone: this can still be logged
-        }
-        if mutant::is(Mutant::BadClearedEarly) && !is_lost && !is_in_vain {
-            self.clear_bad(rect).await?;
-        }
-        self.write_new(scratch, rect, &plan, flags, &mut write).await?;
-        // Until then a member that was skipped may be assembled as a live one: recovery needs the
-        // entry.
-        self.wait_until_out(rect.stripe).await?;
-        if let Some(ticket) = ticket {
-            self.log.retire(ticket);
-        }
-        if !is_lost && !is_in_vain {
-            self.clear_bad(rect).await?;
-        }
-        write.end();
-        if is_in_vain { Err(Stop::Error(IoError::Medium)) } else { Ok(()) }
+        let region = shared.begin_write(rect.stripe);
+        let ticket = None;
+        Ok(StripeWrite { owner, scratch, request, unreadable, strips, plan, is_in_vain, region, ticket })
     }
 
+    /// Sets the marks of the write in the write-intent bitmap, durably.
+    async fn mark_region(&self) -> IoResult {
+        let dirty = if self.region.is_dirty() { DIRTY } else { 0 };
+        let is_unmarked = mutant::is(Mutant::StaleNotMarked)
+            || matches!(self.request.source, Source::Zeroes) && mutant::is(Mutant::ZeroesNotStale);
+        let is_marked = self.strips.is_degraded() && !is_unmarked;
+        let stale = if is_marked { STALE } else { 0 };
+        self.owner.set_region(self.request.rect.stripe, WRITTEN | dirty | stale).await
+    }
+
+    /// Checks a write that has no entry in the log and is about to change its stripe.
+    ///
+    /// # Errors
+    /// [`Stop::Again`] when a member has gone meanwhile, and the write can still be logged.
+    fn check_unlogged(&self) -> Result<(), Stop> {
+        let has_parity = self.strips.data > 1;
+        match !self.region.is_logged() && has_parity && self.owner.shared.is_logging() {
+            true => Err(Stop::Again),
+            false => Ok(()),
+        }
+    }
+
+    /// Lets the log use the space of the write's entry again.
+    fn retire(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.owner.log.retire(ticket);
+        }
+    }
+
+    /// Blocks that were written can be read again.
+    #[inline]
+    async fn clear_bad(&self) -> IoResult {
+        match matches!(self.request.source, Source::Lost) || self.is_in_vain {
+            true => Ok(()),
+            false => self.owner.clear_bad(&self.request.rect).await,
+        }
+    }
+
+    /// The write is durable on every member that takes it.
+    fn end(self) -> Result<(), Stop> {
+        self.region.end();
+        if self.is_in_vain { Err(Stop::Error(IoError::Medium)) } else { Ok(()) }
+    }
+
+    /// Reads or computes the strips that new parity is made of.
+    async fn read_old(&mut self) -> Result<(), Stop> {
+        let (owner, rect) = (self.owner, &self.request.rect);
+        if owner.shared.config.matrix != Matrix::Copies {
+            for strip in ones(self.plan.parity) {
+                let place = &mut self.scratch.parity[strip - self.strips.data];
+                if place.is_none() {
+                    *place = Some(owner.buffer(rect.len).await);
+                }
+            }
+        }
+        self.scratch.kept.clear();
+        if self.plan.read == 0 {
+            return Ok(());
+        }
+        if self.plan.method == Method::Rows {
+            return Ok(Box::pin(self.read_by_halves()).await?);
+        }
+        let decoder = match self.plan.method {
+            Method::Decode => Some(owner.decoder(self.plan.lost, self.plan.read)?),
+            _ => None,
+        };
+        match &decoder {
+            _ if self.plan.is_checked => self.compare_old().await?,
+            Some(decoder) => {
+                let others = self.plan.read & self.strips.data_mask() & !rect.mask();
+                let read = decoder.sources().iter().fold(others, |mask, strip| mask | 1 << strip);
+                self.read_strips(read).await?;
+            }
+            None => self.read_strips(self.plan.read).await?,
+        }
+        if let Some(decoder) = decoder {
+            for strip in 0..self.strips.data {
+                if self.plan.lost >> strip & 1 == 1 && self.scratch.old[strip].is_none() {
+                    self.scratch.old[strip] = Some(owner.buffer(rect.len).await);
+                }
+            }
+            decode(&decoder, self.scratch, self.plan.lost);
+        }
+        Ok(())
+    }
+
+    /// Reads the rows of the rectangle from strips.
+    async fn read_strips(&mut self, mask: u64) -> Result<(), Stop> {
+        let Rect { stripe, offset, len, .. } = self.request.rect;
+        self.owner.read_strips(self.scratch, stripe, offset, len, mask, self.unreadable).await
+    }
+
+    /// Reads or computes old data into `scratch.old` in parts: strips are unreadable in different
+    /// rows.
+    async fn read_by_halves(&mut self) -> IoResult {
+        let (owner, rect, wanted) = (self.owner, &self.request.rect, self.plan.read);
+        for strip in ones(wanted) {
+            self.scratch.old[strip] = Some(owner.buffer(rect.len).await);
+        }
+        let old = RefCell::new(&mut self.scratch.old);
+        let work = async |part: &mut Scratch, rows: &Range<u32>, unreadable: &mut u64| {
+            owner.shared.check_frozen()?;
+            let place = Place { stripe: rect.stripe, offset: rows.start, len: rows.len() as u32 };
+            let strips = owner.strips(rect.stripe, *unreadable);
+            owner.halve_around(&strips, place.len)?;
+            let known = wanted & strips.readable;
+            owner.read_strips(part, place.stripe, place.offset, place.len, known, unreadable).await?;
+            for strip in ones(wanted & !known) {
+                owner.compute(part, place, strip, &strips, unreadable, Checks::One).await?;
+            }
+            let at = (rows.start - rect.offset) as usize;
+            let old = &mut *old.borrow_mut();
+            for strip in ones(wanted) {
+                let whole = old[strip].as_mut().expect("just set").as_mut_slice();
+                whole[at..at + rows.len()].copy_from_slice(part.bytes(strip));
+            }
+            Ok(())
+        };
+        owner.by_halves(rect.offset..rect.offset + rect.len, 0, work).await
+    }
+
+    /// Reads what parity is to be made of, compared with spare strips: a wrong strip is not hidden
+    /// in new parity.
+    ///
+    /// # Errors
+    /// [`IoError::Medium`] when strips contradict each other, so that lost data that is not
+    /// replaced has two versions.
+    async fn compare_old(&mut self) -> Result<(), Stop> {
+        let StripeWrite { owner, request: WriteRequest { rect, .. }, ref plan, ref strips, .. } = *self;
+        let scratch = &mut *self.scratch;
+        let place = Place { stripe: rect.stripe, offset: rect.offset, len: rect.len };
+        let replaced = rect.mask() | plan.parity;
+        let compared = Compared { readable: plan.read, replaced, checks: Checks::One };
+        let unknown = owner.read_compared(scratch, place, strips, compared, self.unreadable).await?;
+        let lost = strips.data_mask() & !strips.readable;
+        if !unknown.is_empty() && lost & !rect.mask() != 0 {
+            scratch.is_ambiguous = true;
+            return Err(Stop::Error(IoError::Medium));
+        }
+        // A lost strip that is replaced must be readable again: parity has to follow data there.
+        if lost == 0 {
+            scratch.kept = unknown;
+        }
+        Ok(())
+    }
+
+    /// Parity of the strips that do not change, in `scratch.parity`: what the log keeps.
+    fn partial_parity(&mut self) {
+        let StripeWrite { owner, request: WriteRequest { rect, .. }, plan, strips, .. } = *self;
+        let (code, parities) = (&owner.shared.code, plan.parity >> strips.data);
+        let Scratch { old, parity, kept, .. } = &mut *self.scratch;
+        match plan.method {
+            Method::Direct | Method::Full => {}
+            Method::Modify => {
+                let changes = strips_of(old, rect.mask());
+                code.update(&changes, &mut parities_of(parity, parities));
+            }
+            Method::Reconstruct | Method::Decode | Method::Rows if !kept.is_empty() => {
+                self.keep_contradictions();
+            }
+            Method::Reconstruct | Method::Decode | Method::Rows => {
+                let others = strips_of(old, !rect.mask());
+                code.encode_some(&others, &mut parities_of(parity, parities));
+            }
+        }
+    }
+
+    /// Partial parity row by row. Where strips contradict each other for an unknown reason, the old
+    /// parity takes the change alone, as with read-modify-write: the contradiction stays for a
+    /// scrub to see.
+    fn keep_contradictions(&mut self) {
+        let StripeWrite { owner, request: WriteRequest { rect, .. }, plan, strips, .. } = *self;
+        let parities = plan.parity;
+        let code = &owner.shared.code;
+        let Scratch { old, parity, kept, .. } = &mut *self.scratch;
+        for row in rows_of(rect.len) {
+            let part = |mask: u64| -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
+                strips_of(old, mask).into_iter().map(|(i, bytes)| (i, &bytes[row.clone()])).collect()
+            };
+            let modified = if kept.contains(&row) { parities & strips.readable } else { 0 };
+            for (mask, data, is_added) in
+                [(modified, rect.mask(), true), (parities & !modified, !rect.mask(), false)]
+            {
+                let mut targets: ArrayVec<(usize, &mut [u8]), MAX_PARITY> =
+                    parities_of(parity, mask >> strips.data)
+                        .into_iter()
+                        .map(|(j, bytes)| (j, &mut bytes[row.clone()]))
+                        .collect();
+                match (targets.is_empty(), is_added) {
+                    (true, _) => {}
+                    (false, true) => code.update(&part(data), &mut targets),
+                    (false, false) => code.encode_some(&part(data), &mut targets),
+                }
+            }
+        }
+    }
+
+    /// New parity in `scratch.parity`.
+    fn new_parity(&mut self) {
+        let StripeWrite { owner, request: WriteRequest { rect, .. }, plan, strips, .. } = *self;
+        let (code, parities) = (&owner.shared.code, plan.parity >> strips.data);
+        let Scratch { new, parity, encoded, .. } = &mut *self.scratch;
+        let is_copy = owner.shared.config.matrix == Matrix::Copies;
+        match plan.method {
+            Method::Direct => {}
+            Method::Full if is_copy || parities & !*encoded == 0 => {}
+            Method::Full => {
+                code.encode_some(&new_strips(new, rect.mask()), &mut parities_of(parity, parities));
+            }
+            Method::Modify | Method::Reconstruct | Method::Decode | Method::Rows => {
+                code.update(&new_strips(new, rect.mask()), &mut parities_of(parity, parities));
+            }
+        }
+    }
+
+    /// Makes the entry of this write durable, where one is needed.
+    async fn log(&mut self) -> Result<(), Stop> {
+        let (owner, rect, data) = (self.owner, &self.request.rect, self.strips.data);
+        if !self.region.is_logged() {
+            return Ok(());
+        }
+        let is_full = self.plan.method == Method::Full;
+        // Without new data in its entry replay computes a lost strip from parity as it is. After a
+        // creation without zeroes that is what a degraded read returned before, so nothing is lost.
+        // A start by force may trust parity that is wrong under written blocks: there only new data
+        // in the entry keeps a block that is being written.
+        let is_whole = owner.shared.is_whole(rect.stripe) && self.strips.is_synced;
+        if data == 1 || self.plan.parity == 0 || mutant::is(Mutant::BitmapOnly) {
+            return Ok(());
+        }
+        if is_full && is_whole && mutant::is(Mutant::FullStripesUnlogged) {
+            return Ok(());
+        }
+        let has_redo = (!is_whole || (rect.count > 1 && !is_full)) && !mutant::is(Mutant::NoRedo);
+        let scratch = &mut *self.scratch;
+        scratch.copies.clear();
+        for strip in ones(self.plan.parity) {
+            let Some((slot, role, member)) = owner.reader(rect.stripe, strip) else {
+                owner.gone(rect.stripe, strip).await?;
+                return Err(Stop::Again);
+            };
+            let MemberChannel { channel, layout } = member;
+            let (parity, log_offset) = (strip - data, layout.log_offset);
+            scratch.copies.push(LogCopy { parity, slot, role, channel, log_offset });
+        }
+        if is_full && !has_redo {
+            owner.sum(scratch);
+        }
+        // Recovery may find it where it can be written: what is read from then on must not be
+        // older.
+        scratch.is_logged = true;
+        let scratch = &*scratch;
+        let mut targets = ArrayVec::<Target<'_>, MAX_PARITY>::new();
+        for LogCopy { parity, slot, channel, log_offset, .. } in &scratch.copies {
+            let partial = match is_full {
+                true => &[][..],
+                false => scratch.parity[*parity].as_ref().expect("just computed").as_slice(),
+            };
+            targets.push(Target { parity: *parity, slot: *slot, channel, log_offset: *log_offset, partial });
+        }
+        let redo: ArrayVec<&[u8], MAX_GROUP_MEMBERS> = match has_redo {
+            true => new_strips(&scratch.new, rect.mask()).into_iter().map(|(_, bytes)| bytes).collect(),
+            false => ArrayVec::new(),
+        };
+        let entry = Entry {
+            stripe: rect.stripe,
+            offset: rect.offset,
+            len: rect.len,
+            modified: rect.mask(),
+            redo: &redo,
+            checksums: if is_full && !has_redo { &scratch.checksums } else { &[] },
+            targets: &targets,
+        };
+        match owner.log.append(&entry).await {
+            Ok(ticket) => {
+                self.ticket = Some(ticket);
+                Ok(())
+            }
+            Err(AppendError::Members(failed)) => {
+                for (slot, error) in failed {
+                    let copy = scratch.copies.iter().find(|copy| copy.slot == slot);
+                    let role = copy.map_or(MemberRole::Current, |copy| copy.role);
+                    owner.shared.member_failed(slot, role, error).await?;
+                }
+                Err(Stop::Again)
+            }
+            Err(AppendError::TooLarge(_)) => Err(Stop::TooLarge),
+            Err(AppendError::Stuck(lane)) => {
+                owner.shared.freeze(&format!("log lane {lane} is full of writes that failed"));
+                Err(Stop::Error(IoError::Medium))
+            }
+        }
+    }
+
+    /// Writes data and parity to every member that takes them.
+    async fn write_new(&mut self) -> Result<(), Stop> {
+        let (owner, rect) = (self.owner, &self.request.rect);
+        let shared = &owner.shared;
+        let config = &shared.config;
+        let data = config.geometry.data;
+        let flags = match config.consistency {
+            Consistency::None => self.request.flags,
+            _ if mutant::is(Mutant::NoFua) => Flags::NONE,
+            _ => Flags::FUA,
+        };
+        let Scratch { batch, new, parity, .. } = &mut *self.scratch;
+        batch.clear();
+        // A member that began to fail after the plan was made misses this write, too.
+        let mut is_skipped = false;
+        for strip in ones(rect.mask() | self.plan.parity) {
+            let segment = match strip < data {
+                true => new[strip].as_ref().map(NewData::segment),
+                false if config.matrix == Matrix::Copies => new[0].as_ref().map(NewData::segment),
+                false => parity[strip - data].as_ref().map(reactor::Buffer::segment),
+            };
+            let segment = segment.expect("computed or copied before");
+            let slot = config.geometry.member(rect.stripe, strip);
+            is_skipped |= shared.members.takers(slot, rect.stripe).next().is_none();
+            for role in shared.members.takers(slot, rect.stripe) {
+                let tag = tag_of(slot, role);
+                let Some(member) = owner.channels.get(slot, role) else {
+                    is_skipped = true;
+                    shared.member_failed(slot, role, IoError::DeviceGone).await?;
+                    continue;
+                };
+                let position = owner.position(&member, rect.stripe, rect.offset);
+                // SAFETY: the buffer is in the scratch, which stays untouched until the batch has
+                // run. A caller's memory stays valid until its request has completed, which is
+                // later.
+                unsafe { batch.add(tag, member.channel, Op::Write, flags, segment, position) };
+            }
+        }
+        if is_skipped {
+            check_skipped(shared, rect.stripe, &self.region)?;
+        }
+        shared.check_frozen()?;
+        self.region.change();
+        batch.run().await;
+        let failed: Vec<(u32, IoError)> = batch.failures().collect();
+        if failed.is_empty() && !is_skipped {
+            return Ok(());
+        }
+        if let (Consistency::None, Some((_, error))) = (config.consistency, failed.first()) {
+            return Err(Stop::Error(*error));
+        }
+        // The stripe is consistent on the others. The mark of missing data must be durable before
+        // a member's failure is committed and before the write is acknowledged.
+        owner.set_region(rect.stripe, WRITTEN | STALE).await?;
+        for (tag, error) in failed {
+            let (slot, role) = of_tag(tag);
+            if mutant::is(Mutant::AckBeforeMemberOut) {
+                shared.members.announce_failure(slot);
+                continue;
+            }
+            shared.member_failed(slot, role, error).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks before a write that skips members. If a further failure freezes the array, the
+/// failures before it are not recorded, and the next start takes these members for live.
+/// Without an entry in the log, their old strips then contradict those of this write.
+fn check_skipped(shared: &Shared, stripe: u64, write: &RegionWrite<'_>) -> Result<(), Stop> {
+    let (members, data) = (&shared.members, shared.config.geometry.data);
+    if (members.live_strips(stripe).count_ones() as usize) < data {
+        return Err(Stop::Error(IoError::Medium)); // another core is about to freeze the array
+    }
+    let is_failing = |slot| members.state(slot) == SlotState::Failing;
+    let must_wait = data > 1 && !write.is_logged() && members.group_slots(stripe).any(is_failing);
+    if must_wait && !mutant::is(Mutant::AckBeforeMemberOut) { Err(Stop::Again) } else { Ok(()) }
+}
+
+impl StripeOwner {
     /// Returns the strips of a stripe that can be written and read.
     pub fn strips(&self, stripe: u64, unreadable: u64) -> Strips {
         let geometry = &self.shared.config.geometry;
@@ -211,113 +612,6 @@ impl StripeOwner {
             readable: live & !unreadable,
             is_synced: self.shared.region(stripe) & NEED_SYNC == 0,
         }
-    }
-
-    async fn read_old(
-        &self,
-        scratch: &mut Scratch,
-        rect: &Rect,
-        plan: &Plan,
-        strips: &Strips,
-        unreadable: &mut u64,
-    ) -> Result<(), Stop> {
-        if self.shared.config.matrix != Matrix::Copies {
-            for strip in ones(plan.parity) {
-                let place = &mut scratch.parity[strip - strips.data];
-                if place.is_none() {
-                    *place = Some(self.buffer(rect.len).await);
-                }
-            }
-        }
-        scratch.kept.clear();
-        if plan.read == 0 {
-            return Ok(());
-        }
-        if plan.method == Method::Rows {
-            return Ok(Box::pin(self.read_by_halves(scratch, rect, plan.read)).await?);
-        }
-        let decoder = match plan.method {
-            Method::Decode => Some(self.decoder(plan.lost, plan.read)?),
-            _ => None,
-        };
-        match &decoder {
-            _ if plan.is_checked => self.compare_old(scratch, rect, plan, strips, unreadable).await?,
-            Some(decoder) => {
-                let others = plan.read & strips.data_mask() & !rect.mask();
-                let read = decoder.sources().iter().fold(others, |mask, strip| mask | 1 << strip);
-                self.read_strips(scratch, rect.stripe, rect.offset, rect.len, read, unreadable).await?;
-            }
-            None => {
-                self.read_strips(scratch, rect.stripe, rect.offset, rect.len, plan.read, unreadable).await?;
-            }
-        }
-        if let Some(decoder) = decoder {
-            for strip in 0..strips.data {
-                if plan.lost >> strip & 1 == 1 && scratch.old[strip].is_none() {
-                    scratch.old[strip] = Some(self.buffer(rect.len).await);
-                }
-            }
-            decode(&decoder, scratch, plan.lost);
-        }
-        Ok(())
-    }
-
-    /// Reads or computes old data into `scratch.old` in parts: strips are unreadable in different
-    /// rows.
-    async fn read_by_halves(&self, scratch: &mut Scratch, rect: &Rect, wanted: u64) -> IoResult {
-        for strip in ones(wanted) {
-            scratch.old[strip] = Some(self.buffer(rect.len).await);
-        }
-        let old = RefCell::new(&mut scratch.old);
-        let work = async |part: &mut Scratch, rows: &Range<u32>, unreadable: &mut u64| {
-            self.shared.check_frozen()?;
-            let place = Place { stripe: rect.stripe, offset: rows.start, len: rows.len() as u32 };
-            let strips = self.strips(rect.stripe, *unreadable);
-            self.halve_around(&strips, place.len)?;
-            let known = wanted & strips.readable;
-            self.read_strips(part, place.stripe, place.offset, place.len, known, unreadable).await?;
-            for strip in ones(wanted & !known) {
-                self.compute(part, place, strip, &strips, unreadable, Checks::One).await?;
-            }
-            let at = (rows.start - rect.offset) as usize;
-            let old = &mut *old.borrow_mut();
-            for strip in ones(wanted) {
-                let whole = old[strip].as_mut().expect("just set").as_mut_slice();
-                whole[at..at + rows.len()].copy_from_slice(part.bytes(strip));
-            }
-            Ok(())
-        };
-        self.by_halves(rect.offset..rect.offset + rect.len, 0, work).await
-    }
-
-    /// Reads what parity is to be made of, compared with spare strips: a wrong strip is not hidden
-    /// in new parity.
-    ///
-    /// # Errors
-    /// [`IoError::Medium`] when strips contradict each other, so that lost data that is not
-    /// replaced has two versions.
-    async fn compare_old(
-        &self,
-        scratch: &mut Scratch,
-        rect: &Rect,
-        plan: &Plan,
-        strips: &Strips,
-        unreadable: &mut u64,
-    ) -> Result<(), Stop> {
-        let place = Place { stripe: rect.stripe, offset: rect.offset, len: rect.len };
-        let replaced = rect.mask() | plan.parity;
-        let compared = Compared { readable: plan.read, replaced, checks: Checks::One };
-        let unknown = self.read_compared(scratch, place, strips, compared, unreadable).await?;
-        let lost = strips.data_mask() & !strips.readable;
-        if !unknown.is_empty() && lost & !rect.mask() != 0 {
-            scratch.is_ambiguous = true;
-            return Err(Stop::Error(IoError::Medium));
-        }
-        // A lost strip that is replaced must be readable again: parity has to follow data there.
-        if lost == 0 {
-            scratch.kept = unknown;
-        }
-        Ok(())
     }
 
     /// A member that should be there has no channel: its device went away before this core had
@@ -375,237 +669,6 @@ impl StripeOwner {
             }
         }
         if is_complete { Ok(()) } else { Err(Stop::Again) }
-    }
-
-    /// Parity of the strips that do not change, in `scratch.parity`: what the log keeps.
-    fn partial_parity(&self, scratch: &mut Scratch, rect: &Rect, plan: &Plan, strips: &Strips) {
-        let code = &self.shared.code;
-        let Scratch { old, parity, .. } = scratch;
-        let data = self.shared.config.geometry.data;
-        match plan.method {
-            Method::Direct | Method::Full => {}
-            Method::Modify => {
-                let changes = strips_of(old, rect.mask());
-                code.update(&changes, &mut parities_of(parity, plan.parity >> data));
-            }
-            Method::Reconstruct | Method::Decode | Method::Rows if !scratch.kept.is_empty() => {
-                self.keep_contradictions(scratch, rect, plan.parity, strips);
-            }
-            Method::Reconstruct | Method::Decode | Method::Rows => {
-                let others = strips_of(old, !rect.mask());
-                code.encode_some(&others, &mut parities_of(parity, plan.parity >> data));
-            }
-        }
-    }
-
-    /// Partial parity row by row. Where strips contradict each other for an unknown reason, the old
-    /// parity takes the change alone, as with read-modify-write: the contradiction stays for a
-    /// scrub to see.
-    fn keep_contradictions(&self, scratch: &mut Scratch, rect: &Rect, parities: u64, strips: &Strips) {
-        let code = &self.shared.code;
-        let Scratch { old, parity, kept, .. } = scratch;
-        for row in rows_of(rect.len) {
-            let part = |mask: u64| -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
-                strips_of(old, mask).into_iter().map(|(i, bytes)| (i, &bytes[row.clone()])).collect()
-            };
-            let modified = if kept.contains(&row) { parities & strips.readable } else { 0 };
-            for (mask, data, is_added) in
-                [(modified, rect.mask(), true), (parities & !modified, !rect.mask(), false)]
-            {
-                let mut targets: ArrayVec<(usize, &mut [u8]), MAX_PARITY> =
-                    parities_of(parity, mask >> strips.data)
-                        .into_iter()
-                        .map(|(j, bytes)| (j, &mut bytes[row.clone()]))
-                        .collect();
-                match (targets.is_empty(), is_added) {
-                    (true, _) => {}
-                    (false, true) => code.update(&part(data), &mut targets),
-                    (false, false) => code.encode_some(&part(data), &mut targets),
-                }
-            }
-        }
-    }
-
-    /// New parity in `scratch.parity`.
-    fn new_parity(&self, scratch: &mut Scratch, rect: &Rect, plan: &Plan) {
-        let code = &self.shared.code;
-        let Scratch { new, parity, encoded, .. } = scratch;
-        let data = self.shared.config.geometry.data;
-        let is_copy = self.shared.config.matrix == Matrix::Copies;
-        match plan.method {
-            Method::Direct => {}
-            Method::Full if is_copy || plan.parity >> data & !*encoded == 0 => {}
-            Method::Full => {
-                code.encode_some(
-                    &new_strips(new, rect.mask()),
-                    &mut parities_of(parity, plan.parity >> data),
-                );
-            }
-            Method::Modify | Method::Reconstruct | Method::Decode | Method::Rows => {
-                code.update(&new_strips(new, rect.mask()), &mut parities_of(parity, plan.parity >> data));
-            }
-        }
-    }
-
-    /// Makes the entry of this write durable, where one is needed.
-    async fn log<'s>(
-        &self,
-        scratch: &'s mut Scratch,
-        rect: &Rect,
-        plan: &Plan,
-        strips: &Strips,
-    ) -> Result<Option<Ticket>, Stop> {
-        let is_full = plan.method == Method::Full;
-        // Without new data in its entry replay computes a lost strip from parity as it is. After a
-        // creation without zeroes that is what a degraded read returned before, so nothing is lost.
-        // A start by force may trust parity that is wrong under written blocks: there only new data
-        // in the entry keeps a block that is being written.
-        let is_whole = self.shared.is_whole(rect.stripe) && strips.is_synced;
-        if strips.data == 1 || plan.parity == 0 || mutant::is(Mutant::BitmapOnly) {
-            return Ok(None);
-        }
-        if is_full && is_whole && mutant::is(Mutant::FullStripesUnlogged) {
-            return Ok(None);
-        }
-        let has_redo = (!is_whole || (rect.count > 1 && !is_full)) && !mutant::is(Mutant::NoRedo);
-        scratch.copies.clear();
-        for strip in ones(plan.parity) {
-            let Some((slot, role, member)) = self.reader(rect.stripe, strip) else {
-                self.gone(rect.stripe, strip).await?;
-                return Err(Stop::Again);
-            };
-            let MemberChannel { channel, layout } = member;
-            let (parity, log_offset) = (strip - strips.data, layout.log_offset);
-            scratch.copies.push(LogCopy { parity, slot, role, channel, log_offset });
-        }
-        if is_full && !has_redo {
-            self.sum(scratch);
-        }
-        // Recovery may find it where it can be written: what is read from then on must not be
-        // older.
-        scratch.is_logged = true;
-        let scratch = &*scratch;
-        let target = |copy: &'s LogCopy| {
-            let LogCopy { parity, slot, ref channel, log_offset, .. } = *copy;
-            let partial = match is_full {
-                true => &[][..],
-                false => scratch.parity[parity].as_ref().expect("just computed").as_slice(),
-            };
-            Target { parity, slot, channel, log_offset, partial }
-        };
-        let targets: ArrayVec<Target<'_>, MAX_PARITY> = scratch.copies.iter().map(target).collect();
-        let redo: ArrayVec<&[u8], MAX_GROUP_MEMBERS> = match has_redo {
-            true => new_strips(&scratch.new, rect.mask()).into_iter().map(|(_, bytes)| bytes).collect(),
-            false => ArrayVec::new(),
-        };
-        let entry = Entry {
-            stripe: rect.stripe,
-            offset: rect.offset,
-            len: rect.len,
-            modified: rect.mask(),
-            redo: &redo,
-            checksums: if is_full && !has_redo { &scratch.checksums } else { &[] },
-            targets: &targets,
-        };
-        match self.log.append(&entry).await {
-            Ok(ticket) => Ok(Some(ticket)),
-            Err(AppendError::Members(failed)) => {
-                for (slot, error) in failed {
-                    let copy = scratch.copies.iter().find(|copy| copy.slot == slot);
-                    let role = copy.map_or(MemberRole::Current, |copy| copy.role);
-                    self.shared.member_failed(slot, role, error).await?;
-                }
-                Err(Stop::Again)
-            }
-            Err(AppendError::TooLarge(_)) => Err(Stop::TooLarge),
-            Err(AppendError::Stuck(lane)) => {
-                self.shared.freeze(&format!("log lane {lane} is full of writes that failed"));
-                Err(Stop::Error(IoError::Medium))
-            }
-        }
-    }
-
-    /// Writes data and parity to every member that takes them.
-    async fn write_new(
-        &self,
-        scratch: &mut Scratch,
-        rect: &Rect,
-        plan: &Plan,
-        flags: Flags,
-        write: &mut RegionWrite<'_>,
-    ) -> Result<(), Stop> {
-        let config = &self.shared.config;
-        let data = config.geometry.data;
-        let flags = match config.consistency {
-            Consistency::None => flags,
-            _ if mutant::is(Mutant::NoFua) => Flags::NONE,
-            _ => Flags::FUA,
-        };
-        let Scratch { batch, new, parity, .. } = scratch;
-        batch.clear();
-        // A member that began to fail after the plan was made misses this write, too.
-        let mut is_skipped = false;
-        for strip in ones(rect.mask() | plan.parity) {
-            let segment = match strip < data {
-                true => new[strip].as_ref().map(NewData::segment),
-                false if config.matrix == Matrix::Copies => new[0].as_ref().map(NewData::segment),
-                false => parity[strip - data].as_ref().map(reactor::Buffer::segment),
-            };
-            let segment = segment.expect("computed or copied before");
-            let slot = config.geometry.member(rect.stripe, strip);
-            is_skipped |= self.shared.members.takers(slot, rect.stripe).next().is_none();
-            for role in self.shared.members.takers(slot, rect.stripe) {
-                let tag = tag_of(slot, role);
-                let Some(member) = self.channels.get(slot, role) else {
-                    is_skipped = true;
-                    self.shared.member_failed(slot, role, IoError::DeviceGone).await?;
-                    continue;
-                };
-                let position = self.position(&member, rect.stripe, rect.offset);
-                // SAFETY: the buffer is in the scratch, which stays untouched until the batch has
-                // run. A caller's memory stays valid until its request has completed, which is
-                // later.
-                unsafe { batch.add(tag, member.channel, Op::Write, flags, segment, position) };
-            }
-        }
-        if is_skipped {
-            self.check_skipped(rect.stripe, write)?;
-        }
-        self.shared.check_frozen()?;
-        write.change();
-        batch.run().await;
-        let failed: Vec<(u32, IoError)> = batch.failures().collect();
-        if failed.is_empty() && !is_skipped {
-            return Ok(());
-        }
-        if let (Consistency::None, Some((_, error))) = (config.consistency, failed.first()) {
-            return Err(Stop::Error(*error));
-        }
-        // The stripe is consistent on the others. The mark of missing data must be durable before
-        // a member's failure is committed and before the write is acknowledged.
-        self.set_region(rect.stripe, WRITTEN | STALE).await?;
-        for (tag, error) in failed {
-            let (slot, role) = of_tag(tag);
-            if mutant::is(Mutant::AckBeforeMemberOut) {
-                self.shared.members.announce_failure(slot);
-                continue;
-            }
-            self.shared.member_failed(slot, role, error).await?;
-        }
-        Ok(())
-    }
-
-    /// Checks before a write that skips members. If a further failure freezes the array, the
-    /// failures before it are not recorded, and the next start takes these members for live.
-    /// Without an entry in the log, their old strips then contradict those of this write.
-    fn check_skipped(&self, stripe: u64, write: &RegionWrite<'_>) -> Result<(), Stop> {
-        let (members, data) = (&self.shared.members, self.shared.config.geometry.data);
-        if (members.live_strips(stripe).count_ones() as usize) < data {
-            return Err(Stop::Error(IoError::Medium)); // another core is about to freeze the array
-        }
-        let is_failing = |slot| members.state(slot) == SlotState::Failing;
-        let must_wait = data > 1 && !write.is_logged() && members.group_slots(stripe).any(is_failing);
-        if must_wait && !mutant::is(Mutant::AckBeforeMemberOut) { Err(Stop::Again) } else { Ok(()) }
     }
 
     /// Waits until every live member knows of those that this stripe's writes skip.
