@@ -5,7 +5,7 @@ use super::boundary::Shape;
 use super::forward::StripeRequest;
 use super::hedge::{self, Place};
 use super::members::{MemberChannel, MemberRole};
-use super::shared::Shared;
+use super::shared::{Shapes, Shared};
 use super::stripe_owner::{Caller, Source, StripeOwner, WriteRequest};
 use crate::config::Consistency;
 use crate::metadata::intent_bitmap::NEED_SYNC;
@@ -67,7 +67,7 @@ impl ArrayChannel {
                 (located.strip, slot, self.role_of(slot, stripe)?)
             }
         };
-        if shared.is_frozen() || shared.has_bad(stripe) {
+        if shared.common.is_frozen() || shared.has_bad(stripe) {
             return None;
         }
         let place = Place { stripe, strip, offset: located.offset, len: len as u32, slot, role };
@@ -120,14 +120,14 @@ impl ArrayChannel {
         let Some((place, member)) = self.plain_place(offset, req.len) else {
             return IoFuture::new(self.slow(req, offset, None));
         };
-        if self.shared.deadlines.is_limited()
+        if self.shared.common.deadlines.is_limited()
             && self.shared.config.geometry.parity > 0
             && self.owner.waiting.has_room(req.len)
         {
             return IoFuture::new(self.limited(req, offset, place, member));
         }
         let position = self.owner.position(&member, place.stripe, place.offset);
-        let is_sampled = self.shared.samples.is_watched() && self.is_sampled();
+        let is_sampled = self.shared.common.samples.is_watched() && self.is_sampled();
         if is_sampled || self.shared.config.is_mirror() {
             let read = async move { member.channel.submit(req, position).await };
             return IoFuture::new(self.counted(req, offset, (place.stripe, place.slot), is_sampled, read));
@@ -153,7 +153,7 @@ impl ArrayChannel {
         let result = request.await;
         drop(reading);
         if is_sampled {
-            self.shared.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
+            self.shared.common.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
         }
         self.end_plain(result, req, offset, stripe).await
     }
@@ -170,7 +170,7 @@ impl ArrayChannel {
 
     /// A read with a timeout for a late member.
     async fn limited(&self, req: &Request<'_>, offset: u64, place: Place, member: MemberChannel) -> IoResult {
-        let is_sampled = self.shared.samples.is_watched() && self.is_sampled();
+        let is_sampled = self.shared.common.samples.is_watched() && self.is_sampled();
         let at = (place.stripe, place.slot);
         let read = hedge::read(self.owner.clone(), member, place, req);
         self.counted(req, offset, at, is_sampled, read).await
@@ -187,7 +187,7 @@ impl ArrayChannel {
     async fn timed_write(&self, req: &Request<'_>, offset: u64) -> IoResult {
         let started_ns = self.owner.core.now_ns();
         let result = self.write(req, offset).await;
-        self.shared.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
+        self.shared.common.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
         result
     }
 
@@ -293,7 +293,7 @@ impl Drop for Reading<'_> {
 impl Channel for ArrayChannel {
     #[inline]
     fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
-        if let Err(error) = self.shared.limits.check(req, offset) {
+        if let Err(error) = self.shared.common.limits.check(req, offset) {
             return IoFuture::ready(Err(error));
         }
         if req.op == Op::Flush {
@@ -309,7 +309,7 @@ impl Channel for ArrayChannel {
     }
 
     fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
-        self.shared.limits.answer_data(report, offset, len)
+        self.shared.common.limits.answer_data(report, offset, len)
     }
 }
 
@@ -317,14 +317,14 @@ impl ArrayChannel {
     /// A request during a reshape. Each part waits until its bytes are not being moved, and uses
     /// their geometry.
     async fn across(&self, old: &ArrayChannel, req: &Request<'_>, offset: u64) -> IoResult {
-        let Some(router) = self.shared.router.as_ref().filter(|router| router.is_on()) else {
+        let Shapes::Two(router) = self.shared.common.shapes() else {
             return self.in_shape(req, offset).await;
         };
         let mut at = 0;
         while at < req.len {
             let tracker = &self.owner.tracker;
             let rest = (offset + at, req.len - at);
-            let entered = tracker.enter(router, rest, || self.shared.is_frozen()).await;
+            let entered = tracker.enter(router, rest, || self.shared.common.is_frozen()).await;
             let (shape, len, _inside) = entered.ok_or(IoError::Medium)?;
             let part = req.part(at, len);
             match shape {
@@ -347,7 +347,7 @@ impl ArrayChannel {
         }
         match req.op {
             Op::Discard => IoFuture::new(self.discard(req, offset)),
-            _ if self.shared.samples.is_watched() => IoFuture::new(self.timed_write(req, offset)),
+            _ if self.shared.common.samples.is_watched() => IoFuture::new(self.timed_write(req, offset)),
             _ => IoFuture::new(self.write(req, offset)),
         }
     }

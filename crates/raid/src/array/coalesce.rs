@@ -351,7 +351,7 @@ impl ArrayChannel {
         };
         match result {
             Ok(()) => {
-                self.shared.counters.joined_writes.fetch_add(1, Ordering::Relaxed);
+                self.shared.common.counters.joined_writes.fetch_add(1, Ordering::Relaxed);
                 Ok(())
             }
             // Alone it may do well: the others may be what cannot be written.

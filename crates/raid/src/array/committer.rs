@@ -15,8 +15,7 @@
 use super::members::{Attached, MemberRole, SlotState};
 use super::registry;
 use super::remote::{self, LocalFuture};
-use super::reshape_router::ReshapeRouter;
-use super::shared::Shared;
+use super::shared::{Shapes, Shared};
 use super::stripe_owner::StripeOwner;
 use crate::Uuid;
 use crate::config::Consistency;
@@ -138,13 +137,13 @@ impl MetadataCommitter {
     async fn commit(&self, change: impl Fn(&mut Table), kind: Kind) -> IoResult {
         let shared = &self.shared;
         let owner = self.owner.upgrade().ok_or(IoError::DeviceGone)?;
-        let mut table = shared.table().next(shared.wall_ns());
-        if shared.begin_commit() {
+        let mut table = shared.common.table().next(shared.common.wall_ns());
+        if shared.common.begin_commit() {
             // Some members may have a table of that generation.
-            table = table.retry(shared.wall_ns());
+            table = table.retry(shared.common.wall_ns());
         }
         loop {
-            shared.check_frozen()?;
+            shared.common.check_frozen()?;
             change(&mut table);
             let slots = 0..shared.config.geometry.members();
             // A member that cannot be reached from here does not learn of the table: it has failed.
@@ -154,7 +153,7 @@ impl MetadataCommitter {
                     shared.check_redundancy(slot);
                 }
             }
-            shared.check_frozen()?;
+            shared.common.check_frozen()?;
             let failing: Vec<usize> =
                 slots.clone().filter(|slot| shared.members.state(*slot) == SlotState::Failing).collect();
             // No superblock knows of what was to replace them, and none may take it for them.
@@ -165,25 +164,25 @@ impl MetadataCommitter {
             for slot in failing.iter().chain(&leaving).filter(|_| !is_alone) {
                 table.take_out(*slot, Reason::WriteError);
             }
-            if !table.has_live_members_of(&shared.table()) {
+            if !table.has_live_members_of(&shared.common.table()) {
                 table.begin_epoch(owner.core.random_u64());
             }
             let is_ppl = shared.config.consistency == Consistency::Ppl;
             table.is_logging |= is_ppl || table.is_degraded();
             if kind == Kind::NewLog {
-                table.nonce = shared.new_nonce();
+                table.nonce = shared.common.new_nonce();
                 // Nothing is in flight. Older entries of the log are void, and cannot undo later
                 // writes that are not logged.
                 table.is_logging = is_ppl || table.is_degraded();
             }
             // A read-only array does not persist this; the state is discarded on stop.
-            let targets = if shared.is_read_only { Vec::new() } else { owner.targets() };
-            let results = shared.store.commit(&targets, &table).await;
+            let targets = if shared.common.is_read_only { Vec::new() } else { owner.targets() };
+            let results = shared.common.store.commit(&targets, &table).await;
             let failures: Vec<(usize, IoError)> =
                 results.into_iter().filter_map(|(slot, result)| Some((slot, result.err()?))).collect();
             if failures.is_empty() {
-                let begins_to_log = table.is_logging && !shared.is_logging();
-                shared.set_table(table);
+                let begins_to_log = table.is_logging && !shared.common.is_logging();
+                shared.common.set_table(table);
                 if begins_to_log && shared.config.geometry.data > 1 {
                     owner.core.spawn(super::stripe_owner::clear_marks(self.owner.clone()));
                 }
@@ -191,7 +190,7 @@ impl MetadataCommitter {
                 leaving.into_iter().for_each(|slot| shared.members.stop_filling(slot));
                 return Ok(());
             }
-            table = table.retry(shared.wall_ns());
+            table = table.retry(shared.common.wall_ns());
             for (slot, error) in failures {
                 tracing::error!(array = shared.config.name, slot, %error, "a superblock cannot be written");
                 if shared.members.is_live(slot) {
@@ -233,7 +232,7 @@ impl MetadataCommitter {
             result = self.commit(change, Kind::NewLog).await;
         }
         drop(turn);
-        let (nonce, epoch) = self.shared.log_identity();
+        let (nonce, epoch) = self.shared.common.log_identity();
         let is_ok = result.is_ok();
         if is_ok {
             // Before it owns anything: its log was made before the nonce that is in force now.
@@ -255,9 +254,9 @@ impl MetadataCommitter {
     pub async fn join(&self, core: CoreRef) -> IoResult {
         let shared = self.shared.clone();
         let apply = async || {
-            let mut cores = Vec::clone(&shared.owner_cores());
+            let mut cores = Vec::clone(&shared.common.owner_cores());
             cores.push(core.clone());
-            shared.set_owner_cores(cores);
+            shared.common.set_owner_cores(cores);
         };
         // Its log was made before the nonce that comes into force now.
         self.while_quiesced(async || Ok(()), |_| (), apply, Some(core.clone())).await
@@ -267,7 +266,7 @@ impl MetadataCommitter {
     /// they have left closed are opened. Of many callers one does it: the others find it done.
     pub async fn take_over(&self) -> IoResult {
         let quiet = Turn::take(&self.quiet).await;
-        let cores = self.shared.owner_cores();
+        let cores = self.shared.common.owner_cores();
         if !cores.iter().any(CoreRef::is_stopped) && !self.is_any_gate_abandoned(&cores).await {
             return Ok(());
         }
@@ -275,12 +274,12 @@ impl MetadataCommitter {
         let shared = self.shared.clone();
         let here = owner.core.remote();
         let apply = async || {
-            let mut cores = Vec::clone(&shared.owner_cores());
+            let mut cores = Vec::clone(&shared.common.owner_cores());
             cores.retain(|core| !core.is_stopped());
             if cores.is_empty() {
                 cores.push(here.clone());
             }
-            shared.set_owner_cores(cores);
+            shared.common.set_owner_cores(cores);
         };
         self.while_quiet(&quiet, async || Ok(()), |_| (), apply, Some(here.clone())).await
     }
@@ -323,13 +322,12 @@ impl MetadataCommitter {
                 let channel = incoming.device.open_channel().map_err(|_| IoError::DeviceGone)?;
                 self.bring_up(&Target { slot, channel, layout: incoming.layout }).await?;
             }
-            let router = shared.router.as_ref().filter(|router| router.is_on());
-            let skipped = router.map_or(0, |router| router.walk().skipped());
+            let (skipped, is_moving) = match shared.common.shapes() {
+                Shapes::One => (0, false),
+                Shapes::Two(router) => (router.walk().skipped(), router.is_moving()),
+            };
             shared.members.start_filling(slot, uuid, incoming.clone(), cursor, skipped);
-            match router.is_some_and(ReshapeRouter::is_moving) {
-                true => Err(IoError::Invalid),
-                false => Ok(()),
-            }
+            if is_moving { Err(IoError::Invalid) } else { Ok(()) }
         };
         let result = self.while_quiesced(prepare, change, async || (), None).await;
         if result.is_err() || !shared.members.is_filling(slot) {
@@ -358,10 +356,10 @@ impl MetadataCommitter {
             Ok(())
         };
         let apply = async || {
-            self.shared.read_errors.reset(slot);
+            self.shared.common.read_errors.reset(slot);
             // No member lacks data any more, and no operation that could mark a region runs now.
             if members.is_healthy() {
-                let regions = &self.shared.regions;
+                let regions = &self.shared.common.regions;
                 (0..regions.regions()).for_each(|region| regions.clear(region, STALE));
             }
         };
@@ -370,11 +368,11 @@ impl MetadataCommitter {
 
     /// Introduces the copy of a live member. The next commit makes it the slot's member.
     async fn introduce(&self, slot: usize, uuid: Uuid, copy: &Attached) -> IoResult {
-        let store = &self.shared.store;
+        let store = &self.shared.common.store;
         let channel = copy.device.open_channel().map_err(|_| IoError::DeviceGone)?;
         let target = Target { slot, channel, layout: copy.layout };
         if !mutant::is(Mutant::CopyNotIntroduced) {
-            store.introduce(&target, &self.shared.table().introducing(slot, uuid)).await?;
+            store.introduce(&target, &self.shared.common.table().introducing(slot, uuid)).await?;
         }
         self.bring_up(&target).await?;
         store.exchange(slot);
@@ -383,8 +381,8 @@ impl MetadataCommitter {
 
     /// Writes write-intent bitmap and bad blocks to a device that is about to take part.
     async fn bring_up(&self, target: &Target) -> IoResult {
-        self.shared.regions.write_to(target).await?;
-        self.shared.bad.write_to(target).await
+        self.shared.common.regions.write_to(target).await?;
+        self.shared.common.bad.write_to(target).await
     }
 
     /// Remembers how far the rebuilds of some slots are, in steps.
@@ -415,17 +413,17 @@ impl MetadataCommitter {
         let cores = self.close_gates().await;
         // Requests that were given up and are still in flight would be cut off with their core.
         self.each_owner(&cores, |owner| Box::pin(async move { owner.wait_for_all_late().await })).await;
-        if self.shared.is_read_only {
+        if self.shared.common.is_read_only {
             return Ok(());
         }
-        self.shared.check_frozen()?;
+        self.shared.common.check_frozen()?;
         if self.shared.config.consistency == Consistency::Bitmap {
             let mut memory = Vec::new();
             for _ in 0..2 {
-                self.shared.regions.sweep(&mut memory);
+                self.shared.common.regions.sweep(&mut memory);
             }
         }
-        while let Err(MemberFailures(failures)) = self.shared.regions.settle(&*owner).await {
+        while let Err(MemberFailures(failures)) = self.shared.common.regions.settle(&*owner).await {
             owner.members_failed(failures).await?;
         }
         self.note(|table| table.is_clean = true).await
@@ -433,7 +431,7 @@ impl MetadataCommitter {
 
     /// Lets no operation in any more, and waits for those under way; the owners.
     async fn close_gates(&self) -> Arc<Vec<CoreRef>> {
-        let (cores, here) = (self.shared.owner_cores(), reactor::current().remote());
+        let (cores, here) = (self.shared.common.owner_cores(), reactor::current().remote());
         let close = move |owner: Rc<StripeOwner>| -> LocalFuture<()> {
             Box::pin(async move { owner.close_gates(here).await })
         };

@@ -52,7 +52,7 @@ impl Shared {
     /// Counts contradictions and logs them, at most one line a second.
     pub(super) fn note_contradictions(&self, found: &Found) {
         let now_ns = reactor::current().now_ns();
-        let Some(rows) = self.counters.contradictions.note(found.rows, now_ns) else { return };
+        let Some(rows) = self.common.counters.contradictions.note(found.rows, now_ns) else { return };
         let Found { stripe, offset, mended, unknown, .. } = *found;
         let geometry = &self.config.geometry;
         let slots: Vec<usize> =

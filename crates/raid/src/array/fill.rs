@@ -212,7 +212,7 @@ impl StripeOwner {
         rows: Range<u32>,
         unreadable: &mut u64,
     ) -> Result<(), Stop> {
-        self.shared.check_frozen()?;
+        self.shared.common.check_frozen()?;
         let (offset, len) = (rows.start, rows.end - rows.start);
         let strips = self.strips(stripe, *unreadable);
         let wanted = newcomers.iter().fold(0, |mask, newcomer| mask | 1 << newcomer.strip);
@@ -313,7 +313,7 @@ impl StripeOwner {
     }
 
     async fn fill_zeroes(&self, stripe: u64, slot: usize) -> IoResult {
-        self.shared.check_frozen()?;
+        self.shared.common.check_frozen()?;
         let len = self.shared.config.geometry.strip_bytes;
         let Some(member) = self.channels.get(slot, MemberRole::Replacement) else {
             return Err(self.incoming_failed(slot, IoError::DeviceGone).await);
@@ -384,7 +384,7 @@ impl StripeOwner {
         let _memory = self.grant(2 * self.shared.config.geometry.group_members() + 2, step as usize).await;
         for block in pieces(&rows, step) {
             let work = async |scratch: &mut Scratch, unreadable: &mut u64| {
-                self.shared.check_frozen()?;
+                self.shared.common.check_frozen()?;
                 let strips = self.strips(stripe, *unreadable);
                 if (strips.readable.count_ones() as usize) < strips.data {
                     return self.try_give_up(scratch, stripe, 0, block.clone(), unreadable).await;
@@ -409,7 +409,7 @@ impl StripeOwner {
     /// Whether all data of some rows of a stripe can be read from the live members.
     async fn can_be_read(&self, stripe: u64, rows: &Range<u32>) -> Result<bool, IoError> {
         let work = async |scratch: &mut Scratch, unreadable: &mut u64| {
-            self.shared.check_frozen()?;
+            self.shared.common.check_frozen()?;
             let strips = self.strips(stripe, *unreadable);
             let present = strips.live & strips.data_mask();
             let is_readable = present & !strips.readable == 0;
@@ -458,7 +458,7 @@ impl StripeOwner {
         rows: Range<u32>,
         unreadable: &mut u64,
     ) -> Result<(), Stop> {
-        self.shared.check_frozen()?;
+        self.shared.common.check_frozen()?;
         let (offset, len) = (rows.start, rows.end - rows.start);
         let strips = self.strips(stripe, *unreadable);
         self.read_strips(scratch, stripe, offset, len, strips.readable & strips.data_mask(), unreadable)
@@ -502,7 +502,7 @@ impl StripeOwner {
     /// Blocks are bad from now on, durably.
     pub(super) async fn note_bad(&self, range: BadRange) -> IoResult {
         loop {
-            match self.shared.bad.add(range, self).await {
+            match self.shared.common.bad.add(range, self).await {
                 Ok(()) => return Ok(()),
                 Err(BadBlocksError::Members(MemberFailures(failures))) => {
                     self.members_failed(failures).await?;

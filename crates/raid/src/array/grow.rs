@@ -169,7 +169,7 @@ fn not_whole(shared: &Shared) -> Vec<usize> {
 fn plan(shared: &Shared, size: Option<u64>) -> Result<Plan, GrowError> {
     let mut config = ArrayConfig::clone(shared.configs.newest());
     let array = config.name.clone();
-    if shared.is_read_only {
+    if shared.common.is_read_only {
         return Err(GrowError::ReadOnly { array });
     }
     note_capacities(shared);
@@ -192,7 +192,8 @@ fn plan(shared: &Shared, size: Option<u64>) -> Result<Plan, GrowError> {
         return Err(GrowError::NoRoom { array, member, usable, used: used + tail, needed });
     }
     let mapped = |room: &Room| room.layout.most_mapped(config.region_bytes);
-    let mapped = rooms.iter().map(mapped).min().unwrap_or(0).min(shared.regions.room() * config.region_bytes);
+    let mapped =
+        rooms.iter().map(mapped).min().unwrap_or(0).min(shared.common.regions.room() * config.region_bytes);
     if stripes > mapped / strip {
         let most = mapped / strip * strip + 2 * COPY_BYTES;
         let data_offset = rooms.iter().map(|room| room.layout.data_offset).max().unwrap_or(0);
@@ -213,7 +214,7 @@ fn note_capacities(shared: &Shared) {
     for slot in 0..shared.config.geometry.members() {
         let [own, _] = shared.members.attached(slot);
         if let Some(Ok(limits)) = own.map(|own| own.device.refresh()) {
-            shared.store.note_capacity(slot, limits.capacity);
+            shared.common.store.note_capacity(slot, limits.capacity);
         }
     }
 }
@@ -271,16 +272,17 @@ impl MetadataCommitter {
             (false, _) => WRITTEN | NEED_SYNC,
         };
         let regions = plan.config.regions();
-        while let Err(MemberFailures(failures)) = shared.regions.prepare(regions, bits, &*owner).await {
+        while let Err(MemberFailures(failures)) = shared.common.regions.prepare(regions, bits, &*owner).await
+        {
             owner.members_failed(failures).await?;
             check_whole(&shared)?;
         }
         check_whole(&shared)?;
         let group_stripes = plan.config.geometry.group_stripes;
         self.note(move |table| table.config.geometry.group_stripes = group_stripes).await?;
-        shared.regions.grow(regions);
+        shared.common.regions.grow(regions);
         shared.configs.push(plan.config.clone());
-        shared.limits.set_capacity(plan.config.geometry.capacity());
+        shared.common.limits.set_capacity(plan.config.geometry.capacity());
         Ok(())
     }
 }

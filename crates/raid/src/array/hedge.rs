@@ -290,7 +290,7 @@ async fn race(
     started_ns: u64,
     held: Held,
 ) -> Outcome {
-    let counters = &owner.shared.counters;
+    let counters = &owner.shared.common.counters;
     counters.late_reads.fetch_add(1, Ordering::Relaxed);
     let (late, computed) = (SharedAnswer::default(), SharedAnswer::default());
     owner.waiting.change_late(place.slot, 1);
@@ -337,7 +337,7 @@ async fn watch(
     answer: SharedAnswer,
 ) {
     let passed_ns = owner.core.now_ns().saturating_sub(started_ns);
-    let hard_ns = owner.shared.deadlines.hard_ns.load(Ordering::Relaxed);
+    let hard_ns = owner.shared.common.deadlines.hard_ns.load(Ordering::Relaxed);
     let timer = owner.core.sleep(hard_ns.saturating_sub(passed_ns));
     let outcome = match until(&mut direct, timer).await {
         Some(outcome) => outcome,
@@ -371,7 +371,7 @@ async fn around(owner: Rc<StripeOwner>, place: Place, held: Held) -> Outcome {
 impl StripeOwner {
     /// How long a read is waited for before it is raced, in nanoseconds.
     fn soft_ns(&self) -> u64 {
-        match self.shared.deadlines.soft_ns.load(Ordering::Relaxed) {
+        match self.shared.common.deadlines.soft_ns.load(Ordering::Relaxed) {
             0 | u64::MAX => self.waiting.adaptive_ns.get(),
             ns => ns,
         }
@@ -380,7 +380,7 @@ impl StripeOwner {
     /// Waits for requests that were given up, for as long as a member may take.
     pub async fn wait_for_late(&self) {
         let until_ns =
-            self.core.now_ns().saturating_add(self.shared.deadlines.hard_ns.load(Ordering::Relaxed));
+            self.core.now_ns().saturating_add(self.shared.common.deadlines.hard_ns.load(Ordering::Relaxed));
         while !self.waiting.is_idle() && self.core.now_ns() < until_ns {
             self.core.sleep(LOOK_NS).await;
         }
@@ -430,7 +430,7 @@ impl StripeOwner {
         len: u32,
         unreadable: &mut u64,
     ) -> Result<(), Stop> {
-        self.shared.check_frozen()?;
+        self.shared.common.check_frozen()?;
         let strips = self.strips(stripe, *unreadable);
         // Before a sync, parity may contradict what the member is about to answer.
         if !strips.is_synced {

@@ -24,7 +24,7 @@ impl Array {
     /// Bytes of the log on a slot's live member; 0 without one, and in a read-only array.
     pub fn log_bytes(&self, slot: usize) -> u64 {
         let members = &self.shared.members;
-        let is_used = members.is_live(slot) && !self.shared.is_read_only;
+        let is_used = members.is_live(slot) && !self.shared.common.is_read_only;
         let [own, _] = members.attached(slot);
         own.filter(|_| is_used).map_or(0, |own| own.layout.log_bytes)
     }

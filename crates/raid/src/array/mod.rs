@@ -62,7 +62,7 @@ use channel::ArrayChannel;
 use committer::MetadataCommitter;
 use members::{Attached, MemberRole, SlotState};
 use reactor::CoreRef;
-use shared::Shared;
+use shared::{Shapes, Shared};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -100,35 +100,35 @@ impl Array {
 
     /// Counters of events since the array was assembled.
     pub fn counters(&self) -> &Counters {
-        &self.shared.counters
+        &self.shared.common.counters
     }
 
     /// Corrected read errors of the members.
     pub fn read_errors(&self) -> &ReadErrors {
-        &self.shared.read_errors
+        &self.shared.common.read_errors
     }
 
     /// Sets how long the array waits for members. Without redundancy a read cannot be hedged, and a
     /// late member is not failed.
     pub fn set_deadlines(&self, deadlines: Deadlines) {
-        self.shared.deadlines.set(deadlines);
+        self.shared.common.deadlines.set(deadlines);
     }
 
     /// Sets whether a mirror copies data that its caller may change during the write, as it does
     /// unless told otherwise. Without the copy, such a change can leave copies of a block that
     /// differ until the block is written again. An array with parity always copies.
     pub fn set_snapshot(&self, is_on: bool) {
-        self.shared.is_in_place.store(!is_on, Ordering::Relaxed);
+        self.shared.common.is_in_place.store(!is_on, Ordering::Relaxed);
     }
 
     /// Whether the array was started for reading only.
     pub fn is_read_only(&self) -> bool {
-        self.shared.is_read_only
+        self.shared.common.is_read_only
     }
 
     /// Whether the array is frozen and serves no request.
     pub fn is_frozen(&self) -> bool {
-        self.shared.is_frozen()
+        self.shared.common.is_frozen()
     }
 
     /// The present state of the slots.
@@ -141,7 +141,7 @@ impl Array {
                 device: own.or(incoming).map(|attached| attached.device.name().to_owned()),
                 state: members.state(slot),
                 filled: members.is_filling(slot).then(|| members.cursor(slot)),
-                read_errors: self.shared.read_errors.total(slot),
+                read_errors: self.shared.common.read_errors.total(slot),
             }
         };
         (0..self.shared.config.geometry.members()).map(status).collect()
@@ -149,7 +149,7 @@ impl Array {
 
     /// The last committed table.
     pub fn table(&self) -> Table {
-        self.shared.table()
+        self.shared.common.table()
     }
 
     /// Whether the array survives the loss of the members of all these slots.
@@ -202,7 +202,7 @@ impl Array {
     /// # Errors
     /// If the commit fails; then the next start of the array runs recovery.
     pub async fn stop(&self) -> IoResult {
-        if self.shared.committer().is_none() {
+        if self.shared.common.committer().is_none() {
             return Ok(());
         }
         self.shared.on_committer(|committer| Box::pin(async move { committer.stop().await })).await
@@ -214,21 +214,23 @@ impl Array {
             return owner;
         }
         let old = self.old.as_ref().map(|old| Rc::new(StripeOwner::new(old.clone(), None)));
-        if let (Some(old), Some(router)) = (&old, &self.shared.router) {
+        if let Some(old) = &old {
             registry::add(old.shared.id, old.clone());
-            router.add_tracker(old.core.remote());
+            if let Shapes::Two(router) = self.shared.common.shapes() {
+                router.add_tracker(old.core.remote());
+            }
         }
         let owner = Rc::new(StripeOwner::new(self.shared.clone(), old));
         registry::add(self.shared.id, owner.clone());
         let core = owner.core.remote();
         self.shared.ensure_committer();
-        if self.shared.config.consistency == Consistency::Bitmap && !self.shared.is_read_only {
+        if self.shared.config.consistency == Consistency::Bitmap && !self.shared.common.is_read_only {
             owner.core.spawn(stripe_owner::keep_regions(Rc::downgrade(&owner)));
         }
-        let owners = self.shared.owner_cores();
+        let owners = self.shared.common.owner_cores();
         // A core that joins starts a new log, which costs writes; without writes ownership has
         // little use.
-        let has_work = self.shared.config.geometry.parity > 0 && !self.shared.is_read_only;
+        let has_work = self.shared.config.geometry.parity > 0 && !self.shared.common.is_read_only;
         if has_work && !owners.iter().any(|other| other.is_same(&core)) {
             self.join(&owner, core);
         }
@@ -260,7 +262,7 @@ impl Device for Array {
     }
 
     fn limits(&self) -> Limits {
-        self.shared.limits.get()
+        self.shared.common.limits.get()
     }
 
     fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
@@ -291,7 +293,7 @@ impl Drop for Array {
     fn drop(&mut self) {
         for id in std::iter::once(&self.shared).chain(&self.old).map(|shared| shared.id) {
             registry::remove(id);
-            for core in self.shared.owner_cores().iter() {
+            for core in self.shared.common.owner_cores().iter() {
                 // A core that has ended has no registry any more.
                 let _ = core.try_run(Box::new(move |_| registry::remove(id)));
             }

@@ -83,7 +83,7 @@ impl StripeOwner {
         for strip in ones(unreadable) {
             let slot = self.shared.config.geometry.member(stripe, strip);
             if self.is_read_from_own(stripe, strip) && self.shared.members.is_live(slot) {
-                self.shared.read_errors.note(slot, self.shared.wall_ns());
+                self.shared.common.read_errors.note(slot, self.shared.common.wall_ns());
             }
         }
     }

@@ -20,7 +20,7 @@ use super::Array;
 use super::channel::{ArrayChannel, all};
 use super::committer::MetadataCommitter;
 use super::reshape_router::ReshapeRouter;
-use super::shared::OLD_STRIPES;
+use super::shared::{OLD_STRIPES, Shapes};
 use super::stripe_owner::Source;
 use crate::metadata::{BadBlocksError, BadRange, MemberFailures, MemberState, Table};
 use crate::mutant::{self, Mutant};
@@ -53,7 +53,10 @@ impl Array {
     }
 
     pub(super) fn router(&self) -> Option<&ReshapeRouter> {
-        self.shared.router.as_ref().filter(|router| router.is_on())
+        match self.shared.common.shapes() {
+            Shapes::One => None,
+            Shapes::Two(router) => Some(router),
+        }
     }
 
     /// Moves the next `bytes` of the array to the new geometry, or as many as can be moved at a
@@ -65,7 +68,7 @@ impl Array {
     pub async fn move_window(&self, bytes: u64) -> Result<bool, IoError> {
         let Some(router) = self.router() else { return Ok(false) };
         let Some(end) = router.next_end(bytes) else { return Ok(false) };
-        let (lead, begin) = (self.shared.lead, router.moved());
+        let (lead, begin) = (self.shared.common.lead, router.moved());
         let channel = ArrayChannel::new(self.owner());
         let moving = Moving::new(&channel, router).ok_or(IoError::Invalid)?;
         router.open_window(lead, end).await;
@@ -109,7 +112,7 @@ impl Array {
 
     /// Removes the bad blocks of the old geometry, which have no use any more.
     async fn forget_old_bad(&self) -> IoResult {
-        let (owner, bad) = (self.owner(), &self.shared.bad);
+        let (owner, bad) = (self.owner(), &self.shared.common.bad);
         while let Some(range) = bad.ranges().into_iter().find(|range| range.stripe >= OLD_STRIPES) {
             match bad.remove(range, &*owner).await {
                 Ok(()) => {}
@@ -199,7 +202,7 @@ impl<'a> Moving<'a> {
             let part = data.part(from, block);
             match self.old.in_shape(&Request::read(part), at + from as u64).await {
                 Ok(()) => continue,
-                Err(IoError::Medium | IoError::Corrupt) => self.old.shared.check_frozen()?,
+                Err(IoError::Medium | IoError::Corrupt) => self.old.shared.common.check_frozen()?,
                 Err(error) => return Err(error),
             }
             part.fill(0);
@@ -227,9 +230,9 @@ impl MetadataCommitter {
             }
         };
         let apply = async || {
-            let Some(router) = &shared.router else { return };
+            let Shapes::Two(router) = shared.common.shapes() else { return };
             router.end();
-            shared.limits.set_capacity(router.new_bytes);
+            shared.common.limits.set_capacity(router.new_bytes);
         };
         self.while_quiesced(async || Ok(()), change, apply, None).await
     }

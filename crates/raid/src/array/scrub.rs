@@ -112,7 +112,7 @@ impl StripeOwner {
         mended: &mut Mended,
         result: &mut ScrubResult,
     ) -> Result<(), Stop> {
-        self.shared.check_frozen()?;
+        self.shared.common.check_frozen()?;
         let len = self.shared.config.geometry.strip_bytes;
         let strips = self.strips(stripe, *unreadable);
         // Strips that cannot be read are brought back first.
@@ -194,7 +194,7 @@ impl StripeOwner {
         unreadable: &mut u64,
         mended: &RefCell<Vec<(u64, Range<u32>)>>,
     ) -> Result<(), Stop> {
-        self.shared.check_frozen()?;
+        self.shared.common.check_frozen()?;
         let place = Place { stripe, offset: rows.start, len: rows.len() as u32 };
         let strips = self.strips(stripe, *unreadable);
         let lost = strips.live & !strips.readable;

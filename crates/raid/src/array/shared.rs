@@ -32,7 +32,7 @@ pub(crate) struct Shared {
     pub configs: Configs,
     pub code: Code,
     pub members: Arc<Members>,
-    common: Arc<Common>,
+    pub common: Arc<Common>,
     /// Bytes of a strip that an entry of the log can cover, by modified strips that have redo data.
     entry_limits: Vec<u32>,
     /// Bytes by which a member's data is shifted, for the write-intent bitmap.
@@ -51,8 +51,8 @@ pub(crate) struct Common {
     pub regions: IntentBitmap,
     pub bad: BadBlocks,
     pub store: Store,
-    /// The reshape that is under way.
-    pub router: Option<ReshapeRouter>,
+    /// The reshape that was under way when the array started.
+    router: Option<ReshapeRouter>,
     /// The table as it was committed last.
     committed: Mutex<Table>,
     pub counters: Counters,
@@ -73,12 +73,13 @@ pub(crate) struct Common {
     clock: Clock,
 }
 
-impl std::ops::Deref for Shared {
-    type Target = Common;
-
-    fn deref(&self) -> &Common {
-        &self.common
-    }
+/// The shapes that an array has now.
+#[derive(Clone, Copy)]
+pub(crate) enum Shapes<'a> {
+    /// One, of all its bytes.
+    One,
+    /// Two: the router of the reshape that is under way has the shape of each byte.
+    Two(&'a ReshapeRouter),
 }
 
 /// The configuration of an array that grows, newest last. None goes away before the array does, so
@@ -171,7 +172,7 @@ impl RegionWrite<'_> {
 impl Drop for RegionWrite<'_> {
     fn drop(&mut self) {
         if let (Some(region), false) = (self.dirty, self.has_changed) {
-            self.shared.regions.end(region);
+            self.shared.common.regions.end(region);
         }
     }
 }
@@ -235,6 +236,16 @@ impl Common {
             owners: Mutex::default(),
             owners_generation: AtomicU64::new(0),
             clock,
+        }
+    }
+
+    /// The shapes that the array has now. A reshape ends once, and none begins while the array
+    /// runs.
+    #[inline]
+    pub fn shapes(&self) -> Shapes<'_> {
+        match &self.router {
+            Some(router) if router.is_on() => Shapes::Two(router),
+            _ => Shapes::One,
         }
     }
 
@@ -407,7 +418,7 @@ impl Shared {
     /// The write-intent bitmap's byte for a stripe.
     #[inline]
     pub fn region(&self, stripe: u64) -> u8 {
-        self.regions.get(self.region_of(stripe))
+        self.common.regions.get(self.region_of(stripe))
     }
 
     /// A write into a stripe begins. Its region's mark, if it needs one, is not taken away before
@@ -421,7 +432,8 @@ impl Shared {
             Consistency::Bitmap => {
                 let region = self.region_of(stripe);
                 let has_log = self.config.geometry.data > 1;
-                let is_logged = self.regions.begin_unless(region, || has_log && self.is_logging());
+                let is_logged =
+                    self.common.regions.begin_unless(region, || has_log && self.common.is_logging());
                 write((!is_logged).then_some(region), is_logged)
             }
         }
@@ -437,19 +449,20 @@ impl Shared {
     #[inline]
     pub fn has_bad(&self, stripe: u64) -> bool {
         let strips = u64::MAX;
-        !self.bad.is_empty() && self.bad.strips_in(&self.bad_range(stripe, strips, 0, u32::MAX)) != 0
+        !self.common.bad.is_empty()
+            && self.common.bad.strips_in(&self.bad_range(stripe, strips, 0, u32::MAX)) != 0
     }
 
     /// Refuses a read of blocks that nothing can bring back.
     pub fn check_bad(&self, stripe: u64, strip: usize, offset: u32, len: u32) -> IoResult {
         let range = self.bad_range(stripe, 1 << strip, offset, len);
-        let is_bad = !self.bad.is_empty() && self.bad.strips_in(&range) != 0;
+        let is_bad = !self.common.bad.is_empty() && self.common.bad.strips_in(&range) != 0;
         if is_bad { Err(IoError::Medium) } else { Ok(()) }
     }
 
     /// Nothing can be served any more: more members are missing than parity stands for.
     pub fn freeze(&self, why: &str) {
-        if !self.is_frozen.swap(true, Ordering::SeqCst) {
+        if !self.common.is_frozen.swap(true, Ordering::SeqCst) {
             tracing::error!(array = self.config.name, "the array is frozen: {why}");
         }
     }
@@ -481,7 +494,7 @@ impl Shared {
             self.members.announce_failure(slot);
             self.check_redundancy(slot);
         }
-        self.check_frozen()?;
+        self.common.check_frozen()?;
         self.on_committer(move |committer| {
             Box::pin(async move { committer.take_out(slot, role, reason).await })
         })
@@ -535,7 +548,7 @@ impl Shared {
 
     /// The slots that stand for each other, of every group of every shape that a slot is in.
     fn sets_of(&self, slot: usize) -> impl Iterator<Item = MemberSet> + use<> {
-        self.table().sets().filter(move |set| set.slots.contains(&slot))
+        self.common.table().sets().filter(move |set| set.slots.contains(&slot))
     }
 
     /// Runs work on the array's committing core. On a core that has opened a channel.
@@ -544,8 +557,8 @@ impl Shared {
         W: FnOnce(Rc<MetadataCommitter>) -> remote::LocalFuture<IoResult> + Send + 'static,
     {
         self.ensure_committer();
-        let Some(committer) = self.committer() else { return Err(IoError::DeviceGone) };
-        let id = self.lead;
+        let Some(committer) = self.common.committer() else { return Err(IoError::DeviceGone) };
+        let id = self.common.lead;
         let answer = remote::call(&committer, move || {
             match registry::find(id).and_then(|owner| owner.committer.borrow().clone()) {
                 Some(committer) => work(committer),
@@ -558,15 +571,15 @@ impl Shared {
     /// Makes this core, which has opened a channel, the committing one if there is none or it has
     /// ended.
     pub fn ensure_committer(&self) {
-        let Some(owner) = registry::find(self.lead) else { return };
-        let is_successor = self.committer().is_some();
-        if !self.claim_committer(&owner.core.remote()) {
+        let Some(owner) = registry::find(self.common.lead) else { return };
+        let is_successor = self.common.committer().is_some();
+        if !self.common.claim_committer(&owner.core.remote()) {
             return;
         }
         MetadataCommitter::settle(&owner);
         // The core that has ended may have had marks to take away.
         let has_marks = self.config.consistency == Consistency::Bitmap && self.config.geometry.data > 1;
-        if is_successor && has_marks && !self.is_read_only && self.is_logging() {
+        if is_successor && has_marks && !self.common.is_read_only && self.common.is_logging() {
             owner.core.spawn(clear_marks(Rc::downgrade(&owner)));
         }
     }

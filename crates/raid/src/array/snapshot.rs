@@ -73,7 +73,7 @@ impl StripeOwner {
     /// and checksums.
     pub async fn snapshot(&self, scratch: &mut Scratch, rect: &Rect, source: Source<'_>) {
         let config = &self.shared.config;
-        let is_mirror_in_place = config.is_mirror() && self.shared.is_in_place.load(Ordering::Relaxed);
+        let is_mirror_in_place = config.is_mirror() && self.shared.common.is_in_place.load(Ordering::Relaxed);
         if let Some(segments) = in_place(rect, source, config, is_mirror_in_place) {
             for (strip, segment) in (rect.first..).zip(segments) {
                 scratch.new[strip] = Some(NewData::InPlace(segment));

@@ -137,7 +137,7 @@ impl StripeOwner {
             let unknown = unknown.len() as u64;
             self.shared.note_contradictions(&Found { stripe, offset, rows, mended, unknown });
         }
-        if !self.shared.is_read_only {
+        if !self.shared.common.is_read_only {
             for wrong in ones(mended & !compared.replaced) {
                 self.repair(scratch, stripe, wrong, offset).await?;
             }

@@ -220,7 +220,11 @@ impl StripeOwner {
         let pool = BufferPool::new(2 * memory_bytes);
         core.trim_when_idle(&pool, STOCK_BYTES);
         StripeOwner {
-            log: Log::new(shared.config.clone(), shared.log_identity().0, shared.log_identity().1),
+            log: Log::new(
+                shared.config.clone(),
+                shared.common.log_identity().0,
+                shared.common.log_identity().1,
+            ),
             channels: MemberChannels::new(members),
             committer: RefCell::default(),
             old,
@@ -309,10 +313,10 @@ impl StripeOwner {
     }
 
     fn with_owner<R>(&self, stripe: u64, work: impl FnOnce(&Rc<[CoreRef]>, usize) -> R) -> R {
-        let generation = self.shared.owners_generation();
+        let generation = self.shared.common.owners_generation();
         let mut owners = self.owners.borrow_mut();
         if owners.0 != generation {
-            *owners = (generation, self.shared.owner_cores().iter().cloned().collect());
+            *owners = (generation, self.shared.common.owner_cores().iter().cloned().collect());
         }
         let lane = usize::from(self.shared.config.lane_of(stripe));
         work(&owners.1, lane % owners.1.len())
@@ -422,14 +426,14 @@ impl StripeOwner {
     #[inline]
     pub async fn set_region(&self, stripe: u64, needed: u8) -> IoResult {
         let region = self.shared.region_of(stripe);
-        if self.shared.regions.has(region, needed) || mutant::is(Mutant::IntentBitmapNotAwaited) {
+        if self.shared.common.regions.has(region, needed) || mutant::is(Mutant::IntentBitmapNotAwaited) {
             return Ok(());
         }
         Box::pin(self.commit_region(region, needed)).await
     }
 
     async fn commit_region(&self, region: u64, needed: u8) -> IoResult {
-        while let Err(MemberFailures(failures)) = self.shared.regions.set(region, needed, self).await {
+        while let Err(MemberFailures(failures)) = self.shared.common.regions.set(region, needed, self).await {
             self.members_failed(failures).await?;
         }
         Ok(())
@@ -447,7 +451,7 @@ impl StripeOwner {
     async fn commit_good(&self, rect: &Rect) -> IoResult {
         let range = self.shared.bad_range(rect.stripe, rect.mask(), rect.offset, rect.len);
         loop {
-            match self.shared.bad.remove(range, self).await {
+            match self.shared.common.bad.remove(range, self).await {
                 Ok(()) => return Ok(()),
                 Err(BadBlocksError::Members(MemberFailures(failures))) => {
                     self.members_failed(failures).await?
@@ -459,7 +463,7 @@ impl StripeOwner {
     }
 
     pub async fn members_failed(&self, failures: Vec<(usize, IoError)>) -> IoResult {
-        self.shared.check_frozen()?;
+        self.shared.common.check_frozen()?;
         if failures.is_empty() {
             return Err(IoError::DeviceGone); // there is no member to write to, and trying again finds none
         }
@@ -501,11 +505,11 @@ pub(crate) async fn keep_regions(owner: Weak<StripeOwner>) {
         let Some(owner) = owner.upgrade() else { return };
         let shared = &owner.shared;
         shared.ensure_committer();
-        if owner.committer.borrow().is_none() || shared.is_frozen() {
+        if owner.committer.borrow().is_none() || shared.common.is_frozen() {
             continue;
         }
-        if shared.regions.sweep(&mut memory) > 0
-            && let Err(MemberFailures(failures)) = shared.regions.settle(&*owner).await
+        if shared.common.regions.sweep(&mut memory) > 0
+            && let Err(MemberFailures(failures)) = shared.common.regions.settle(&*owner).await
         {
             let _ = owner.members_failed(failures).await; // the next write finds out as well
         }
@@ -521,16 +525,16 @@ pub(crate) async fn clear_marks(owner: Weak<StripeOwner>) {
     loop {
         let Some(owner) = owner.upgrade() else { return };
         let shared = &owner.shared;
-        if !shared.is_logging() || shared.is_frozen() {
+        if !shared.common.is_logging() || shared.common.is_frozen() {
             return;
         }
-        let is_busy = |region: &u64| !shared.regions.sweep_idle(*region);
+        let is_busy = |region: &u64| !shared.common.regions.sweep_idle(*region);
         let busy = match left.take() {
-            None => (0..shared.regions.regions()).filter(is_busy).collect(),
+            None => (0..shared.common.regions.regions()).filter(is_busy).collect(),
             Some(before) => before.into_iter().filter(is_busy).collect::<Vec<_>>(),
         };
         // Marks that a sync has cleared before are written with it.
-        while let Err(MemberFailures(failures)) = shared.regions.settle(&*owner).await {
+        while let Err(MemberFailures(failures)) = shared.common.regions.settle(&*owner).await {
             if owner.members_failed(failures).await.is_err() {
                 return;
             }

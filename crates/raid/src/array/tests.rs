@@ -389,7 +389,7 @@ async fn start_on_three(cores: &[reactor::Core]) -> (Arc<Array>, Faults, Rc<dyn 
     }
     let channel = array.open_channel().unwrap();
     cores[0].sleep(1_000_000_000).await;
-    assert_eq!(array.shared.owner_cores().len(), 3);
+    assert_eq!(array.shared.common.owner_cores().len(), 3);
     (array, faults, channel)
 }
 
@@ -418,7 +418,7 @@ fn a_gate_that_the_committing_core_left_closed_is_opened_once_after_its_end() {
         cores[1].end_simulated();
         write_at_once(&array, &*channel, true).await;
         let after = array.table();
-        assert_eq!(array.shared.owner_cores().len(), 2);
+        assert_eq!(array.shared.common.owner_cores().len(), 2);
         // Members may have a table of the next generation.
         assert!(after.generation == before.generation + 2 && after.nonce != before.nonce);
     });
@@ -432,7 +432,7 @@ fn many_requests_for_stripes_of_a_core_that_has_ended_share_a_commit() {
         let before = array.table();
         cores[1].end_simulated();
         write_at_once(&array, &*channel, false).await;
-        assert_eq!(array.shared.owner_cores().len(), 2);
+        assert_eq!(array.shared.common.owner_cores().len(), 2);
         assert_eq!(array.table().generation, before.generation + 1);
     });
 }
@@ -594,7 +594,7 @@ fn a_write_that_starts_over_leaves_no_mark_when_it_has_ended() {
             write(&*channel, stripe * (48 << 10), 7, 4096).await.unwrap();
         }
         assert!(array.counters().read_errors.load(std::sync::atomic::Ordering::Relaxed) > 0);
-        let regions = &array.shared.regions;
+        let regions = &array.shared.common.regions;
         assert!((0..regions.regions()).all(|region| regions.sweep_idle(region)));
         assert_eq!(array.count_regions(DIRTY), 0);
     });

@@ -28,17 +28,17 @@ impl Array {
 
     /// Latencies of foreground requests.
     pub fn samples(&self) -> &Samples {
-        &self.shared.samples
+        &self.shared.common.samples
     }
 
     /// A UUID for a new member. Must run on a core, whose randomness the simulator uses.
     pub fn new_uuid(&self) -> Uuid {
-        Uuid::from_random(self.shared.new_nonce())
+        Uuid::from_random(self.shared.common.new_nonce())
     }
 
     /// Nanoseconds since 1970. Must run on a core.
     pub fn wall_ns(&self) -> u64 {
-        self.shared.wall_ns()
+        self.shared.common.wall_ns()
     }
 
     /// Fills one stripe of a slot's incoming device, on the stripe's owner. Stripes may be filled
@@ -174,14 +174,14 @@ impl Array {
 
     /// Number of regions with all of `bits`.
     pub fn count_regions(&self, bits: u8) -> u64 {
-        self.shared.regions.count(bits)
+        self.shared.common.regions.count(bits)
     }
 
     /// Clears bits of a region, in memory; members get this with the next write of the bitmap. A
     /// region in sync also loses [`OPEN`].
     pub fn clear_region(&self, region: u64, bits: u8) {
         let open = if bits & NEED_SYNC != 0 { OPEN } else { 0 };
-        self.shared.regions.clear(region, bits | open);
+        self.shared.common.regions.clear(region, bits | open);
     }
 
     /// Lanes that fit in every live member's log.
@@ -209,7 +209,7 @@ impl Array {
     /// If the array cannot continue without the members that fail.
     pub async fn settle_regions(&self) -> IoResult {
         let settle = move |owner: Rc<StripeOwner>| async move {
-            while let Err(MemberFailures(failures)) = owner.shared.regions.settle(&*owner).await {
+            while let Err(MemberFailures(failures)) = owner.shared.common.regions.settle(&*owner).await {
                 owner.members_failed(failures).await?;
             }
             Ok(())
@@ -219,7 +219,7 @@ impl Array {
 
     /// An operator's settings for the upkeep.
     pub fn maintenance(&self) -> Maintenance {
-        self.shared.look_at_table(|table| table.maintenance)
+        self.shared.common.look_at_table(|table| table.maintenance)
     }
 
     /// Makes settings for the upkeep durable; then they apply. Must run on a core.
@@ -235,14 +235,14 @@ impl Array {
     pub fn allows_scheduled_scrub(&self) -> bool {
         let now_ns = self.wall_ns();
         self.shared.members.is_healthy()
-            && self.shared.look_at_table(|table| table.allows_scheduled_scrub(now_ns))
+            && self.shared.common.look_at_table(|table| table.allows_scheduled_scrub(now_ns))
     }
 
     /// Whether a scheduled scrub is due, and may run now. Must run on a core.
     pub fn is_scrub_due(&self) -> bool {
         let now_ns = self.wall_ns();
         let is_due = |table: &Table| table.next_scrub_ns(now_ns).is_some_and(|due_ns| due_ns <= now_ns);
-        self.shared.look_at_table(is_due) && self.allows_scheduled_scrub()
+        self.shared.common.look_at_table(is_due) && self.allows_scheduled_scrub()
     }
 
     /// Commits a change of the table that concerns no member, such as the position of a scrub.

@@ -203,7 +203,7 @@ impl<'a> StripeWrite<'a> {
         unreadable: &'a mut u64,
     ) -> Result<StripeWrite<'a>, Stop> {
         let (shared, rect) = (&owner.shared, &request.rect);
-        shared.check_frozen()?;
+        shared.common.check_frozen()?;
         let strips = owner.strips(rect.stripe, *unreadable);
         // Before a sync, parity may contradict strips that can be read: only blocks that cannot be
         // read are computed from it.
@@ -243,7 +243,7 @@ impl<'a> StripeWrite<'a> {
     /// [`Stop::Again`] when a member has gone meanwhile, and the write can still be logged.
     fn check_unlogged(&self) -> Result<(), Stop> {
         let has_parity = self.strips.data > 1;
-        match !self.region.is_logged() && has_parity && self.owner.shared.is_logging() {
+        match !self.region.is_logged() && has_parity && self.owner.shared.common.is_logging() {
             true => Err(Stop::Again),
             false => Ok(()),
         }
@@ -328,7 +328,7 @@ impl<'a> StripeWrite<'a> {
         }
         let old = RefCell::new(&mut self.scratch.old);
         let work = async |part: &mut Scratch, rows: &Range<u32>, unreadable: &mut u64| {
-            owner.shared.check_frozen()?;
+            owner.shared.common.check_frozen()?;
             let place = Place { stripe: rect.stripe, offset: rows.start, len: rows.len() as u32 };
             let strips = owner.strips(rect.stripe, *unreadable);
             owner.halve_around(&strips, place.len)?;
@@ -562,7 +562,7 @@ impl<'a> StripeWrite<'a> {
         if is_skipped {
             check_skipped(shared, rect.stripe, &self.region)?;
         }
-        shared.check_frozen()?;
+        shared.common.check_frozen()?;
         self.region.change();
         batch.run().await;
         let failed: Vec<(u32, IoError)> = batch.failures().collect();
@@ -660,7 +660,7 @@ impl StripeOwner {
                 ReadFailure::Medium => *unreadable |= 1 << strip,
                 ReadFailure::Fatal(error) => failed.push((strip as usize, error)),
             }
-            self.shared.count_read_error();
+            self.shared.common.count_read_error();
         }
         let is_complete = scratch.batch.failures().next().is_none();
         for (strip, error) in failed {
@@ -754,7 +754,7 @@ impl StripeOwner {
         data: block::Data<'_>,
         unreadable: &mut u64,
     ) -> Result<(), Stop> {
-        self.shared.check_frozen()?;
+        self.shared.common.check_frozen()?;
         let len = data.len() as u32;
         // Now that the rows are locked: it may have been given up since the request was looked at.
         self.shared.check_bad(stripe, strip, offset, len)?;
@@ -773,7 +773,7 @@ impl StripeOwner {
         self.compute(scratch, place, strip, &strips, unreadable, Checks::One).await?;
         self.settle_copies(scratch, &strips, stripe, strip, offset).await?;
         data.copy_from(scratch.bytes(strip));
-        if strips.live >> strip & 1 == 1 && !self.shared.is_read_only {
+        if strips.live >> strip & 1 == 1 && !self.shared.common.is_read_only {
             self.correct(scratch, stripe, strip, offset).await?;
         }
         Ok(())
@@ -835,7 +835,7 @@ impl StripeOwner {
         // SAFETY: as in `read_strips`.
         unsafe { self.add_writes(scratch, stripe, strip, offset, segment) };
         scratch.batch.run().await;
-        self.shared.count_repair();
+        self.shared.common.count_repair();
         let failed: Vec<(u32, IoError)> = scratch.batch.failures().collect();
         for (tag, error) in failed {
             let (slot, role) = of_tag(tag);

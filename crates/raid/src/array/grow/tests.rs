@@ -219,7 +219,7 @@ fn a_bitmap_without_room_is_refused_with_the_largest_size_that_works() {
         assert_eq!(wanted, 80 * MIB);
         assert!(matches!(array.grow(Some(most + STRIP)).await, Err(GrowError::MapFull { .. })));
         let growth = array.grow(Some(most)).await.unwrap();
-        assert_eq!(array.config().regions(), array.shared.regions.room());
+        assert_eq!(array.config().regions(), array.shared.common.regions.room());
         write(&*channel, growth.after - (64 << 10), 5).await;
         array.stop().await.unwrap();
         drop(channel);

@@ -441,7 +441,7 @@ fn a_spare_is_filled_while_a_change_cannot_go_on() {
         let owner = array.owner();
         let range = |i: u64| BadRange { stripe: (1 << 40) + 2 * i, strips: 1, offset: 0, len: BLOCK as u32 };
         let mut ranges = 0;
-        while array.shared.bad.add(range(ranges), &*owner).await.is_ok() {
+        while array.shared.common.bad.add(range(ranges), &*owner).await.is_ok() {
             ranges += 1;
         }
         drop(owner);

@@ -79,7 +79,7 @@ fn requests_that_wait_and_run_on_a_core_that_ends_are_carried_out_by_its_success
             at_work.extend(in_inbox);
             let ends = crate::metadata::all(at_work).await;
             assert!(ends.len() == 20 && ends.iter().all(|is_well| *is_well));
-            assert_eq!(array.shared.owner_cores().len(), 2);
+            assert_eq!(array.shared.common.owner_cores().len(), 2);
             let ends = crate::metadata::all(requests(&channel, &[], &blocks)).await;
             assert!(ends.iter().all(|is_well| *is_well));
         });
@@ -127,7 +127,7 @@ fn an_owner_whose_thread_ends_loses_no_write_of_another_thread() {
         let array = array.unwrap();
         let other = array.clone();
         cores.get(1).call(move |_| drop(other.open_channel().unwrap())).unwrap();
-        while array.shared.owner_cores().len() < 2 {
+        while array.shared.common.owner_cores().len() < 2 {
             std::thread::yield_now();
         }
         let (ending, written) = (cores.get(1), array.clone());
@@ -154,7 +154,7 @@ fn an_owner_whose_thread_ends_loses_no_write_of_another_thread() {
             for offset in (0..16 * 200 * 4096).step_by(4096) {
                 assert_eq!(read(&*channel, offset, BLOCK).await.unwrap(), [content(offset); BLOCK]);
             }
-            written.shared.owner_cores().len()
+            written.shared.common.owner_cores().len()
         });
         assert_eq!(left, Ok(1));
         drop(array);
