@@ -25,6 +25,7 @@ use crate::mutant::{self, Mutant};
 use crate::parity::Matrix;
 use crate::stripe::plan::{Method, Plan, Strips};
 use crate::stripe::rect::Rect;
+use crate::stripe::rows::Lock;
 use arrayvec::ArrayVec;
 use block::{Flags, IoError, IoResult, Op};
 use std::cell::RefCell;
@@ -99,11 +100,7 @@ impl StripeOwner {
         if !self.owns(rect.stripe) {
             return Err(Stop::Moved);
         }
-        let rows = rect.offset..rect.offset + rect.len;
-        let _rows = match mutant::is(Mutant::NoRowLock) {
-            false => Some(self.locks.lock(rect.stripe, rows).await),
-            true => None,
-        };
+        let _rows = self.lock_rows(rect).await;
         match self.write_rows(request).await {
             // Blocks of other strips are lost. Once that is noted, these can be written.
             Err((Stop::Error(IoError::Medium), Rows::Untouched)) => {
@@ -112,6 +109,13 @@ impl StripeOwner {
             }
             result => result.map_err(|(stop, _)| stop),
         }
+    }
+
+    /// Locks the rows of a rectangle.
+    fn lock_rows(&self, rect: &Rect) -> Lock<'_> {
+        let is_locked = !mutant::is(Mutant::NoRowLock);
+        let rows = if is_locked { rect.offset..rect.offset + rect.len } else { 0..0 };
+        self.locks.lock(rect.stripe, rows)
     }
 
     /// Writes a rectangle whose rows the caller holds. An error says whether anything of it may
@@ -155,13 +159,7 @@ impl StripeOwner {
         write.partial_parity();
         write.log().await?;
         write.new_parity();
-        if mutant::is(Mutant::RetireEarly) {
-            write.retire();
-        }
         write.check_unlogged()?;
-        if mutant::is(Mutant::BadClearedEarly) {
-            write.clear_bad().await?;
-        }
         write.write_new().await?;
         // Until then a member that was skipped may be assembled as a live one: recovery needs the
         // entry.
@@ -189,6 +187,17 @@ struct StripeWrite<'a> {
     region: RegionWrite<'a>,
     /// Its entry in the log.
     ticket: Option<Ticket>,
+}
+
+/// The part of a write's entry in the log that depends on the write.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum EntryContent {
+    /// The partial parity.
+    Parity,
+    /// The new data, and the partial parity unless the stripe is full.
+    NewData,
+    /// The checksums of a full stripe.
+    Checksums,
 }
 
 impl<'a> StripeWrite<'a> {
@@ -229,12 +238,16 @@ impl<'a> StripeWrite<'a> {
 
     /// Sets the marks of the write in the write-intent bitmap, durably.
     async fn mark_region(&self) -> IoResult {
+        self.owner.set_region(self.request.rect.stripe, self.marks()).await
+    }
+
+    /// The marks that the write-intent bitmap needs before the stripe changes.
+    fn marks(&self) -> u8 {
         let dirty = if self.region.is_dirty() { DIRTY } else { 0 };
         let is_unmarked = mutant::is(Mutant::StaleNotMarked)
             || matches!(self.request.source, Source::Zeroes) && mutant::is(Mutant::ZeroesNotStale);
-        let is_marked = self.strips.is_degraded() && !is_unmarked;
-        let stale = if is_marked { STALE } else { 0 };
-        self.owner.set_region(self.request.rect.stripe, WRITTEN | dirty | stale).await
+        let stale = if self.strips.is_degraded() && !is_unmarked { STALE } else { 0 };
+        WRITTEN | dirty | stale
     }
 
     /// Checks a write that has no entry in the log and is about to change its stripe.
@@ -444,23 +457,41 @@ impl<'a> StripeWrite<'a> {
 
     /// Makes the entry of this write durable, where one is needed.
     async fn log(&mut self) -> Result<(), Stop> {
-        let (owner, rect, data) = (self.owner, &self.request.rect, self.strips.data);
-        if !self.region.is_logged() {
-            return Ok(());
+        let Some(content) = self.entry_content() else { return Ok(()) };
+        self.ticket = Some(self.append(content).await?);
+        if mutant::is(Mutant::RetireEarly) {
+            self.retire();
+        }
+        Ok(())
+    }
+
+    /// The content of the write's entry in the log; `None` if it needs no entry.
+    fn entry_content(&self) -> Option<EntryContent> {
+        let (shared, rect) = (&self.owner.shared, &self.request.rect);
+        let has_parity = self.strips.data > 1 && self.plan.parity != 0;
+        if !self.region.is_logged() || !has_parity || mutant::is(Mutant::BitmapOnly) {
+            return None;
         }
         let is_full = self.plan.method == Method::Full;
         // Without new data in its entry replay computes a lost strip from parity as it is. After a
         // creation without zeroes that is what a degraded read returned before, so nothing is lost.
         // A start by force may trust parity that is wrong under written blocks: there only new data
         // in the entry keeps a block that is being written.
-        let is_whole = owner.shared.is_whole(rect.stripe) && self.strips.is_synced;
-        if data == 1 || self.plan.parity == 0 || mutant::is(Mutant::BitmapOnly) {
-            return Ok(());
-        }
+        let is_whole = shared.is_whole(rect.stripe) && self.strips.is_synced;
         if is_full && is_whole && mutant::is(Mutant::FullStripesUnlogged) {
-            return Ok(());
+            return None;
         }
         let has_redo = (!is_whole || (rect.count > 1 && !is_full)) && !mutant::is(Mutant::NoRedo);
+        Some(match (has_redo, is_full) {
+            (true, _) => EntryContent::NewData,
+            (false, true) => EntryContent::Checksums,
+            (false, false) => EntryContent::Parity,
+        })
+    }
+
+    /// Appends the entry of this write to the logs of the parity members.
+    async fn append(&mut self, content: EntryContent) -> Result<Ticket, Stop> {
+        let (owner, rect, data) = (self.owner, &self.request.rect, self.strips.data);
         let scratch = &mut *self.scratch;
         scratch.copies.clear();
         for strip in ones(self.plan.parity) {
@@ -472,13 +503,14 @@ impl<'a> StripeWrite<'a> {
             let (parity, log_offset) = (strip - data, layout.log_offset);
             scratch.copies.push(LogCopy { parity, slot, role, channel, log_offset });
         }
-        if is_full && !has_redo {
+        if content == EntryContent::Checksums {
             owner.sum(scratch);
         }
         // Recovery may find it where it can be written: what is read from then on must not be
         // older.
         scratch.is_logged = true;
         let scratch = &*scratch;
+        let is_full = self.plan.method == Method::Full;
         let mut targets = ArrayVec::<Target<'_>, MAX_PARITY>::new();
         for LogCopy { parity, slot, channel, log_offset, .. } in &scratch.copies {
             let partial = match is_full {
@@ -487,9 +519,11 @@ impl<'a> StripeWrite<'a> {
             };
             targets.push(Target { parity: *parity, slot: *slot, channel, log_offset: *log_offset, partial });
         }
-        let redo: ArrayVec<&[u8], MAX_GROUP_MEMBERS> = match has_redo {
-            true => new_strips(&scratch.new, rect.mask()).into_iter().map(|(_, bytes)| bytes).collect(),
-            false => ArrayVec::new(),
+        let redo: ArrayVec<&[u8], MAX_GROUP_MEMBERS> = match content {
+            EntryContent::NewData => {
+                new_strips(&scratch.new, rect.mask()).into_iter().map(|(_, bytes)| bytes).collect()
+            }
+            EntryContent::Parity | EntryContent::Checksums => ArrayVec::new(),
         };
         let entry = Entry {
             stripe: rect.stripe,
@@ -497,14 +531,11 @@ impl<'a> StripeWrite<'a> {
             len: rect.len,
             modified: rect.mask(),
             redo: &redo,
-            checksums: if is_full && !has_redo { &scratch.checksums } else { &[] },
+            checksums: if content == EntryContent::Checksums { &scratch.checksums } else { &[] },
             targets: &targets,
         };
         match owner.log.append(&entry).await {
-            Ok(ticket) => {
-                self.ticket = Some(ticket);
-                Ok(())
-            }
+            Ok(ticket) => Ok(ticket),
             Err(AppendError::Members(failed)) => {
                 for (slot, error) in failed {
                     let copy = scratch.copies.iter().find(|copy| copy.slot == slot);
@@ -527,11 +558,10 @@ impl<'a> StripeWrite<'a> {
         let shared = &owner.shared;
         let config = &shared.config;
         let data = config.geometry.data;
-        let flags = match config.consistency {
-            Consistency::None => self.request.flags,
-            _ if mutant::is(Mutant::NoFua) => Flags::NONE,
-            _ => Flags::FUA,
-        };
+        if mutant::is(Mutant::BadClearedEarly) {
+            self.clear_bad().await?;
+        }
+        let flags = self.flags();
         let Scratch { batch, new, parity, .. } = &mut *self.scratch;
         batch.clear();
         // A member that began to fail after the plan was made misses this write, too.
@@ -576,14 +606,28 @@ impl<'a> StripeWrite<'a> {
         // a member's failure is committed and before the write is acknowledged.
         owner.set_region(rect.stripe, WRITTEN | STALE).await?;
         for (tag, error) in failed {
-            let (slot, role) = of_tag(tag);
-            if mutant::is(Mutant::AckBeforeMemberOut) {
-                shared.members.announce_failure(slot);
-                continue;
-            }
-            shared.member_failed(slot, role, error).await?;
+            self.missed(tag, error).await?;
         }
         Ok(())
+    }
+
+    /// The flags of writes to members.
+    fn flags(&self) -> Flags {
+        match self.owner.shared.config.consistency {
+            Consistency::None => self.request.flags,
+            _ if mutant::is(Mutant::NoFua) => Flags::NONE,
+            _ => Flags::FUA,
+        }
+    }
+
+    /// Fails a member that missed this write.
+    async fn missed(&self, tag: u32, error: IoError) -> IoResult {
+        let (shared, (slot, role)) = (&self.owner.shared, of_tag(tag));
+        if mutant::is(Mutant::AckBeforeMemberOut) {
+            shared.members.announce_failure(slot);
+            return Ok(());
+        }
+        shared.member_failed(slot, role, error).await
     }
 }
 
