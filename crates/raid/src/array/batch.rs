@@ -9,6 +9,9 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
+/// Stripes of one request that are written at a time.
+const STRIPES_AT_ONCE: usize = 8;
+
 /// A batch of requests to members.
 #[derive(Default)]
 pub struct Batch {
@@ -127,4 +130,34 @@ impl Future for Running<'_> {
         }
         if is_pending { Poll::Pending } else { Poll::Ready(()) }
     }
+}
+
+/// Runs the writes of a request, several at a time. All run to their end, even if some fail;
+/// returns one of the errors.
+pub(super) async fn all<F: Future<Output = IoResult>>(mut writes: impl Iterator<Item = F>) -> IoResult {
+    let mut running: Vec<Pin<Box<F>>> = Vec::new();
+    let mut result = Ok(());
+    std::future::poll_fn(|cx| {
+        loop {
+            while running.len() < STRIPES_AT_ONCE
+                && let Some(write) = writes.next()
+            {
+                running.push(Box::pin(write));
+            }
+            let before = running.len();
+            running.retain_mut(|write| match write.as_mut().poll(cx) {
+                Poll::Ready(end) => {
+                    result = result.and(end);
+                    false
+                }
+                Poll::Pending => true,
+            });
+            match (running.is_empty(), running.len() == before) {
+                (true, true) => return Poll::Ready(result),
+                (_, true) => return Poll::Pending,
+                _ => {}
+            }
+        }
+    })
+    .await
 }

@@ -1,26 +1,28 @@
 //! The channel of one core to an array. Healthy reads go directly to a member, all other requests
 //! to the stripe's owner.
 
+use super::batch::{Batch, all};
 use super::boundary::Shape;
-use super::forward::StripeRequest;
+use super::coalesce::{RunWriter, WriteCoalescer, write_in_stream};
 use super::hedge::{self, Place};
 use super::members::{MemberChannel, MemberRole};
+use super::request::{Caller, Source, StripeRequest, WriteRequest};
 use super::shared::{Shapes, Shared};
-use super::stripe_owner::{Caller, Source, StripeOwner, WriteRequest};
+use super::stripe_owner::StripeOwner;
+use crate::Geometry;
 use crate::config::Consistency;
 use crate::metadata::intent_bitmap::NEED_SYNC;
 use crate::stripe::rect::{Rect, Run, runs};
+use crate::stripe::streams::StreamId;
 use arrayvec::ArrayVec;
 use block::{Channel, Flags, IoError, IoFuture, IoResult, MAX_JOINED, Op, Request, StatusReport, join_all};
+use reactor::Core;
 use std::cell::Cell;
 use std::future::Future;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
+use std::sync::atomic::Ordering;
 
-/// Stripes of one request that are written at a time.
-const STRIPES_AT_ONCE: usize = 8;
 /// Number of plain reads for each one whose latency is measured.
 const READS_PER_SAMPLE: u32 = 64;
 /// Reads in flight by which a copy of a mirror exceeds another one before that is read instead.
@@ -224,12 +226,21 @@ impl ArrayChannel {
         Ok(())
     }
 
+    /// The stream of a write, if it belongs to one and does not fit stripes.
+    #[inline]
+    fn stream_of(&self, offset: u64, len: u64) -> Option<StreamId> {
+        if self.shared.config.geometry.data == 1 {
+            return None;
+        }
+        self.owner.coalescer.stream_of(offset, len, || self.owner.core.now_ns())
+    }
+
     async fn write(&self, req: &Request<'_>, offset: u64) -> IoResult {
         let geometry = &self.shared.config.geometry;
         if req.op == Op::Write
             && let Some(stream) = self.stream_of(offset, req.len)
         {
-            return Box::pin(self.write_in_stream(req, offset, stream)).await;
+            return Box::pin(write_in_stream(self, req, offset, stream)).await;
         }
         let source = if req.op == Op::Write { Source::Data(req.data) } else { Source::Zeroes };
         let mut runs = runs(geometry, offset, req.len);
@@ -239,15 +250,6 @@ impl ArrayChannel {
         }
         let rects = std::iter::once(first).chain(runs).flat_map(|run| run.rects(geometry));
         all(rects.map(|rect| self.write_rect(rect, source, req.flags))).await
-    }
-
-    /// Writes a part of a stripe.
-    pub(super) async fn write_run(&self, run: Run, source: Source<'_>, flags: Flags) -> IoResult {
-        let rects = run.rects(&self.shared.config.geometry);
-        match rects[..] {
-            [rect] => self.write_rect(rect, source, flags).await,
-            _ => all(rects.into_iter().map(|rect| self.write_rect(rect, source, flags))).await,
-        }
     }
 
     async fn write_rect(&self, rect: Rect, source: Source<'_>, flags: Flags) -> IoResult {
@@ -271,13 +273,39 @@ impl ArrayChannel {
         if self.shared.config.consistency != Consistency::None {
             return Ok(()); // every acknowledged write is durable
         }
-        let mut batch = super::batch::Batch::default();
+        let mut batch = Batch::default();
         for slot in 0..self.shared.config.geometry.members() {
             let member = self.owner.channels.get(slot, MemberRole::Current).ok_or(IoError::DeviceGone)?;
             batch.add_plain(slot as u32, member.channel, Request::flush(), 0);
         }
         batch.run().await;
         batch.failures().next().map_or(Ok(()), |(_, error)| Err(error))
+    }
+}
+
+impl RunWriter for ArrayChannel {
+    fn coalescer(&self) -> &WriteCoalescer {
+        &self.owner.coalescer
+    }
+
+    fn geometry(&self) -> &Geometry {
+        &self.shared.config.geometry
+    }
+
+    fn core(&self) -> &Core {
+        &self.owner.core
+    }
+
+    fn count_joined(&self) {
+        self.shared.common.counters.joined_writes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    async fn write_run(&self, run: Run, source: Source<'_>, flags: Flags) -> IoResult {
+        let rects = run.rects(&self.shared.config.geometry);
+        match rects[..] {
+            [rect] => self.write_rect(rect, source, flags).await,
+            _ => all(rects.into_iter().map(|rect| self.write_rect(rect, source, flags))).await,
+        }
     }
 }
 
@@ -351,34 +379,4 @@ impl ArrayChannel {
             _ => IoFuture::new(self.write(req, offset)),
         }
     }
-}
-
-/// Runs the writes of a request, several at a time. All run to their end, even if some fail;
-/// returns one of the errors.
-pub(super) async fn all<F: Future<Output = IoResult>>(mut writes: impl Iterator<Item = F>) -> IoResult {
-    let mut running: Vec<Pin<Box<F>>> = Vec::new();
-    let mut result = Ok(());
-    std::future::poll_fn(|cx| {
-        loop {
-            while running.len() < STRIPES_AT_ONCE
-                && let Some(write) = writes.next()
-            {
-                running.push(Box::pin(write));
-            }
-            let before = running.len();
-            running.retain_mut(|write| match write.as_mut().poll(cx) {
-                Poll::Ready(end) => {
-                    result = result.and(end);
-                    false
-                }
-                Poll::Pending => true,
-            });
-            match (running.is_empty(), running.len() == before) {
-                (true, true) => return Poll::Ready(result),
-                (_, true) => return Poll::Pending,
-                _ => {}
-            }
-        }
-    })
-    .await
 }

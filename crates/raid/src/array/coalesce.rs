@@ -23,8 +23,8 @@
 //! FUA if one of them has it. No memory is held but the requests' own, whose callers wait. When it
 //! fails, each request is tried by itself and ends as it would have ended alone.
 
-use super::channel::{ArrayChannel, all};
-use super::stripe_owner::{Caller, Source};
+use super::batch::all;
+use super::request::{Caller, Source};
 use crate::Geometry;
 use crate::mutant::{self, Mutant};
 use crate::stripe::rect::{Run, runs};
@@ -35,13 +35,30 @@ use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
 /// Requests that are joined, at most.
 const MOST_PARTS: usize = 256;
 /// Writes of streams that are looked after at a time; more go without.
 const MOST_WRITES: usize = 64;
+
+/// The channel whose writes are joined, and which writes them. One for each shape of a core.
+pub(super) trait RunWriter {
+    /// The joint writes of this core.
+    fn coalescer(&self) -> &WriteCoalescer;
+
+    /// The stripes.
+    fn geometry(&self) -> &Geometry;
+
+    /// This core.
+    fn core(&self) -> &Core;
+
+    /// Writes a part of a stripe. The memory of `source` is valid until the future ends.
+    fn write_run(&self, run: Run, source: Source<'_>, flags: Flags) -> impl Future<Output = IoResult>;
+
+    /// Counts a part of a request that was written together with others.
+    fn count_joined(&self);
+}
 
 /// The joint writes of one core.
 #[derive(Default)]
@@ -154,6 +171,12 @@ impl Joint {
 }
 
 impl WriteCoalescer {
+    /// The stream of a write, if it belongs to one and does not fit stripes.
+    #[inline]
+    pub fn stream_of(&self, offset: u64, len: u64, now_ns: impl FnOnce() -> u64) -> Option<StreamId> {
+        self.streams.begin(offset, len, now_ns)
+    }
+
     /// Finds the stream of a write that begins.
     fn place(
         &self,
@@ -290,94 +313,82 @@ fn have_common_rows(run: &Run, other: &Run, geometry: &Geometry) -> bool {
         })
 }
 
-impl ArrayChannel {
-    /// The stream of a write, if it belongs to one and does not fit stripes.
-    #[inline]
-    pub(super) fn stream_of(&self, offset: u64, len: u64) -> Option<StreamId> {
-        let geometry = &self.shared.config.geometry;
-        if geometry.data == 1 {
-            return None;
+/// Writes what belongs to a stream.
+pub(super) async fn write_in_stream(
+    channel: &impl RunWriter,
+    request: &Request<'_>,
+    offset: u64,
+    stream: StreamId,
+) -> IoResult {
+    let geometry = channel.geometry();
+    let started_ns = channel.core().now_ns();
+    let stripe_bytes = geometry.stripe_bytes();
+    let is_partial = |run: &Run| run.len < stripe_bytes;
+    // Parts of stripes first: those before and behind wait for them.
+    let parts = || runs(geometry, offset, request.len);
+    let first = parts().next().expect("a request is not empty");
+    let result = match first.len == request.len {
+        true => write_part(channel, first, request, stream).await,
+        false => {
+            let (edges, whole) = (parts().filter(is_partial), parts().filter(|run| !is_partial(run)));
+            let ordered = edges.chain(whole);
+            all(ordered.map(|run| write_part(channel, run, request, stream))).await
         }
-        self.owner.coalescer.streams.begin(offset, len, || self.owner.core.now_ns())
-    }
+    };
+    let now_ns = channel.core().now_ns();
+    channel.coalescer().end(stream, request.len, now_ns.saturating_sub(started_ns), now_ns, geometry);
+    result
+}
 
-    /// Writes what belongs to a stream.
-    pub(super) async fn write_in_stream(
-        &self,
-        request: &Request<'_>,
-        offset: u64,
-        stream: StreamId,
-    ) -> IoResult {
-        let geometry = &self.shared.config.geometry;
-        let started_ns = self.owner.core.now_ns();
-        let stripe_bytes = geometry.stripe_bytes();
-        let is_partial = |run: &Run| run.len < stripe_bytes;
-        // Parts of stripes first: those before and behind wait for them.
-        let parts = || runs(geometry, offset, request.len);
-        let first = parts().next().expect("a request is not empty");
-        let result = match first.len == request.len {
-            true => self.write_part_in_stream(first, request, stream).await,
-            false => {
-                let (edges, whole) = (parts().filter(is_partial), parts().filter(|run| !is_partial(run)));
-                let ordered = edges.chain(whole);
-                all(ordered.map(|run| self.write_part_in_stream(run, request, stream))).await
-            }
-        };
-        let now_ns = self.owner.core.now_ns();
-        self.owner.coalescer.end(stream, request.len, now_ns.saturating_sub(started_ns), now_ns, geometry);
-        result
+async fn write_part(channel: &impl RunWriter, run: Run, request: &Request<'_>, stream: StreamId) -> IoResult {
+    let (coalescer, geometry) = (channel.coalescer(), channel.geometry());
+    let source = Source::Data(request.data);
+    if run.len == geometry.stripe_bytes() {
+        return channel.write_run(run, source, request.flags).await;
     }
-
-    async fn write_part_in_stream(&self, run: Run, request: &Request<'_>, stream: StreamId) -> IoResult {
-        let (coalescer, geometry) = (&self.owner.coalescer, &self.shared.config.geometry);
-        let source = Source::Data(request.data);
-        if run.len == geometry.stripe_bytes() {
-            return self.write_run(run, source, request.flags).await;
-        }
-        let result = match coalescer.place(&run, request, stream, geometry, self.owner.core.now_ns()) {
-            Placed::Joined(joint, number) => joint.end(number).await,
-            Placed::Leads(joint) => {
-                coalescer.close(&joint, geometry, &self.owner.core).await;
-                if joint.is_single() {
-                    let _busy = coalescer.begin(run);
-                    return self.write_run(run, source, request.flags).await;
-                }
-                self.write_joint(&joint).await
-            }
-            Placed::Alone => {
+    let result = match coalescer.place(&run, request, stream, geometry, channel.core().now_ns()) {
+        Placed::Joined(joint, number) => joint.end(number).await,
+        Placed::Leads(joint) => {
+            coalescer.close(&joint, geometry, channel.core()).await;
+            if joint.is_single() {
                 let _busy = coalescer.begin(run);
-                return self.write_run(run, source, request.flags).await;
+                return channel.write_run(run, source, request.flags).await;
             }
-        };
-        match result {
-            Ok(()) => {
-                self.shared.common.counters.joined_writes.fetch_add(1, Ordering::Relaxed);
-                Ok(())
-            }
-            // Alone it may do well: the others may be what cannot be written.
-            Err(_) => self.write_run(run, source, request.flags).await,
+            write_joint(channel, &joint).await
         }
+        Placed::Alone => {
+            let _busy = coalescer.begin(run);
+            return channel.write_run(run, source, request.flags).await;
+        }
+    };
+    match result {
+        Ok(()) => {
+            channel.count_joined();
+            Ok(())
+        }
+        // Alone it may do well: the others may be what cannot be written.
+        Err(_) => channel.write_run(run, source, request.flags).await,
     }
+}
 
-    async fn write_joint(&self, joint: &Joint) -> IoResult {
-        let _busy = self.owner.coalescer.begin(joint.run());
-        let (mut segments, is_stable, flags) = joint.content();
-        let mut copy = Vec::new();
-        if mutant::is(Mutant::AckBeforeJointWrite) {
-            copy = bytes_of(&segments);
-            segments = vec![Segment { base: copy.as_mut_ptr(), len: copy.len() }];
-            joint.finish(Ok(()));
-        }
-        // SAFETY: the list lives until the write has ended, and the memory until its requests have,
-        // which is later.
-        let data = unsafe { Data::new(&segments) };
-        // SAFETY: each part has the mark.
-        let data = if is_stable { unsafe { data.stable() } } else { data };
-        let result = self.write_run(joint.run(), Source::Data(data), flags).await;
-        joint.finish(result);
-        drop(copy);
-        result
+async fn write_joint(channel: &impl RunWriter, joint: &Joint) -> IoResult {
+    let _busy = channel.coalescer().begin(joint.run());
+    let (mut segments, is_stable, flags) = joint.content();
+    let mut copy = Vec::new();
+    if mutant::is(Mutant::AckBeforeJointWrite) {
+        copy = bytes_of(&segments);
+        segments = vec![Segment { base: copy.as_mut_ptr(), len: copy.len() }];
+        joint.finish(Ok(()));
     }
+    // SAFETY: the list lives until the write has ended, and the memory until its requests have,
+    // which is later.
+    let data = unsafe { Data::new(&segments) };
+    // SAFETY: each part has the mark.
+    let data = if is_stable { unsafe { data.stable() } } else { data };
+    let result = channel.write_run(joint.run(), Source::Data(data), flags).await;
+    joint.finish(result);
+    drop(copy);
+    result
 }
 
 /// A copy of what callers' memory holds.

@@ -12,11 +12,13 @@
 //! off, the members that got it look as if they had continued without the others. A commit that
 //! leaves no member out must not look like that.
 
+use super::marks::clear_marks;
 use super::members::{Attached, MemberRole, SlotState};
 use super::registry;
-use super::remote::{self, LocalFuture};
+use super::remote::LocalFuture;
 use super::shared::{Shapes, Shared};
 use super::stripe_owner::StripeOwner;
+use super::turns::{Turn, Turns};
 use crate::Uuid;
 use crate::config::Consistency;
 use crate::metadata::intent_bitmap::STALE;
@@ -29,14 +31,11 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// See the module.
+/// One operation of the committing core; see the module.
 pub(crate) struct MetadataCommitter {
     shared: Arc<Shared>,
     owner: Weak<StripeOwner>,
-    /// Held during a commit.
-    commit: Permits,
-    /// Held while the gates are closed.
-    quiet: Permits,
+    turns: Rc<Turns>,
 }
 
 /// The effect of a commit on the log.
@@ -48,32 +47,11 @@ enum Kind {
     NewLog,
 }
 
-/// One of a [`Permits`] of one, given back when dropped.
-pub(super) struct Turn<'a>(&'a Permits);
-
-impl<'a> Turn<'a> {
-    pub async fn take(permits: &'a Permits) -> Turn<'a> {
-        permits.acquire(1).await;
-        Turn(permits)
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.0.release(1);
-    }
-}
-
 impl MetadataCommitter {
-    /// Makes a core the committing core.
-    pub fn settle(owner: &Rc<StripeOwner>) {
-        let committer = MetadataCommitter {
-            shared: owner.shared.clone(),
-            owner: Rc::downgrade(owner),
-            commit: Permits::new(1),
-            quiet: Permits::new(1),
-        };
-        *owner.committer.borrow_mut() = Some(Rc::new(committer));
+    /// For an operation on this core; `None` if it is not the committing core.
+    pub fn of(owner: &Rc<StripeOwner>) -> Option<MetadataCommitter> {
+        let turns = owner.turns.borrow().clone()?;
+        Some(MetadataCommitter { shared: owner.shared.clone(), owner: Rc::downgrade(owner), turns })
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
@@ -86,12 +64,12 @@ impl MetadataCommitter {
 
     /// While held, no member or core may join.
     pub(super) fn quiet(&self) -> &Permits {
-        &self.quiet
+        &self.turns.quiet
     }
 
     /// Takes a member out that is announced as failing. Returns when every live member knows.
     pub async fn take_out(&self, slot: usize, role: MemberRole, reason: Reason) -> IoResult {
-        let _turn = Turn::take(&self.commit).await;
+        let _turn = Turn::take(&self.turns.commit).await;
         let members = &self.shared.members;
         let is_done = match role {
             // A member that is live here took the slot of the one that failed.
@@ -184,7 +162,7 @@ impl MetadataCommitter {
                 let begins_to_log = table.is_logging && !shared.common.is_logging();
                 shared.common.set_table(table);
                 if begins_to_log && shared.config.geometry.data > 1 {
-                    owner.core.spawn(super::stripe_owner::clear_marks(self.owner.clone()));
+                    owner.core.spawn(clear_marks(self.owner.clone()));
                 }
                 failing.into_iter().for_each(|slot| shared.members.set_state(slot, SlotState::Out));
                 leaving.into_iter().for_each(|slot| shared.members.stop_filling(slot));
@@ -212,7 +190,7 @@ impl MetadataCommitter {
         apply: impl AsyncFnOnce(),
         newcomer: Option<CoreRef>,
     ) -> IoResult {
-        let quiet = Turn::take(&self.quiet).await;
+        let quiet = Turn::take(&self.turns.quiet).await;
         self.while_quiet(&quiet, prepare, change, apply, newcomer).await
     }
 
@@ -226,7 +204,7 @@ impl MetadataCommitter {
         newcomer: Option<CoreRef>,
     ) -> IoResult {
         let cores = self.close_gates().await;
-        let turn = Turn::take(&self.commit).await;
+        let turn = Turn::take(&self.turns.commit).await;
         let mut result = prepare().await;
         if result.is_ok() {
             result = self.commit(change, Kind::NewLog).await;
@@ -265,7 +243,7 @@ impl MetadataCommitter {
     /// Commits in the place of cores that have ended: they own nothing any more, and gates that
     /// they have left closed are opened. Of many callers one does it: the others find it done.
     pub async fn take_over(&self) -> IoResult {
-        let quiet = Turn::take(&self.quiet).await;
+        let quiet = Turn::take(&self.turns.quiet).await;
         let cores = self.shared.common.owner_cores();
         if !cores.iter().any(CoreRef::is_stopped) && !self.is_any_gate_abandoned(&cores).await {
             return Ok(());
@@ -387,7 +365,7 @@ impl MetadataCommitter {
 
     /// Remembers how far the rebuilds of some slots are, in steps.
     pub async fn checkpoint(&self, cursors: &[(usize, u64)]) -> IoResult {
-        let _turn = Turn::take(&self.commit).await;
+        let _turn = Turn::take(&self.turns.commit).await;
         let geometry = &self.shared.config.geometry;
         let change = |table: &mut Table| {
             for (slot, step) in cursors {
@@ -401,7 +379,7 @@ impl MetadataCommitter {
 
     /// Commits a change that concerns no member, e.g. a clean stop.
     pub async fn note(&self, change: impl Fn(&mut Table)) -> IoResult {
-        let _turn = Turn::take(&self.commit).await;
+        let _turn = Turn::take(&self.turns.commit).await;
         self.commit(change, Kind::SameLog).await
     }
 
@@ -409,7 +387,7 @@ impl MetadataCommitter {
     /// is clean.
     pub async fn stop(&self) -> IoResult {
         let owner = self.owner.upgrade().ok_or(IoError::DeviceGone)?;
-        let _quiet = Turn::take(&self.quiet).await;
+        let _quiet = Turn::take(&self.turns.quiet).await;
         let cores = self.close_gates().await;
         // Requests that were given up and are still in flight would be cut off with their core.
         self.each_owner(&cores, |owner| Box::pin(async move { owner.wait_for_all_late().await })).await;
@@ -443,14 +421,7 @@ impl MetadataCommitter {
     where
         W: FnOnce(Rc<StripeOwner>) -> LocalFuture<()> + Clone + Send + 'static,
     {
-        for core in cores {
-            let (id, work) = (self.shared.id, work.clone());
-            let done = remote::call(core, move || match registry::find(id) {
-                Some(owner) => work(owner),
-                None => Box::pin(std::future::ready(())),
-            });
-            let _ = done.await; // a core that has ended runs nothing
-        }
+        registry::run_each(cores, self.shared.id, work).await;
     }
 }
 

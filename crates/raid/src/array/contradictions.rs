@@ -1,6 +1,7 @@
 //! Contradictions between strips: counts each, and logs at most one line a second about them.
 
-use super::shared::Shared;
+use crate::ArrayConfig;
+use crate::stripe::plan::ones;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Least nanoseconds between two log lines.
@@ -19,6 +20,28 @@ impl Contradictions {
     /// Rows found since the array started.
     pub fn rows(&self) -> u64 {
         self.rows.load(Ordering::Relaxed)
+    }
+
+    /// Counts contradictions and logs them, at most one line a second.
+    pub(super) fn report(&self, found: &Found, config: &ArrayConfig) {
+        let now_ns = reactor::current().now_ns();
+        let Some(rows) = self.note(found.rows, now_ns) else { return };
+        let Found { stripe, offset, mended, unknown, .. } = *found;
+        let geometry = &config.geometry;
+        let slots: Vec<usize> = ones(mended).map(|strip| geometry.member(stripe, strip)).collect();
+        tracing::error!(
+            array = config.name,
+            stripe,
+            offset,
+            rows,
+            unknown,
+            ?slots,
+            "strips contradict each other: {}",
+            match unknown {
+                0 => "the wrong ones are computed from the others",
+                _ => "the wrong one is unknown",
+            }
+        );
     }
 
     /// Counts rows. If a log line is due, returns the rows since the last one, including these.
@@ -46,31 +69,6 @@ pub(super) struct Found {
     pub mended: u64,
     /// Rows whose wrong strip is unknown.
     pub unknown: u64,
-}
-
-impl Shared {
-    /// Counts contradictions and logs them, at most one line a second.
-    pub(super) fn note_contradictions(&self, found: &Found) {
-        let now_ns = reactor::current().now_ns();
-        let Some(rows) = self.common.counters.contradictions.note(found.rows, now_ns) else { return };
-        let Found { stripe, offset, mended, unknown, .. } = *found;
-        let geometry = &self.config.geometry;
-        let slots: Vec<usize> =
-            super::write::ones(mended).map(|strip| geometry.member(stripe, strip)).collect();
-        tracing::error!(
-            array = self.config.name,
-            stripe,
-            offset,
-            rows,
-            unknown,
-            ?slots,
-            "strips contradict each other: {}",
-            match unknown {
-                0 => "the wrong ones are computed from the others",
-                _ => "the wrong one is unknown",
-            }
-        );
-    }
 }
 
 #[cfg(test)]

@@ -8,15 +8,16 @@
 
 use super::members::MemberRole;
 use super::remote::LocalFuture;
-use super::snapshot::NewData;
+use super::request::{Source, WriteRequest};
+use super::scratch::{NewData, Scratch, decode, strips_of};
 use super::spare::{Checks, Compared, Place};
-use super::stripe_owner::{Scratch, Source, StripeOwner, WriteRequest};
-use super::write::{Stop, decode, ones, strips_of};
+use super::stop::Stop;
+use super::stripe_owner::StripeOwner;
 use crate::config::{MAX_GROUP_MEMBERS, ROW_BYTES};
 use crate::metadata::intent_bitmap::{NEED_SYNC, STALE, WRITTEN};
 use crate::metadata::{BadBlocksError, BadRange, MemberFailures};
 use crate::mutant::{self, Mutant};
-use crate::stripe::plan::Strips;
+use crate::stripe::plan::{Strips, ones};
 use crate::stripe::rect::Rect;
 use arrayvec::ArrayVec;
 use block::{Flags, IoError, IoResult, Op, Request};

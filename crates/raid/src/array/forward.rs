@@ -15,58 +15,14 @@
 //! The owner uses the caller's memory only while it carries the request out. So the caller returns
 //! after the answer, or after the owner has ended and has dropped the request.
 
+use super::calls::Forwarded;
 use super::registry;
-use super::stripe_owner::{Caller, Source, StripeOwner, WriteRequest};
-use crate::stripe::rect::Rect;
-use block::{Flags, IoError, IoFuture, IoResult};
-use reactor::{Call, CallRequest, Core, CoreStopped, Reply};
-use std::cell::RefCell;
-
-/// Calls of a core that are kept for reuse.
-const SPARE_CALLS: usize = 256;
-
-/// A request that the owner of its stripe carries out.
-#[derive(Clone, Copy)]
-pub(crate) enum StripeRequest {
-    /// See [`StripeOwner::read`].
-    Read { stripe: u64, strip: usize, offset: u32, data: Caller<'static> },
-    /// See [`StripeOwner::write`]; zeroes if there is no data.
-    Write { rect: Rect, data: Option<Caller<'static>>, flags: Flags },
-}
-
-impl StripeRequest {
-    /// A write.
-    ///
-    /// # Safety
-    /// As for [`Caller::new`].
-    pub unsafe fn write(request: WriteRequest<'_>) -> StripeRequest {
-        let WriteRequest { rect, source, flags } = request;
-        let data = match source {
-            // SAFETY: by contract.
-            Source::Data(data) => Some(unsafe { Caller::new(data) }),
-            Source::Zeroes | Source::Lost => None,
-        };
-        StripeRequest::Write { rect, data, flags }
-    }
-
-    fn stripe(&self) -> u64 {
-        match self {
-            StripeRequest::Read { stripe, .. } => *stripe,
-            StripeRequest::Write { rect, .. } => rect.stripe,
-        }
-    }
-
-    fn has_memory(&self) -> bool {
-        !matches!(self, StripeRequest::Write { data: None, .. })
-    }
-}
-
-/// A request on its way to the owner of its stripe.
-pub(crate) struct Forwarded {
-    /// The number of the array's shape.
-    array: u64,
-    request: StripeRequest,
-}
+use super::remote::LocalFuture;
+use super::request::{Source, StripeRequest, WriteRequest};
+use super::stripe_owner::StripeOwner;
+use block::{IoError, IoFuture, IoResult};
+use reactor::{CallRequest, Core, CoreStopped, Reply};
+use std::rc::Rc;
 
 impl CallRequest for Forwarded {
     type Answer = IoResult;
@@ -77,42 +33,6 @@ impl CallRequest for Forwarded {
             reply.send(owner.carry_out(self.request).await);
             Ok(())
         }));
-    }
-}
-
-/// The calls of one core that serve no request now.
-#[derive(Default)]
-pub(crate) struct SpareCalls(RefCell<Vec<Call<Forwarded>>>);
-
-/// A call that serves a request.
-struct InUse<'a> {
-    spare: &'a SpareCalls,
-    call: Option<Call<Forwarded>>,
-    has_memory: bool,
-}
-
-impl SpareCalls {
-    fn take(&self, request: &StripeRequest) -> InUse<'_> {
-        let call = self.0.borrow_mut().pop().unwrap_or_default();
-        InUse { spare: self, call: Some(call), has_memory: request.has_memory() }
-    }
-}
-
-impl Drop for InUse<'_> {
-    fn drop(&mut self) {
-        let Some(call) = self.call.take() else { return };
-        if call.is_under_way() {
-            if self.has_memory && !std::thread::panicking() {
-                reactor::die(
-                    "a request was dropped before the owner of its stripe had finished with its memory",
-                );
-            }
-            return;
-        }
-        let spare = &mut *self.spare.0.borrow_mut();
-        if spare.len() < SPARE_CALLS {
-            spare.push(call);
-        }
     }
 }
 
@@ -136,6 +56,22 @@ impl StripeOwner {
             let call = in_use.call.as_mut().expect("just taken");
             match call.run(&owners[owner], Forwarded { array: self.shared.id, request }).await {
                 Ok(result) => return result,
+                Err(CoreStopped) => self.shared.take_over().await?,
+            }
+        }
+    }
+
+    /// Runs work on the owner of a stripe, another core than this one. When that core has ended,
+    /// another owns it. Requests go by [`StripeOwner::on_owner`], which allocates nothing.
+    pub async fn forward<R, W>(&self, stripe: u64, work: W) -> Result<R, IoError>
+    where
+        R: Send + 'static,
+        W: FnOnce(Rc<StripeOwner>) -> LocalFuture<Result<R, IoError>> + Clone + Send + 'static,
+    {
+        loop {
+            let core = self.owner_of(stripe);
+            match registry::run(&core, self.shared.id, work.clone()).await {
+                Ok(result) => return result.unwrap_or(Err(IoError::DeviceGone)),
                 Err(CoreStopped) => self.shared.take_over().await?,
             }
         }

@@ -20,10 +20,11 @@
 //! data, when no superblock refers to them any more.
 
 use super::Array;
-use super::committer::{MetadataCommitter, Turn};
+use super::committer::MetadataCommitter;
 use super::members::SlotState;
 use super::shared::Shared;
 use super::stripe_owner::StripeOwner;
+use super::turns::Turn;
 use crate::ArrayConfig;
 use crate::metadata::intent_bitmap::{NEED_SYNC, WRITTEN};
 use crate::metadata::layout::{COPY_BYTES, Layout};

@@ -15,158 +15,26 @@
 //! The adaptive soft deadline is a multiple of the median. One slow member among many does not move
 //! the median, while load that slows all members down does.
 
-use super::latency::Counts;
+use super::deadlines::size;
 use super::members::{MemberChannel, MemberRole};
 use super::remote::LocalFuture;
+use super::scratch::Scratch;
 use super::spare::{self, Checks};
-use super::stripe_owner::{Scratch, StripeOwner};
-use super::write::Stop;
+use super::stop::Stop;
+use super::stripe_owner::StripeOwner;
 use block::{Channel, IoError, IoResult, Op, Request};
-use reactor::{Buffer, BufferPool, Sleep};
-use std::cell::{Cell, RefCell};
+use reactor::{Buffer, Sleep};
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
-/// Bytes of reads that a core may wait for with memory of their own, late ones included.
-const MEMORY_BYTES: usize = 32 << 20;
 /// Reads of a core that are raced at a time: more would load the other members when all are slow.
 const RACES: usize = 64;
-/// The adaptive deadline until something is known.
-const FIRST_SOFT_NS: u64 = 50_000_000;
-/// The least and the longest adaptive deadline.
-const SOFT_NS: std::ops::RangeInclusive<u64> = 1_000_000..=1_000_000_000;
-/// How many times the median the adaptive deadline is.
-const MEDIANS: u64 = 16;
 /// How often it is looked whether late requests have ended.
 const LOOK_NS: u64 = 10_000_000;
-/// Reads from which the median is taken.
-const READS: u32 = 256;
-
-/// How long a member is waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deadlines {
-    /// When a read is also computed from the other members.
-    pub soft: Soft,
-    /// When a member that still owes the answer to a read has failed, in nanoseconds. Only where
-    /// there is a soft deadline.
-    pub hard_ns: u64,
-}
-
-/// When a read is raced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Soft {
-    /// Never.
-    Never,
-    /// When it takes many times what reads usually take.
-    Adaptive,
-    /// After so many nanoseconds.
-    After(u64),
-}
-
-impl Deadlines {
-    /// The hard deadline unless another is asked for: that of SCSI disks.
-    pub const HARD_NS: u64 = 30_000_000_000;
-}
-
-impl Default for Deadlines {
-    fn default() -> Deadlines {
-        Deadlines { soft: Soft::Never, hard_ns: Deadlines::HARD_NS }
-    }
-}
-
-/// The [`Deadlines`] that all cores share.
-pub(crate) struct SharedDeadlines {
-    /// 0 for never, `u64::MAX` for adaptive.
-    soft_ns: AtomicU64,
-    hard_ns: AtomicU64,
-}
-
-impl Default for SharedDeadlines {
-    fn default() -> SharedDeadlines {
-        SharedDeadlines { soft_ns: AtomicU64::new(0), hard_ns: AtomicU64::new(Deadlines::HARD_NS) }
-    }
-}
-
-impl SharedDeadlines {
-    pub fn set(&self, deadlines: Deadlines) {
-        let soft_ns = match deadlines.soft {
-            Soft::Never => 0,
-            Soft::Adaptive => u64::MAX,
-            Soft::After(ns) => ns.clamp(1, u64::MAX - 1),
-        };
-        self.soft_ns.store(soft_ns, Ordering::Relaxed);
-        self.hard_ns.store(deadlines.hard_ns, Ordering::Relaxed);
-    }
-
-    /// Whether there is a soft deadline.
-    #[inline]
-    pub fn is_limited(&self) -> bool {
-        self.soft_ns.load(Ordering::Relaxed) != 0
-    }
-}
-
-/// The reads that one core waits for.
-pub(crate) struct Waiting {
-    counts: RefCell<(u32, Counts)>,
-    adaptive_ns: Cell<u64>,
-    bytes: Cell<usize>,
-    races: Cell<usize>,
-    /// Reads past their soft deadline, by slot.
-    late: RefCell<Vec<u32>>,
-    pool: BufferPool,
-}
-
-impl Waiting {
-    pub fn new(slots: usize) -> Waiting {
-        Waiting {
-            counts: RefCell::default(),
-            adaptive_ns: Cell::new(FIRST_SOFT_NS),
-            bytes: Cell::new(0),
-            races: Cell::new(0),
-            late: RefCell::new(vec![0; slots]),
-            // Never waited for: `bytes` stays below.
-            pool: BufferPool::new(MEMORY_BYTES),
-        }
-    }
-
-    /// Whether there is memory for another read, and for racing it.
-    pub fn has_room(&self, len: u64) -> bool {
-        self.bytes.get() + 2 * size(len) <= MEMORY_BYTES
-    }
-
-    /// Whether requests that were given up are still on their way.
-    pub fn is_idle(&self) -> bool {
-        self.bytes.get() == 0
-    }
-
-    fn is_late(&self, slot: usize) -> bool {
-        self.late.borrow()[slot] > 0
-    }
-
-    fn change_late(&self, slot: usize, change: i32) {
-        let late = &mut self.late.borrow_mut()[slot];
-        *late = late.saturating_add_signed(change);
-    }
-
-    fn note(&self, ns: u64) {
-        let (count, counts) = &mut *self.counts.borrow_mut();
-        counts.note(ns);
-        *count += 1;
-        if *count == READS {
-            let median = counts.median_ns();
-            self.adaptive_ns.set((median * MEDIANS).clamp(*SOFT_NS.start(), *SOFT_NS.end()));
-            (*count, *counts) = (0, Counts::default());
-        }
-    }
-}
-
-/// Bytes that a buffer of `len` bytes takes.
-fn size(len: u64) -> usize {
-    (len as usize).next_power_of_two().max(4096)
-}
 
 /// Memory that a read holds; given back when dropped.
 struct Held(Rc<StripeOwner>, usize);
@@ -270,13 +138,16 @@ pub(crate) async fn read(
         let (buffer, result) = buffer.transfer(&*member.channel, Op::Read, flags, position).await;
         result.map(|()| Bytes::Read(buffer))
     });
-    let outcome = match until(&mut direct, owner.core.sleep(owner.soft_ns())).await {
-        Some(outcome) => {
-            owner.waiting.note(owner.core.now_ns().saturating_sub(started_ns));
-            outcome
-        }
-        None => race(&owner, place, channel, direct, started_ns, held).await,
-    };
+    let outcome =
+        match until(&mut direct, owner.core.sleep(owner.waiting.soft_ns(&owner.shared.common.deadlines)))
+            .await
+        {
+            Some(outcome) => {
+                owner.waiting.note(owner.core.now_ns().saturating_sub(started_ns));
+                outcome
+            }
+            None => race(&owner, place, channel, direct, started_ns, held).await,
+        };
     req.data.copy_from(outcome?.as_slice());
     Ok(())
 }
@@ -337,7 +208,7 @@ async fn watch(
     answer: SharedAnswer,
 ) {
     let passed_ns = owner.core.now_ns().saturating_sub(started_ns);
-    let hard_ns = owner.shared.common.deadlines.hard_ns.load(Ordering::Relaxed);
+    let hard_ns = owner.shared.common.deadlines.hard_ns();
     let timer = owner.core.sleep(hard_ns.saturating_sub(passed_ns));
     let outcome = match until(&mut direct, timer).await {
         Some(outcome) => outcome,
@@ -369,18 +240,9 @@ async fn around(owner: Rc<StripeOwner>, place: Place, held: Held) -> Outcome {
 }
 
 impl StripeOwner {
-    /// How long a read is waited for before it is raced, in nanoseconds.
-    fn soft_ns(&self) -> u64 {
-        match self.shared.common.deadlines.soft_ns.load(Ordering::Relaxed) {
-            0 | u64::MAX => self.waiting.adaptive_ns.get(),
-            ns => ns,
-        }
-    }
-
     /// Waits for requests that were given up, for as long as a member may take.
     pub async fn wait_for_late(&self) {
-        let until_ns =
-            self.core.now_ns().saturating_add(self.shared.common.deadlines.hard_ns.load(Ordering::Relaxed));
+        let until_ns = self.core.now_ns().saturating_add(self.shared.common.deadlines.hard_ns());
         while !self.waiting.is_idle() && self.core.now_ns() < until_ns {
             self.core.sleep(LOOK_NS).await;
         }

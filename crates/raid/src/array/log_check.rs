@@ -9,7 +9,7 @@
 use super::Array;
 use super::committer::MetadataCommitter;
 use super::members::{MemberChannel, MemberRole};
-use super::stripe_owner::{ReadFailure, read_failure};
+use super::stop::{ReadFailure, read_failure};
 use crate::config::ROW_BYTES;
 use crate::metadata;
 use block::{Channel, Flags, IoResult, Op};

@@ -15,10 +15,13 @@
 
 mod batch;
 mod boundary;
+mod calls;
 mod channel;
 mod coalesce;
+mod commit_requests;
 mod committer;
 mod contradictions;
+mod deadlines;
 mod fill;
 mod forward;
 mod gate;
@@ -26,27 +29,34 @@ mod grow;
 mod hedge;
 mod latency;
 mod log_check;
+mod marks;
 pub mod members;
 mod progress;
+mod read;
 mod read_errors;
 mod registry;
 mod remote;
+mod request;
 mod reshape;
 mod reshape_router;
+mod scratch;
 mod scrub;
 mod shared;
 mod snapshot;
 mod spare;
 mod start;
+mod steps;
+mod stop;
 mod stripe_owner;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod upkeep;
 mod write;
 
+pub use deadlines::{Deadlines, Soft};
 pub use fill::{Before, Filled, FilledSlots, Wanted};
 pub use grow::{GrowError, Growth};
-pub use hedge::{Deadlines, Soft};
 pub use latency::{Counts, Samples};
 pub use log_check::LOG_PART_BYTES;
 pub use read_errors::{ReadErrors, WINDOW_NS};
@@ -60,6 +70,7 @@ use crate::{ArrayConfig, Consistency, Uuid};
 use block::{Channel, Device, DeviceError, IoError, IoResult, KernelBacking, Limits, MemoryRegion};
 use channel::ArrayChannel;
 use committer::MetadataCommitter;
+use marks::keep_regions;
 use members::{Attached, MemberRole, SlotState};
 use reactor::CoreRef;
 use shared::{Shapes, Shared};
@@ -225,7 +236,7 @@ impl Array {
         let core = owner.core.remote();
         self.shared.ensure_committer();
         if self.shared.config.consistency == Consistency::Bitmap && !self.shared.common.is_read_only {
-            owner.core.spawn(stripe_owner::keep_regions(Rc::downgrade(&owner)));
+            owner.core.spawn(keep_regions(Rc::downgrade(&owner)));
         }
         let owners = self.shared.common.owner_cores();
         // A core that joins starts a new log, which costs writes; without writes ownership has
@@ -242,7 +253,7 @@ impl Array {
     fn join(&self, owner: &Rc<StripeOwner>, core: CoreRef) {
         let shared = self.shared.clone();
         owner.core.spawn(async move {
-            let join = move |committer: Rc<MetadataCommitter>| -> remote::LocalFuture<IoResult> {
+            let join = move |committer: MetadataCommitter| -> remote::LocalFuture<IoResult> {
                 Box::pin(async move {
                     committer.take_over().await?;
                     committer.join(core).await

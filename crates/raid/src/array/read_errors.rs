@@ -1,8 +1,5 @@
 //! Corrected read errors of each slot, counted the way md does.
 
-use super::members::MemberRole;
-use super::stripe_owner::{Scratch, StripeOwner};
-use super::write::{Stop, ones};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -56,40 +53,6 @@ impl ReadErrors {
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Count>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl StripeOwner {
-    /// Writes a computed strip to the member that could not read it, and counts the error if that
-    /// succeeds.
-    pub(super) async fn correct(
-        &self,
-        scratch: &mut Scratch,
-        stripe: u64,
-        strip: usize,
-        offset: u32,
-    ) -> Result<(), Stop> {
-        let is_own = self.is_read_from_own(stripe, strip);
-        self.repair(scratch, stripe, strip, offset).await?;
-        if is_own {
-            self.count_answered(stripe, 1 << strip);
-        }
-        Ok(())
-    }
-
-    /// Counts read errors that did not stop a write or a fill, which used the other members
-    /// instead.
-    pub(super) fn count_answered(&self, stripe: u64, unreadable: u64) {
-        for strip in ones(unreadable) {
-            let slot = self.shared.config.geometry.member(stripe, strip);
-            if self.is_read_from_own(stripe, strip) && self.shared.members.is_live(slot) {
-                self.shared.common.read_errors.note(slot, self.shared.common.wall_ns());
-            }
-        }
-    }
-
-    fn is_read_from_own(&self, stripe: u64, strip: usize) -> bool {
-        self.reader(stripe, strip).is_some_and(|(_, role, _)| role == MemberRole::Current)
     }
 }
 

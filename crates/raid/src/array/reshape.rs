@@ -17,17 +17,23 @@
 //! stripes that were moved.
 
 use super::Array;
-use super::channel::{ArrayChannel, all};
+use super::batch::all;
+use super::channel::ArrayChannel;
+use super::coalesce::RunWriter;
 use super::committer::MetadataCommitter;
+use super::registry;
+use super::remote::LocalFuture;
+use super::request::Source;
 use super::reshape_router::ReshapeRouter;
 use super::shared::{OLD_STRIPES, Shapes};
-use super::stripe_owner::Source;
+use super::stripe_owner::StripeOwner;
 use crate::metadata::{BadBlocksError, BadRange, MemberFailures, MemberState, Table};
 use crate::mutant::{self, Mutant};
 use crate::stripe::rect::Run;
 use block::{Data, Flags, IoError, IoResult, Request, Segment};
 use reactor::{Buffer, BufferPool};
 use std::ops::Range;
+use std::rc::Rc;
 
 /// The progress of a reshape, in bytes of the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,16 +74,17 @@ impl Array {
     pub async fn move_window(&self, bytes: u64) -> Result<bool, IoError> {
         let Some(router) = self.router() else { return Ok(false) };
         let Some(end) = router.next_end(bytes) else { return Ok(false) };
-        let (lead, begin) = (self.shared.common.lead, router.moved());
+        let begin = router.moved();
         let channel = ArrayChannel::new(self.owner());
         let moving = Moving::new(&channel, router).ok_or(IoError::Invalid)?;
-        router.open_window(lead, end).await;
+        router.open_window(end, || self.drain(router, begin, end)).await;
         let moved = match self.shared.members.is_any_filling() {
             true => Err(IoError::Invalid), // its cursor counts stripes of both geometries
             false => moving.all(begin..end.min(router.new_bytes)).await,
         };
         if let Err(error) = moved {
-            router.close_window(lead, begin).await;
+            router.close_window(begin);
+            self.wake(router).await;
             return Err(error);
         }
         let set_cursor = move |table: &mut Table| {
@@ -90,11 +97,27 @@ impl Array {
         {
             // Members may have the new cursor, so the old geometry must not be written any more.
             self.shared.freeze("the position of the reshape is unknown");
-            router.wake(lead).await;
+            self.wake(router).await;
             return Err(error);
         }
-        router.close_window(lead, end).await;
+        router.close_window(end);
+        self.wake(router).await;
         Ok(true)
+    }
+
+    /// Waits for the requests in a window that cores have let in before it was opened.
+    async fn drain(&self, router: &ReshapeRouter, begin: u64, end: u64) {
+        let drain = move |owner: Rc<StripeOwner>| -> LocalFuture<()> {
+            Box::pin(async move { owner.tracker.drain(begin, end).await })
+        };
+        registry::run_each(&router.trackers(), self.shared.common.lead, drain).await;
+    }
+
+    /// Wakes requests that wait for the end of a window.
+    async fn wake(&self, router: &ReshapeRouter) {
+        let wake =
+            |owner: Rc<StripeOwner>| -> LocalFuture<()> { Box::pin(async move { owner.tracker.wake() }) };
+        registry::run_each(&router.trackers(), self.shared.common.lead, wake).await;
     }
 
     /// Ends the reshape after all bytes were moved. Must run on a core.

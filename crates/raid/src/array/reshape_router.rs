@@ -11,14 +11,11 @@
 //! flight there. Every core that takes requests has a [`RequestTracker`], which tracks them.
 
 use super::boundary::{Boundary, Shape};
-use super::registry;
-use super::remote::{self, LocalFuture};
-use super::stripe_owner::StripeOwner;
 use crate::Geometry;
 use crate::metadata::{Reshape, Table};
 use reactor::CoreRef;
 use std::cell::RefCell;
-use std::rc::Rc;
+use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::task::{Poll, Waker};
@@ -127,45 +124,26 @@ impl ReshapeRouter {
         (moved < self.new_bytes).then(|| end.min(self.reshape.end(&self.new)))
     }
 
-    /// Blocks new requests from the moved bytes to `end`, and waits for those in flight there.
-    pub async fn open_window(&self, lead: u64, end: u64) {
-        let moved = self.moved();
-        let drain = move |owner: Rc<StripeOwner>| -> LocalFuture<()> {
-            Box::pin(async move { owner.tracker.drain(moved, end).await })
-        };
-        self.boundary.open(end, || self.at_trackers(lead, drain)).await;
+    /// Blocks new requests from the moved bytes to `end`. Then runs `drain`, which waits for those
+    /// in flight there.
+    pub async fn open_window<F: Future<Output = ()>>(&self, end: u64, drain: impl FnOnce() -> F) {
+        self.boundary.open(end, drain).await;
     }
 
-    /// Sets the end of the moved bytes to `end`: the begin or the end of the window. Requests
-    /// continue.
-    pub async fn close_window(&self, lead: u64, end: u64) {
+    /// Sets the end of the moved bytes to `end`: the begin or the end of the window. Requests that
+    /// wait have to be woken.
+    pub fn close_window(&self, end: u64) {
         self.boundary.close(end);
-        self.wake(lead).await;
     }
 
-    /// Wakes waiting requests, which check their bytes again.
-    pub async fn wake(&self, lead: u64) {
-        self.at_trackers(lead, |owner| Box::pin(async move { owner.tracker.wake() })).await;
+    /// The cores that take requests.
+    pub fn trackers(&self) -> Vec<CoreRef> {
+        self.trackers.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Adds a core that takes requests.
     pub fn add_tracker(&self, core: CoreRef) {
         self.trackers.lock().unwrap_or_else(PoisonError::into_inner).push(core);
-    }
-
-    async fn at_trackers<W>(&self, lead: u64, work: W)
-    where
-        W: FnOnce(Rc<StripeOwner>) -> LocalFuture<()> + Clone + Send + 'static,
-    {
-        let trackers = self.trackers.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        for core in trackers {
-            let work = work.clone();
-            let done = remote::call(&core, move || match registry::find(lead) {
-                Some(owner) => work(owner),
-                None => Box::pin(std::future::ready(())),
-            });
-            let _ = done.await; // a core that has ended has no requests
-        }
     }
 }
 
@@ -214,7 +192,7 @@ impl RequestTracker {
     }
 
     /// Waits until no tracked request has bytes in this range.
-    async fn drain(&self, from: u64, to: u64) {
+    pub async fn drain(&self, from: u64, to: u64) {
         let is_free = || self.inside.borrow().iter().all(|part| part.1 <= from || part.0 >= to);
         self.wait(|| is_free().then_some(())).await;
     }
@@ -230,7 +208,8 @@ impl RequestTracker {
         .await
     }
 
-    fn wake(&self) {
+    /// Wakes waiting requests, which check their bytes again.
+    pub fn wake(&self) {
         self.waiting.take().into_iter().for_each(Waker::wake);
     }
 }

@@ -4,14 +4,15 @@
 //! more.
 
 use super::remote::LocalFuture;
-use super::spare::{Checks, Place, lowest, rows_of};
-use super::stripe_owner::{Scratch, StripeOwner};
-use super::write::{Stop, ones};
+use super::scratch::Scratch;
+use super::spare::{Checks, Place, rows_of};
+use super::stop::Stop;
+use super::stripe_owner::StripeOwner;
 use crate::config::ROW_BYTES;
 use crate::metadata::intent_bitmap::STALE;
 use crate::mutant::{self, Mutant};
 use crate::parity::Located;
-use crate::stripe::plan::Strips;
+use crate::stripe::plan::{Strips, lowest, ones};
 use block::{IoError, IoResult};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

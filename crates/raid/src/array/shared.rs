@@ -1,24 +1,17 @@
 //! State that all cores of a running array share.
 
-use super::committer::MetadataCommitter;
 use super::contradictions::Contradictions;
-use super::hedge::SharedDeadlines;
+use super::deadlines::SharedDeadlines;
 use super::latency::Samples;
-use super::members::{MemberRole, Members, SlotState};
+use super::members::Members;
 use super::read_errors::ReadErrors;
-use super::registry;
-use super::remote;
 use super::reshape_router::ReshapeRouter;
-use super::stripe_owner::clear_marks;
 use crate::log::Nonce;
 use crate::metadata::intent_bitmap::OPEN;
-use crate::metadata::{BadBlocks, BadRange, Identities, IntentBitmap, MemberSet, Reason, Store, Table};
+use crate::metadata::{BadBlocks, BadRange, Identities, IntentBitmap, MemberSet, Store, Table};
 use crate::{ArrayConfig, Code, Consistency};
-use block::{Device, IoError, IoResult, SharedLimits};
+use block::{IoError, IoResult, SharedLimits};
 use reactor::CoreRef;
-use std::future::Future;
-use std::pin::Pin;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -317,7 +310,7 @@ impl Common {
 
     /// Makes `core` the committing core when there is none, or it has ended. Returns whether it has
     /// become that now.
-    fn claim_committer(&self, core: &CoreRef) -> bool {
+    pub fn claim_committer(&self, core: &CoreRef) -> bool {
         let mut owners = self.lock_owners();
         if owners.committer.as_ref().is_some_and(|committer| !committer.is_stopped()) {
             return false;
@@ -467,52 +460,6 @@ impl Shared {
         }
     }
 
-    /// Fails a member that does not do what it should. Returns when every live member knows.
-    ///
-    /// # Errors
-    /// When the array cannot continue without it.
-    pub fn member_failed(
-        &self,
-        slot: usize,
-        role: MemberRole,
-        error: IoError,
-    ) -> Pin<Box<dyn Future<Output = IoResult> + '_>> {
-        // Boxed: the futures of requests, which are moved and kept, need no room for what seldom
-        // happens.
-        Box::pin(self.take_out(slot, role, reason_of(error)))
-    }
-
-    /// Takes a member out; see [`Shared::member_failed`].
-    pub async fn take_out(&self, slot: usize, role: MemberRole, reason: Reason) -> IoResult {
-        if self.config.geometry.parity == 0 {
-            return Err(IoError::DeviceGone);
-        }
-        if role == MemberRole::Current {
-            if self.members.state(slot) == SlotState::Out {
-                return Ok(());
-            }
-            self.members.announce_failure(slot);
-            self.check_redundancy(slot);
-        }
-        self.common.check_frozen()?;
-        self.on_committer(move |committer| {
-            Box::pin(async move { committer.take_out(slot, role, reason).await })
-        })
-        .await
-    }
-
-    /// Fails a member that does not answer, unless its group needs it, or the slot has another
-    /// device than `device` by now. Returns when every live member knows.
-    ///
-    /// # Errors
-    /// [`IoError::Invalid`] when the group needs it; the error of the commit.
-    pub async fn take_out_late(&self, slot: usize, role: MemberRole, device: Arc<dyn Device>) -> IoResult {
-        self.on_committer(move |committer| {
-            Box::pin(async move { committer.take_out_late(slot, role, device).await })
-        })
-        .await
-    }
-
     /// Whether a slot's group can do without its member, in each shape.
     pub fn can_lose(&self, slot: usize) -> bool {
         self.can_lose_all(&[slot])
@@ -549,51 +496,5 @@ impl Shared {
     /// The slots that stand for each other, of every group of every shape that a slot is in.
     fn sets_of(&self, slot: usize) -> impl Iterator<Item = MemberSet> + use<> {
         self.common.table().sets().filter(move |set| set.slots.contains(&slot))
-    }
-
-    /// Runs work on the array's committing core. On a core that has opened a channel.
-    pub async fn on_committer<W>(&self, work: W) -> IoResult
-    where
-        W: FnOnce(Rc<MetadataCommitter>) -> remote::LocalFuture<IoResult> + Send + 'static,
-    {
-        self.ensure_committer();
-        let Some(committer) = self.common.committer() else { return Err(IoError::DeviceGone) };
-        let id = self.common.lead;
-        let answer = remote::call(&committer, move || {
-            match registry::find(id).and_then(|owner| owner.committer.borrow().clone()) {
-                Some(committer) => work(committer),
-                None => Box::pin(std::future::ready(Err(IoError::DeviceGone))),
-            }
-        });
-        answer.await.unwrap_or(Err(IoError::DeviceGone))
-    }
-
-    /// Makes this core, which has opened a channel, the committing one if there is none or it has
-    /// ended.
-    pub fn ensure_committer(&self) {
-        let Some(owner) = registry::find(self.common.lead) else { return };
-        let is_successor = self.common.committer().is_some();
-        if !self.common.claim_committer(&owner.core.remote()) {
-            return;
-        }
-        MetadataCommitter::settle(&owner);
-        // The core that has ended may have had marks to take away.
-        let has_marks = self.config.consistency == Consistency::Bitmap && self.config.geometry.data > 1;
-        if is_successor && has_marks && !self.common.is_read_only && self.common.is_logging() {
-            owner.core.spawn(clear_marks(Rc::downgrade(&owner)));
-        }
-    }
-
-    /// Returns when cores that have ended own nothing any more, and keep no gate closed.
-    pub async fn take_over(&self) -> IoResult {
-        self.on_committer(|committer| Box::pin(async move { committer.take_over().await })).await
-    }
-}
-
-fn reason_of(error: IoError) -> Reason {
-    match error {
-        IoError::DeviceGone => Reason::Gone,
-        IoError::TimedOut => Reason::TimedOut,
-        _ => Reason::WriteError,
     }
 }

@@ -4,7 +4,9 @@
 //! A full stripe that is logged is read only once. A block of every strip is copied and summed, and
 //! parity is computed from the copies while they are in the nearest cache.
 
-use super::stripe_owner::{Scratch, Source, StripeOwner};
+use super::request::Source;
+use super::scratch::{NewData, Scratch};
+use super::stripe_owner::StripeOwner;
 use crate::config::{ArrayConfig, Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
 use crate::log::checksum::Checksum;
 use crate::mutant::{self, Mutant};
@@ -12,61 +14,11 @@ use crate::stripe::rect::Rect;
 use crate::{Geometry, Matrix};
 use arrayvec::ArrayVec;
 use block::{Data, Segment};
-use reactor::Buffer;
 use std::sync::atomic::Ordering;
 
 /// Bytes of each strip that are processed at a time. A block of all strips fits in the nearest
 /// caches. A block is also long enough for a fast read of a wide stripe that is in no cache.
 const BLOCK_BYTES: usize = 4096;
-
-/// Checksums of data strips, in order.
-pub(crate) type Checksums = ArrayVec<u32, MAX_GROUP_MEMBERS>;
-
-/// New data of one strip.
-pub(crate) enum NewData {
-    /// A copy, which the caller cannot change.
-    Copy(Buffer),
-    /// The caller's memory, which is valid until the write has ended. It is stable, or the array is
-    /// a mirror, which passes it on and looks at none of it.
-    InPlace(Segment),
-}
-
-impl NewData {
-    /// The bytes as one segment.
-    pub fn segment(&self) -> Segment {
-        match self {
-            NewData::Copy(buffer) => buffer.segment(),
-            NewData::InPlace(segment) => *segment,
-        }
-    }
-
-    /// The bytes, for parity and log: an array without them never calls this.
-    pub fn as_slice(&self) -> &[u8] {
-        match self {
-            NewData::Copy(buffer) => buffer.as_slice(),
-            // SAFETY: for parity and log the memory has the mark of `Data::stable`, so no code
-            // writes to it before the write has ended. The scratch that holds this is recycled
-            // before that.
-            NewData::InPlace(segment) => unsafe { std::slice::from_raw_parts(segment.base, segment.len) },
-        }
-    }
-
-    /// The bytes of a copy, writable.
-    fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
-        match self {
-            NewData::Copy(buffer) => Some(buffer.as_mut_slice()),
-            NewData::InPlace(_) => None,
-        }
-    }
-
-    /// The buffer of a copy.
-    pub fn into_copy(self) -> Option<Buffer> {
-        match self {
-            NewData::Copy(buffer) => Some(buffer),
-            NewData::InPlace(_) => None,
-        }
-    }
-}
 
 impl StripeOwner {
     /// Takes the caller's data, in place or as a copy; for a full stripe it also computes parity

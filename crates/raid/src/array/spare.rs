@@ -6,11 +6,12 @@
 //! the rows and decides.
 
 use super::contradictions::Found;
-use super::stripe_owner::{Scratch, StripeOwner};
-use super::write::{Stop, decode, ones};
+use super::scratch::{Scratch, decode};
+use super::stop::Stop;
+use super::stripe_owner::StripeOwner;
 use crate::config::{MAX_GROUP_MEMBERS, ROW_BYTES};
 use crate::parity::Located;
-use crate::stripe::plan::Strips;
+use crate::stripe::plan::{Strips, lowest, ones};
 use arrayvec::ArrayVec;
 use block::IoError;
 use std::ops::Range;
@@ -135,7 +136,8 @@ impl StripeOwner {
         }
         if let Some(offset) = first {
             let unknown = unknown.len() as u64;
-            self.shared.note_contradictions(&Found { stripe, offset, rows, mended, unknown });
+            let found = Found { stripe, offset, rows, mended, unknown };
+            self.shared.common.counters.contradictions.report(&found, &self.shared.config);
         }
         if !self.shared.common.is_read_only {
             for wrong in ones(mended & !compared.replaced) {
@@ -187,11 +189,6 @@ impl StripeOwner {
 pub(super) fn rows_of(len: u32) -> impl Iterator<Item = Range<usize>> {
     let (len, row) = (len as usize, ROW_BYTES as usize);
     (0..len).step_by(row).map(move |start| start..len.min(start + row))
-}
-
-/// The lowest `count` strips of a mask.
-pub(super) fn lowest(mask: u64, count: usize) -> u64 {
-    ones(mask).take(count).fold(0, |lowest, strip| lowest | 1 << strip)
 }
 
 #[cfg(test)]

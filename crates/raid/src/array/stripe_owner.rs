@@ -1,34 +1,28 @@
 //! One core's part of an array: the stripes that it owns, and what it needs to work on them.
 
-use super::batch::Batch;
+use super::calls::SpareCalls;
 use super::coalesce::WriteCoalescer;
-use super::committer::MetadataCommitter;
-use super::forward::SpareCalls;
+use super::deadlines::Waiting;
 use super::gate::{Gate, Inside};
-use super::hedge::Waiting;
 use super::members::{MemberChannel, MemberChannels, MemberRole, SlotState};
-use super::registry;
-use super::remote::{self, LocalFuture};
 use super::reshape_router::RequestTracker;
+use super::scratch::Scratch;
 use super::shared::Shared;
-use super::snapshot::{Checksums, NewData};
-use crate::config::{MAX_GROUP_MEMBERS, MAX_PARITY};
+use super::turns::Turns;
 use crate::log::{Log, Nonce};
 use crate::metadata::{BadBlocksError, MemberFailures, Target, Targets};
 use crate::mutant::{self, Mutant};
 use crate::parity::Decoder;
 use crate::stripe::rect::Rect;
 use crate::stripe::rows::{RowLocks, StripeHasher};
-use arrayvec::ArrayVec;
-use block::{Channel, Data, Flags, IoError, IoResult};
+use block::{IoError, IoResult};
 use reactor::{Buffer, BufferPool, Core, CoreRef, Permits};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::Future;
 use std::hash::BuildHasherDefault;
-use std::ops::Range;
 use std::pin::Pin;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -36,13 +30,6 @@ use std::task::Poll;
 const MEMORY_BYTES: usize = 64 << 20;
 /// Bytes of free buffers that an idle core keeps: some stripes' worth.
 const STOCK_BYTES: usize = 4 << 20;
-/// How long a region without writes keeps its mark, at least.
-const SWEEP_NS: u64 = 1_000_000_000;
-/// How long after a member has gone it is first looked again whether unlogged writes have ended.
-const FIRST_LOOK_NS: u64 = 100_000;
-/// … and how often at least from then on: until their marks are gone, power loss leaves their
-/// regions without redundancy.
-const LOOK_AGAIN_NS: u64 = 10_000_000;
 /// How often an operation at a closed gate looks whether the core that closed it has ended.
 const GATE_NS: u64 = 100_000_000;
 /// Scratch lists that are kept for reuse.
@@ -64,8 +51,8 @@ pub(crate) struct StripeOwner {
     /// Reads that members owe answers to.
     pub waiting: Waiting,
     pub log: Log,
-    /// Commits metadata, on the committing core.
-    pub committer: RefCell<Option<Rc<MetadataCommitter>>>,
+    /// Only the committing core has them.
+    pub turns: RefCell<Option<Rc<Turns>>>,
     /// This core's part of the shape that the array changes from.
     pub old: Option<Rc<StripeOwner>>,
     /// Where requests sign in while there are two shapes.
@@ -83,129 +70,12 @@ pub(crate) struct StripeOwner {
     decoders: RefCell<HashMap<u64, Rc<Decoder>, BuildHasherDefault<StripeHasher>>>,
 }
 
-/// Lists of one stripe operation, kept for reuse.
-#[derive(Default)]
-pub(crate) struct Scratch {
-    pub batch: Batch,
-    /// New data, by data strip.
-    pub new: Vec<Option<NewData>>,
-    /// Old data, by data strip.
-    pub old: Vec<Option<Buffer>>,
-    /// Parity, by parity: old, partial, new.
-    pub parity: Vec<Option<Buffer>>,
-    /// Parities that are those of `new`, a full stripe; bit `j` for parity `j`.
-    pub encoded: u64,
-    /// Checksums of `new`, a full stripe, or nothing.
-    pub checksums: Checksums,
-    /// The members that get a copy of the log's entry.
-    pub copies: ArrayVec<LogCopy, MAX_PARITY>,
-    /// The log may have an entry of this write, on some members at least.
-    pub is_logged: bool,
-    /// Bytes of the strips that contradict each other and keep doing so: parity takes the change of
-    /// data alone.
-    pub kept: Vec<Range<usize>>,
-    /// Data that this write does not replace could be computed in two ways.
-    pub is_ambiguous: bool,
-}
-
-/// A parity member that gets a copy of an entry.
-pub(crate) struct LogCopy {
-    pub parity: usize,
-    pub slot: usize,
-    pub role: MemberRole,
-    pub channel: Rc<dyn Channel>,
-    pub log_offset: u64,
-}
-
-impl Scratch {
-    /// The place of a strip as it was read or computed: old data, or parity.
-    pub fn strip(&self, strip: usize) -> &Option<Buffer> {
-        let data = self.old.len();
-        if strip < data { &self.old[strip] } else { &self.parity[strip - data] }
-    }
-
-    /// See [`Scratch::strip`].
-    pub fn strip_mut(&mut self, strip: usize) -> &mut Option<Buffer> {
-        let data = self.old.len();
-        if strip < data { &mut self.old[strip] } else { &mut self.parity[strip - data] }
-    }
-
-    /// The bytes of a strip that were read or computed.
-    pub fn bytes(&self, strip: usize) -> &[u8] {
-        self.strip(strip).as_ref().expect("read or computed").as_slice()
-    }
-
-    /// Some bytes of the strips in `mask`, all of which were read or computed, by strip.
-    pub fn present(&self, mask: u64, bytes: Range<usize>) -> ArrayVec<Option<&[u8]>, MAX_GROUP_MEMBERS> {
-        let strips = 0..self.old.len() + self.parity.len();
-        strips.map(|strip| (mask >> strip & 1 == 1).then(|| &self.bytes(strip)[bytes.clone()])).collect()
-    }
-}
-
 /// Memory that an operation may use; given back when dropped.
 pub(crate) struct MemoryGrant<'a>(&'a Permits, usize);
 
 impl Drop for MemoryGrant<'_> {
     fn drop(&mut self) {
         self.0.release(self.1);
-    }
-}
-
-/// The new content of a write.
-#[derive(Clone, Copy)]
-pub(crate) enum Source<'a> {
-    /// The caller's memory.
-    Data(Data<'a>),
-    /// Zeroes.
-    Zeroes,
-    /// The scratch's own content: zeroes in place of strips that cannot be reconstructed. They stay
-    /// bad.
-    Lost,
-}
-
-/// A write of a rectangle of one stripe.
-#[derive(Clone, Copy)]
-pub(crate) struct WriteRequest<'a> {
-    pub rect: Rect,
-    pub source: Source<'a>,
-    pub flags: Flags,
-}
-
-/// A caller's memory on its way to another core.
-#[derive(Clone, Copy)]
-pub(crate) struct Caller<'a>(Data<'a>);
-
-// SAFETY: the caller keeps memory and segment list valid until its request has completed, and waits
-// on its own core while another copies. `Data` holds nothing that belongs to a thread.
-unsafe impl Send for Caller<'_> {}
-
-impl Caller<'static> {
-    /// # Safety
-    /// The caller's request does not complete before the copy is no longer used.
-    pub unsafe fn new(data: Data<'_>) -> Caller<'static> {
-        // SAFETY: only the lifetime changes; the caller of this function answers for it.
-        Caller(unsafe { std::mem::transmute::<Data<'_>, Data<'static>>(data) })
-    }
-
-    /// The memory.
-    pub fn data(self) -> Data<'static> {
-        self.0
-    }
-}
-
-/// A strip of which something could not be read.
-pub(crate) enum ReadFailure {
-    /// The blocks are bad; the member may be fine.
-    Medium,
-    /// The member is gone.
-    Fatal(IoError),
-}
-
-/// Returns whether an error of a read is the medium's or fails the member.
-pub(crate) fn read_failure(error: IoError) -> ReadFailure {
-    match error {
-        IoError::Medium | IoError::Corrupt if !mutant::is(Mutant::OutForReadError) => ReadFailure::Medium,
-        error => ReadFailure::Fatal(error),
     }
 }
 
@@ -226,7 +96,7 @@ impl StripeOwner {
                 shared.common.log_identity().1,
             ),
             channels: MemberChannels::new(members),
-            committer: RefCell::default(),
+            turns: RefCell::default(),
             old,
             tracker: RequestTracker::default(),
             owners: RefCell::new((0, Rc::from([]))),
@@ -326,26 +196,6 @@ impl StripeOwner {
     #[inline]
     pub fn owns(&self, stripe: u64) -> bool {
         self.with_owner(stripe, |owners, owner| owners[owner].is_same(&self.here))
-    }
-
-    /// Runs work on the owner of a stripe, another core than this one. When that core has ended,
-    /// another owns it. Requests go by [`StripeOwner::on_owner`], which allocates nothing.
-    pub async fn forward<R, W>(&self, stripe: u64, work: W) -> Result<R, IoError>
-    where
-        R: Send + 'static,
-        W: FnOnce(Rc<StripeOwner>) -> LocalFuture<Result<R, IoError>> + Clone + Send + 'static,
-    {
-        loop {
-            let (core, id, work) = (self.owner_of(stripe), self.shared.id, work.clone());
-            let answer = remote::call(&core, move || match registry::find(id) {
-                Some(owner) => work(owner),
-                None => Box::pin(std::future::ready(Err(IoError::DeviceGone))),
-            });
-            match answer.await {
-                Ok(result) => return result,
-                Err(_) => self.shared.take_over().await?,
-            }
-        }
     }
 
     /// Waits for the memory of `buffers` buffers of `len` bytes. Asked for once in an operation,
@@ -491,62 +341,6 @@ impl Targets for StripeOwner {
             Some(Target { slot, channel, layout })
         };
         (0..members.count()).filter_map(target).collect()
-    }
-}
-
-/// Takes marks away from regions without writes, for as long as the array lives. Every core looks,
-/// and the committing one works: when that core has ended, another one continues although no
-/// request asks for a commit.
-pub(crate) async fn keep_regions(owner: Weak<StripeOwner>) {
-    let mut memory = Vec::new();
-    loop {
-        let Some(core) = owner.upgrade().map(|owner| owner.core.clone()) else { return };
-        core.sleep(SWEEP_NS).await;
-        let Some(owner) = owner.upgrade() else { return };
-        let shared = &owner.shared;
-        shared.ensure_committer();
-        if owner.committer.borrow().is_none() || shared.common.is_frozen() {
-            continue;
-        }
-        if shared.common.regions.sweep(&mut memory) > 0
-            && let Err(MemberFailures(failures)) = shared.common.regions.settle(&*owner).await
-        {
-            let _ = owner.members_failed(failures).await; // the next write finds out as well
-        }
-    }
-}
-
-/// Takes away the marks of writes that were in flight when the array began to log, as soon as they
-/// have ended. Parity fits there then, and a later crash leaves nothing open.
-pub(crate) async fn clear_marks(owner: Weak<StripeOwner>) {
-    // Where a write may still be in flight that is not logged; its mark may be yet to come.
-    let mut left: Option<Vec<u64>> = None;
-    let mut wait_ns = FIRST_LOOK_NS;
-    loop {
-        let Some(owner) = owner.upgrade() else { return };
-        let shared = &owner.shared;
-        if !shared.common.is_logging() || shared.common.is_frozen() {
-            return;
-        }
-        let is_busy = |region: &u64| !shared.common.regions.sweep_idle(*region);
-        let busy = match left.take() {
-            None => (0..shared.common.regions.regions()).filter(is_busy).collect(),
-            Some(before) => before.into_iter().filter(is_busy).collect::<Vec<_>>(),
-        };
-        // Marks that a sync has cleared before are written with it.
-        while let Err(MemberFailures(failures)) = shared.common.regions.settle(&*owner).await {
-            if owner.members_failed(failures).await.is_err() {
-                return;
-            }
-        }
-        if busy.is_empty() {
-            return;
-        }
-        left = Some(busy);
-        let core = owner.core.clone();
-        drop(owner);
-        core.sleep(wait_ns).await;
-        wait_ns = (2 * wait_ns).min(LOOK_AGAIN_NS);
     }
 }
 

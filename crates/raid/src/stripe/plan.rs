@@ -114,6 +114,21 @@ impl Strips {
     }
 }
 
+/// The strips of a mask.
+pub(crate) fn ones(mask: u64) -> impl Iterator<Item = usize> {
+    let mut left = mask;
+    std::iter::from_fn(move || {
+        let strip = (left != 0).then(|| left.trailing_zeros() as usize)?;
+        left &= left - 1;
+        Some(strip)
+    })
+}
+
+/// The lowest `count` strips of a mask.
+pub(crate) fn lowest(mask: u64, count: usize) -> u64 {
+    ones(mask).take(count).fold(0, |lowest, strip| lowest | 1 << strip)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

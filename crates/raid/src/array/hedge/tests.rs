@@ -1,16 +1,18 @@
 //! Members that answer late, in virtual time.
 
+use super::super::deadlines::READS;
 use super::super::members::SlotState;
 use super::super::tests::{Faults, config, fill, read, start};
 use super::*;
 use crate::Level;
 use crate::array::members::Attached;
-use crate::array::{Array, Before, Wanted};
+use crate::array::{Array, Before, Deadlines, Soft, Wanted};
 use crate::metadata::Reason;
 use block::{Channel, Device, Flags};
 use drivers::mem::{MemDevice, Options};
 use layers::fault::{Action, Rule};
 use reactor::{current, run_simulated};
+use std::cell::Cell;
 use std::sync::Arc;
 
 const BYTES: u64 = 2 << 20;

@@ -1,0 +1,170 @@
+//! Lists of one stripe operation: the strips that it reads, computes and writes.
+
+use super::batch::Batch;
+use super::members::MemberRole;
+use crate::config::{MAX_GROUP_MEMBERS, MAX_PARITY};
+use crate::parity::Decoder;
+use crate::stripe::plan::ones;
+use arrayvec::ArrayVec;
+use block::{Channel, Segment};
+use reactor::Buffer;
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Lists of one stripe operation, kept for reuse.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    pub batch: Batch,
+    /// New data, by data strip.
+    pub new: Vec<Option<NewData>>,
+    /// Old data, by data strip.
+    pub old: Vec<Option<Buffer>>,
+    /// Parity, by parity: old, partial, new.
+    pub parity: Vec<Option<Buffer>>,
+    /// Parities that are those of `new`, a full stripe; bit `j` for parity `j`.
+    pub encoded: u64,
+    /// Checksums of `new`, a full stripe, or nothing.
+    pub checksums: Checksums,
+    /// The members that get a copy of the log's entry.
+    pub copies: ArrayVec<LogCopy, MAX_PARITY>,
+    /// The log may have an entry of this write, on some members at least.
+    pub is_logged: bool,
+    /// Bytes of the strips that contradict each other and keep doing so: parity takes the change of
+    /// data alone.
+    pub kept: Vec<Range<usize>>,
+    /// Data that this write does not replace could be computed in two ways.
+    pub is_ambiguous: bool,
+}
+
+/// A parity member that gets a copy of an entry.
+pub(crate) struct LogCopy {
+    pub parity: usize,
+    pub slot: usize,
+    pub role: MemberRole,
+    pub channel: Rc<dyn Channel>,
+    pub log_offset: u64,
+}
+
+impl Scratch {
+    /// The place of a strip as it was read or computed: old data, or parity.
+    pub fn strip(&self, strip: usize) -> &Option<Buffer> {
+        let data = self.old.len();
+        if strip < data { &self.old[strip] } else { &self.parity[strip - data] }
+    }
+
+    /// See [`Scratch::strip`].
+    pub fn strip_mut(&mut self, strip: usize) -> &mut Option<Buffer> {
+        let data = self.old.len();
+        if strip < data { &mut self.old[strip] } else { &mut self.parity[strip - data] }
+    }
+
+    /// The bytes of a strip that were read or computed.
+    pub fn bytes(&self, strip: usize) -> &[u8] {
+        self.strip(strip).as_ref().expect("read or computed").as_slice()
+    }
+
+    /// Some bytes of the strips in `mask`, all of which were read or computed, by strip.
+    pub fn present(&self, mask: u64, bytes: Range<usize>) -> ArrayVec<Option<&[u8]>, MAX_GROUP_MEMBERS> {
+        let strips = 0..self.old.len() + self.parity.len();
+        strips.map(|strip| (mask >> strip & 1 == 1).then(|| &self.bytes(strip)[bytes.clone()])).collect()
+    }
+}
+
+/// Checksums of data strips, in order.
+pub(crate) type Checksums = ArrayVec<u32, MAX_GROUP_MEMBERS>;
+
+/// New data of one strip.
+pub(crate) enum NewData {
+    /// A copy, which the caller cannot change.
+    Copy(Buffer),
+    /// The caller's memory, which is valid until the write has ended. It is stable, or the array is
+    /// a mirror, which passes it on and looks at none of it.
+    InPlace(Segment),
+}
+
+impl NewData {
+    /// The bytes as one segment.
+    pub fn segment(&self) -> Segment {
+        match self {
+            NewData::Copy(buffer) => buffer.segment(),
+            NewData::InPlace(segment) => *segment,
+        }
+    }
+
+    /// The bytes, for parity and log: an array without them never calls this.
+    pub fn as_slice(&self) -> &[u8] {
+        match self {
+            NewData::Copy(buffer) => buffer.as_slice(),
+            // SAFETY: for parity and log the memory has the mark of `Data::stable`, so no code
+            // writes to it before the write has ended. The scratch that holds this is recycled
+            // before that.
+            NewData::InPlace(segment) => unsafe { std::slice::from_raw_parts(segment.base, segment.len) },
+        }
+    }
+
+    /// The bytes of a copy, writable.
+    pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
+        match self {
+            NewData::Copy(buffer) => Some(buffer.as_mut_slice()),
+            NewData::InPlace(_) => None,
+        }
+    }
+
+    /// The buffer of a copy.
+    pub fn into_copy(self) -> Option<Buffer> {
+        match self {
+            NewData::Copy(buffer) => Some(buffer),
+            NewData::InPlace(_) => None,
+        }
+    }
+}
+
+/// Runs a decoder on what is in the scratch. The places of the lost strips have buffers.
+pub(super) fn decode(decoder: &Decoder, scratch: &mut Scratch, lost: u64) {
+    let mut outputs = ArrayVec::<Buffer, MAX_GROUP_MEMBERS>::new();
+    for strip in ones(lost) {
+        outputs.push(scratch.strip_mut(strip).take().expect("the caller has set it"));
+    }
+    {
+        let sources: ArrayVec<&[u8], MAX_GROUP_MEMBERS> =
+            decoder.sources().iter().map(|strip| scratch.bytes(*strip)).collect();
+        let mut targets: ArrayVec<&mut [u8], MAX_GROUP_MEMBERS> =
+            outputs.iter_mut().map(|buffer| buffer.as_mut_slice()).collect();
+        decoder.decode(&sources, &mut targets);
+    }
+    for (strip, buffer) in ones(lost).zip(outputs) {
+        *scratch.strip_mut(strip) = Some(buffer);
+    }
+}
+
+/// The data strips of a mask that have buffers, with their numbers.
+pub(super) fn strips_of(
+    buffers: &[Option<Buffer>],
+    mask: u64,
+) -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
+    masked(buffers, mask, Buffer::as_slice)
+}
+
+/// The strips of a mask that have new data, with their numbers.
+pub(super) fn new_strips(new: &[Option<NewData>], mask: u64) -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
+    masked(new, mask, NewData::as_slice)
+}
+
+/// The strips of a mask that have content, with their numbers.
+fn masked<T>(
+    strips: &[Option<T>],
+    mask: u64,
+    bytes: fn(&T) -> &[u8],
+) -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
+    let chosen = strips.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1);
+    chosen.filter_map(|(i, strip)| strip.as_ref().map(|strip| (i, bytes(strip)))).collect()
+}
+
+/// The parities of a mask that have buffers, with their numbers.
+pub(super) fn parities_of(
+    buffers: &mut [Option<Buffer>],
+    mask: u64,
+) -> ArrayVec<(usize, &mut [u8]), MAX_PARITY> {
+    let parities = buffers.iter_mut().enumerate().filter(|(j, _)| mask >> j & 1 == 1);
+    parities.filter_map(|(j, buffer)| buffer.as_mut().map(|buffer| (j, buffer.as_mut_slice()))).collect()
+}
