@@ -48,7 +48,7 @@ enum Kind {
 }
 
 impl MetadataCommitter {
-    /// For an operation on this core; `None` if it is not the committing core.
+    /// The committer for an operation on this core; `None` if it is not the committing core.
     pub fn of(owner: &Rc<StripeOwner>) -> Option<MetadataCommitter> {
         let turns = owner.turns.borrow().clone()?;
         Some(MetadataCommitter { shared: owner.shared.clone(), owner: Rc::downgrade(owner), turns })

@@ -138,16 +138,14 @@ pub(crate) async fn read(
         let (buffer, result) = buffer.transfer(&*member.channel, Op::Read, flags, position).await;
         result.map(|()| Bytes::Read(buffer))
     });
-    let outcome =
-        match until(&mut direct, owner.core.sleep(owner.waiting.soft_ns(&owner.shared.common.deadlines)))
-            .await
-        {
-            Some(outcome) => {
-                owner.waiting.note(owner.core.now_ns().saturating_sub(started_ns));
-                outcome
-            }
-            None => race(&owner, place, channel, direct, started_ns, held).await,
-        };
+    let soft_ns = owner.waiting.soft_ns(&owner.shared.common.deadlines);
+    let outcome = match until(&mut direct, owner.core.sleep(soft_ns)).await {
+        Some(outcome) => {
+            owner.waiting.note(owner.core.now_ns().saturating_sub(started_ns));
+            outcome
+        }
+        None => race(&owner, place, channel, direct, started_ns, held).await,
+    };
     req.data.copy_from(outcome?.as_slice());
     Ok(())
 }

@@ -214,8 +214,8 @@ impl<'a> StripeWrite<'a> {
     }
 
     /// Sets the marks of the write in the write-intent bitmap, durably.
-    async fn mark_region(&self) -> IoResult {
-        self.owner.set_region(self.request.rect.stripe, self.marks()).await
+    fn mark_region(&self) -> impl Future<Output = IoResult> {
+        self.owner.set_region(self.request.rect.stripe, self.marks())
     }
 
     /// The marks that the write-intent bitmap needs before the stripe changes.
@@ -304,9 +304,9 @@ impl<'a> StripeWrite<'a> {
     }
 
     /// Reads the rows of the rectangle from strips.
-    async fn read_strips(&mut self, mask: u64) -> Result<(), Stop> {
+    fn read_strips(&mut self, mask: u64) -> impl Future<Output = Result<(), Stop>> {
         let Rect { stripe, offset, len, .. } = self.request.rect;
-        self.owner.read_strips(self.scratch, stripe, offset, len, mask, self.unreadable).await
+        self.owner.read_strips(self.scratch, stripe, offset, len, mask, self.unreadable)
     }
 
     /// Reads or computes old data into `scratch.old` in parts: strips are unreadable in different
