@@ -656,6 +656,22 @@ fn after_the_name_in_the_pool_no_start_serves_the_source() {
 }
 
 #[test]
+fn the_state_before_the_last_change_says_too_that_the_volume_may_count() {
+    let (mut daemon, served) = with_served_pool();
+    begin_paused_at_pool(&daemon, &served);
+    let late = Rule::new(Action::Delay(LATE.as_nanos() as u64)).on(&[Op::Write]).within(0..4 * MIB);
+    served.fault.add(late);
+    daemon.patch("/v1/jobs/v1.copy", &json!({ "is_paused": false, "min_bytes_per_s": u64::MAX }));
+    daemon.wait_for("the name on its way", || served.fault.rules().iter().any(|(.., hits)| *hits > 0));
+    daemon.end("-KILL");
+    drop(served); // the pool is missing
+    forget_last_change(&daemon, true);
+    daemon.start();
+    let export = daemon.get("/v1/exports/e1");
+    assert!(export["error"].as_str().unwrap().contains("volume v1 on pool may have replaced it"), "{export}");
+}
+
+#[test]
 fn before_the_name_in_the_pool_every_start_serves_the_source() {
     let (mut daemon, served) = with_served_disk();
     let client = Client::new(&daemon);
