@@ -5,6 +5,7 @@ mod audit;
 mod bounds;
 mod common;
 mod copies;
+mod frozen;
 mod images;
 mod life;
 mod listener;
