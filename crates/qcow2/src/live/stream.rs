@@ -110,6 +110,12 @@ impl Home {
                 return Err(Problem::Refused("the image has no backing file".into()));
             }
             self.check_may_stream()?;
+            let (size, blocks) = (view.format().header.size, view.format().disk_bytes);
+            if size != blocks {
+                // Requests do not reach them.
+                let text = format!("size {size}: the last {} bytes are no whole block", size - blocks);
+                return Err(Problem::Refused(text));
+            }
             if backing.is_streaming.swap(true, Ordering::Relaxed) {
                 return Err(Problem::Refused("the data of the backing file is copied at the moment".into()));
             }

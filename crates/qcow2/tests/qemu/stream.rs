@@ -2,7 +2,9 @@
 
 use crate::disk::{Disk, try_open};
 use crate::tools::{Folder, contents, file};
-use qcow2::{LiveImage, Stream};
+use block::Device;
+use drivers::io_uring::{Options, UringDevice};
+use qcow2::{Image, LiveImage, Others, Stream};
 use reactor::{CoreConfig, Cores};
 use std::sync::Arc;
 use std::time::Duration;
@@ -117,6 +119,44 @@ fn parts_without_data_take_no_room() {
     assert_eq!(allocated, 4, "runs of data");
     assert!(std::fs::metadata(folder.path("disk")).unwrap().len() < 5 << 20);
     assert!(folder.raw("", "disk") == disk);
+}
+
+#[test]
+fn an_image_with_a_data_file_is_streamed() {
+    let folder = Folder::new();
+    let bytes = base(&folder, (2 << 20) + 1536, 40 << 10, 3 << 20);
+    folder.img("create -f qcow2 -F raw -b base.raw -o data_file=data disk 3M");
+    let [file_of_image, data] = ["disk", "data"].map(|name| {
+        let device = UringDevice::open(&Options::new(folder.path(name))).unwrap();
+        Arc::new(device) as Arc<dyn Device>
+    });
+    let image = reactor::run(async move { Image::open(file_of_image).await }).unwrap();
+    let others = Others { backing: Some(file(&folder.path("base.raw"))), data_file: Some(data) };
+    let device = Arc::new(LiveImage::open(image, others, 16 << 10, None).unwrap());
+    let mut disk = Disk { bytes, cluster: 64 << 10, has_zeroes: true, has_discard: true };
+    disk.work(&device, 1, 40);
+    let stream = device.begin_stream().unwrap();
+    let copying = copy(&stream, usize::MAX);
+    disk.work(&device, 2, 80);
+    assert_eq!(copying.join().unwrap(), 0);
+    stream.finish().unwrap();
+    std::fs::remove_file(folder.path("base.raw")).unwrap();
+    assert!(contents(&(device.clone() as _)) == disk.bytes);
+    drop(device);
+    folder.img("check disk");
+    assert!(folder.raw("", "disk") == disk.bytes);
+}
+
+#[test]
+fn a_disk_that_ends_inside_a_block_keeps_the_backing_file() {
+    let folder = Folder::new();
+    base(&folder, 1 << 20, 1 << 20, 1 << 20);
+    folder.img("create -f qcow2 -F raw -b base.raw disk 1M");
+    let mut image = std::fs::read(folder.path("disk")).unwrap();
+    image[24..32].copy_from_slice(&((1u64 << 20) - 112).to_be_bytes());
+    std::fs::write(folder.path("disk"), image).unwrap();
+    let error = open(&folder).begin_stream().err().unwrap().to_string();
+    assert!(error.ends_with("size 1048464: the last 400 bytes are no whole block"), "{error}");
 }
 
 #[test]
