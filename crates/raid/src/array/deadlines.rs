@@ -120,7 +120,7 @@ impl Waiting {
 
     /// Whether there is memory for another read, and for racing it.
     pub fn has_room(&self, len: u64) -> bool {
-        self.bytes.get() + 2 * size(len) <= MEMORY_BYTES
+        self.bytes.get() + 2 * buffer_bytes(len as usize) <= MEMORY_BYTES
     }
 
     /// Whether requests that were given up are still on their way.
@@ -152,7 +152,7 @@ impl Waiting {
     }
 }
 
-/// Bytes that a buffer of `len` bytes takes.
-pub(super) fn size(len: u64) -> usize {
-    (len as usize).next_power_of_two().max(4096)
+/// Bytes that a buffer of `len` bytes takes from the pool.
+pub(super) fn buffer_bytes(len: usize) -> usize {
+    len.next_power_of_two().max(4096)
 }

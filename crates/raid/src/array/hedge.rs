@@ -15,7 +15,7 @@
 //! The adaptive soft deadline is a multiple of the median. One slow member among many does not move
 //! the median, while load that slows all members down does.
 
-use super::deadlines::size;
+use super::deadlines::buffer_bytes;
 use super::members::{MemberChannel, MemberRole};
 use super::remote::LocalFuture;
 use super::scratch::Scratch;
@@ -41,7 +41,7 @@ struct Held(Rc<StripeOwner>, usize);
 
 impl Held {
     fn take(owner: &Rc<StripeOwner>, len: u64) -> Held {
-        let bytes = size(len);
+        let bytes = buffer_bytes(len as usize);
         owner.waiting.bytes.set(owner.waiting.bytes.get() + bytes);
         Held(owner.clone(), bytes)
     }

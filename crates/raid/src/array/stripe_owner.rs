@@ -2,7 +2,7 @@
 
 use super::calls::SpareCalls;
 use super::coalesce::WriteCoalescer;
-use super::deadlines::Waiting;
+use super::deadlines::{Waiting, buffer_bytes};
 use super::gate::{Gate, Inside};
 use super::members::{MemberChannel, MemberChannels, MemberRole, SlotState};
 use super::reshape_router::RequestTracker;
@@ -342,9 +342,4 @@ impl Targets for StripeOwner {
         };
         (0..members.count()).filter_map(target).collect()
     }
-}
-
-/// Bytes that a buffer of `len` bytes takes from the pool.
-fn buffer_bytes(len: usize) -> usize {
-    len.next_power_of_two().max(4096)
 }
