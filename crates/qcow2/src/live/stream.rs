@@ -21,7 +21,7 @@ use super::snapshots::{read_error, write_error};
 use crate::content::Places;
 use crate::entry::Place;
 use crate::error::Problem;
-use crate::header::BACKING_FORMAT;
+use crate::header::{BACKING_FORMAT, at, be32};
 use crate::mutant::{self, Mutant};
 use crate::offline::backing::with_extension;
 use block::{Flags, IoError, IoFuture, Status, StatusReport, join_all};
@@ -109,7 +109,7 @@ impl Home {
             if !backing.is_used() {
                 return Err(Problem::Refused("the image has no backing file".into()));
             }
-            self.check_may_stream()?;
+            check_may_stream(self.snapshots.get().count)?;
             let (size, blocks) = (view.format().header.size, view.format().disk_bytes);
             if size != blocks {
                 // Requests do not reach them.
@@ -125,14 +125,6 @@ impl Home {
         self.holding.during(1, begin).await
     }
 
-    fn check_may_stream(&self) -> Result<(), Problem> {
-        match self.snapshots.get().count {
-            0 => Ok(()),
-            _ if mutant::is(Mutant::StreamUnderSnapshots) => Ok(()),
-            count => Err(Problem::Refused(format!("{count} internal snapshots need the backing file"))),
-        }
-    }
-
     pub(super) async fn end_stream(&self, view: &Entries) -> Result<(), Problem> {
         let backing = &view.format().backing;
         let forget = async {
@@ -141,7 +133,6 @@ impl Home {
                 let text = format!("{copied} of {size} bytes of the backing file were copied");
                 return Err(Problem::Refused(text));
             }
-            self.check_may_stream()?;
             self.refcounts.with_header(self.forget_backing(view)).await?;
             backing.is_used.store(false, Ordering::Release);
             Ok(())
@@ -159,11 +150,22 @@ impl Home {
     async fn forget_backing(&self, view: &Entries) -> Result<(), Problem> {
         let header = &view.format().header;
         let old = self.file.reader.read_padded(0, header.cluster_size()).await.map_err(read_error)?;
+        // It may name a snapshot whose creation is thought to have failed.
+        check_may_stream(be32(&old, at::SNAPSHOTS))?;
         let new = with_extension(&old, header, BACKING_FORMAT, None, Some(b""))?;
         let new = new.ok_or_else(|| Problem::Refused("no room in the header".into()))?;
         if old[SECTOR..] != new[SECTOR..] {
             self.file.patch(SECTOR as u64, &new[SECTOR..], Flags::FUA).await.map_err(write_error)?;
         }
         self.file.patch(0, &new[..SECTOR], Flags::FUA).await.map_err(write_error)
+    }
+}
+
+/// Refuses to remove the backing file of an image with so many internal snapshots.
+fn check_may_stream(snapshots: u32) -> Result<(), Problem> {
+    match snapshots {
+        0 => Ok(()),
+        _ if mutant::is(Mutant::StreamUnderSnapshots) => Ok(()),
+        count => Err(Problem::Refused(format!("{count} internal snapshots need the backing file"))),
     }
 }

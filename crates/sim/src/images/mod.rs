@@ -283,18 +283,20 @@ mod tests {
 
     #[test]
     fn each_write_of_a_change_of_snapshots_may_fail() {
-        for seed in 0..8 {
+        for (seed, next) in (0..8).flat_map(|seed| [(seed, Command::Create), (seed, Command::Stream)]) {
             let mut plan = Plan::draw(seed);
-            (plan.shape.bitmap, plan.shape.backing, plan.shape.refcount_order) = (None, None, 4);
+            let is_stream = matches!(next, Command::Stream);
+            let backing = is_stream.then_some((plan.shape.size / 2) & !4095);
+            (plan.shape.bitmap, plan.shape.backing, plan.shape.refcount_order) = (None, backing, 4);
+            plan.shape.has_snapshot &= !is_stream;
             for failing_write in 1..24 {
-                let create = plan::Step { after: 0, command: Command::Create };
-                let steps = vec![create, create];
+                let steps = [Command::Create, next].map(|command| plan::Step { after: 0, command });
+                let (users, steps) = (vec![1], steps.to_vec());
                 let crash_at_end = Some(crate::machine::CrashAt::WriteStarted(1));
-                let users = vec![1];
                 plan.boots =
                     vec![Boot { seed, users, steps, failing_write, crash_at_end, ..Boot::default() }];
                 let outcome = run_plan(&plan, false);
-                assert_eq!(outcome.failure, None, "seed {seed}, write {failing_write}");
+                assert_eq!(outcome.failure, None, "seed {seed}, write {failing_write}, {next:?}");
             }
         }
     }
