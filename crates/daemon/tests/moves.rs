@@ -1,6 +1,6 @@
 //! Volumes that move while they are in use.
 
-use crate::common::load::{BLOCK, Client, Expected, load};
+use crate::common::load::{BLOCK, Client, Expected, killed_under_load, load};
 use crate::common::{Daemon, MIB, names};
 use block::Op;
 use layers::fault::{Action, Rule};
@@ -105,18 +105,12 @@ fn whenever_the_daemon_is_killed_a_volume_that_moves_has_what_was_acknowledged()
     let (mut value, mut places) = (0, Vec::new());
     for round in 0..16u64 {
         let client = Client::new(&daemon);
-        let is_enough = Arc::new(AtomicBool::new(false));
-        let log = std::thread::scope(|scope| {
-            let loading = scope.spawn(|| client.write(load(blocks, value, is_enough.clone())));
+        let log = killed_under_load(&mut daemon, &client, blocks, value, |daemon| {
             if daemon.get("/v1/volumes/v1")["moving_to"].is_null() {
-                let place = if is_on(&daemon) == "data" { "fast" } else { "data" };
-                move_to(&daemon, place);
+                let place = if is_on(daemon) == "data" { "fast" } else { "data" };
+                move_to(daemon, place);
             }
             std::thread::sleep(Duration::from_millis(round * 11));
-            daemon.end("-KILL");
-            let log = loading.join().unwrap();
-            is_enough.store(true, Ordering::SeqCst);
-            log
         });
         value += log.len() as u64 + 1;
         expected.note(&log);

@@ -1,7 +1,7 @@
 //! Volumes that take the place of a device or array while its clients are connected. Needs
 //! `qemu-utils`.
 
-use crate::common::load::{BLOCK, Client, Expected, load};
+use crate::common::load::{BLOCK, Client, Expected, killed_under_load, load};
 use crate::common::{Daemon, MIB, Served, names, shared_buffers};
 use crate::images::qemu_img;
 use block::{IoError, Op};
@@ -566,22 +566,16 @@ fn whenever_the_daemon_is_killed_the_source_or_the_volume_has_what_was_acknowled
         export(&daemon, "e1", "disk");
         let mut expected = nothing_written();
         let client = Client::new(&daemon);
-        let is_enough = Arc::new(AtomicBool::new(false));
-        let log = std::thread::scope(|scope| {
-            let loading = scope.spawn(|| client.write(load(BLOCKS, value, is_enough.clone())));
-            begin(&daemon);
+        let log = killed_under_load(&mut daemon, &client, BLOCKS, value, |daemon| {
+            begin(daemon);
             match round % 7 {
                 0 => {}
                 step => {
-                    were_due += u32::from(wait_until_due(&daemon));
+                    were_due += u32::from(wait_until_due(daemon));
                     // Before, between and after the steps of the switch.
                     std::thread::sleep(Duration::from_millis((step - 1) * 4 + round / 7));
                 }
             }
-            daemon.end("-KILL");
-            let log = loading.join().unwrap();
-            is_enough.store(true, Ordering::SeqCst);
-            log
         });
         value += log.len() as u64 + 1;
         expected.note(&log);

@@ -323,10 +323,7 @@ impl Engine {
             let mut pacer = pacer;
             let begin = async |bytes| {
                 let Some(pacer) = &mut pacer else { return Ok(()) };
-                while let Some(wait) = pacer.begin(&control, bytes)? {
-                    core.sleep(wait.as_nanos() as u64).await;
-                }
-                Ok(())
+                pacer.wait(&core, &control, bytes).await
             };
             let failed = |error: IoError| Stop::from(ApiError::failed(format!("copying: {error}")));
             let copied = copier.copy(&dirty, is_last, begin, |left| control.set_left(left), failed).await;

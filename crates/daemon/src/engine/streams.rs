@@ -133,9 +133,7 @@ impl Engine {
         let copied = self.core().block_on(move |core| async move {
             let channel = stream.open_channel()?;
             loop {
-                while let Some(wait) = pacer.begin(&control, PART)? {
-                    core.sleep(wait.as_nanos() as u64).await;
-                }
+                pacer.wait(&core, &control, PART).await?;
                 let left = channel.copy(PART).await;
                 let left = left.map_err(|error: IoError| ApiError::failed(format!("copying: {error}")))?;
                 control.set_left(left);

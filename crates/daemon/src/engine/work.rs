@@ -7,6 +7,7 @@ use layers::migrate::Migratable;
 use layers::stats::Histogram;
 use raid::array::Counts;
 use raid::jobs::{Pace, Throttle};
+use reactor::Core;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -186,6 +187,17 @@ impl Pacer {
     pub fn new(control: &Control, users: Users) -> Pacer {
         let now = Instant::now();
         Pacer { began: now, throttle: Throttle::new(control.pace(), 0), users, since: now, bytes: 0 }
+    }
+
+    /// Waits on a core until work on so many bytes may begin.
+    ///
+    /// # Errors
+    /// When the work is to end.
+    pub async fn wait(&mut self, core: &Core, control: &Control, bytes: u64) -> Result<(), Stop> {
+        while let Some(wait) = self.begin(control, bytes)? {
+            core.sleep(wait.as_nanos() as u64).await;
+        }
+        Ok(())
     }
 
     /// Begins work on so many bytes, if it may: otherwise how long to wait and ask again.

@@ -124,3 +124,20 @@ pub fn load(
         (!is_enough.load(Ordering::SeqCst)).then_some((number % blocks, value))
     }
 }
+
+/// Kills the daemon with `kill -9` after `before`, while a client writes. Returns what it wrote, as
+/// [`Client::write`].
+pub fn killed_under_load(
+    daemon: &mut Daemon,
+    client: &Client,
+    blocks: u64,
+    start: u64,
+    before: impl FnOnce(&Daemon),
+) -> Vec<(u64, u64, bool)> {
+    std::thread::scope(|scope| {
+        let loading = scope.spawn(|| client.write(load(blocks, start, Arc::default())));
+        before(daemon);
+        daemon.end("-KILL");
+        loading.join().unwrap()
+    })
+}

@@ -206,11 +206,7 @@ impl Session {
     async fn set_host_behavior(&self, command: &mut Command, link: &Link) -> Result<(), Failure> {
         let mut incoming = self.incoming(command, HOST_BEHAVIOR_BYTES, link).await?;
         let mut behavior = [0; feature::HOST_BEHAVIORS];
-        let (len, mut at) = (behavior.len(), 0);
-        incoming.look(0, len, |piece| {
-            behavior[at..at + piece.len()].copy_from_slice(piece);
-            at += piece.len();
-        });
+        incoming.copy_to(&mut behavior);
         drop(incoming);
         if behavior.iter().any(|supported| *supported > 1) {
             return Err(Status::INVALID_FIELD.into());

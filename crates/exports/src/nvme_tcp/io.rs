@@ -276,11 +276,7 @@ impl Session {
         }
         let mut incoming = self.incoming(command, sent, link).await?;
         let mut keys = [0; KEYS_BYTES];
-        let mut at = 0;
-        incoming.look(0, len, |piece| {
-            keys[at..at + piece.len()].copy_from_slice(piece);
-            at += piece.len();
-        });
+        incoming.copy_to(&mut keys[..len]);
         drop(incoming);
         let change = match entry.opcode {
             opcode::RESERVATION_REGISTER => Register::parse(&entry.cdw, &keys).map(Change::Register),

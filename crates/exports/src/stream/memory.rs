@@ -128,6 +128,15 @@ impl Memory {
 }
 
 impl Memory {
+    /// Copies the first bytes to `to`.
+    pub(crate) fn copy_to(&mut self, to: &mut [u8]) {
+        let mut at = 0;
+        self.look(0, to.len(), |piece| {
+            to[at..at + piece.len()].copy_from_slice(piece);
+            at += piece.len();
+        });
+    }
+
     /// Passes `len` bytes from `start` on to `see`, piece by piece.
     pub(crate) fn look(&mut self, start: usize, len: usize, mut see: impl FnMut(&[u8])) {
         // SAFETY: no request has this memory now: it is borrowed exclusively.

@@ -21,9 +21,9 @@ use super::snapshots::{read_error, write_error};
 use crate::content::Places;
 use crate::entry::Place;
 use crate::error::Problem;
-use crate::header::{BACKING_FORMAT, at, be32};
+use crate::header::{at, be32};
 use crate::mutant::{self, Mutant};
-use crate::offline::backing::with_extension;
+use crate::offline::backing::{in_two_writes, new_cluster};
 use block::{Flags, IoError, IoFuture, Status, StatusReport, join_all};
 use reactor::yield_now;
 use std::ops::Range;
@@ -32,8 +32,6 @@ use std::sync::atomic::Ordering;
 
 /// Parts that are copied at a time.
 const DEPTH: u64 = 4;
-/// Bytes behind the start of the file that are written at once.
-const SECTOR: usize = 512;
 
 /// A [`Stream`](super::Stream) on one core.
 pub struct StreamChannel {
@@ -96,7 +94,7 @@ impl LiveChannel {
         let start = at / unit * unit;
         let end = (at + len).next_multiple_of(unit).min(self.content.limits().capacity);
         let piece = Piece { offset: start, len: end - start, req: None };
-        // None if an entry has changed since it was looked at.
+        // 0 if an entry has changed since it was looked at.
         let done = self.write_locked(piece).await?;
         Ok((start + done).saturating_sub(at).min(rest))
     }
@@ -152,12 +150,12 @@ impl Home {
         let old = self.file.reader.read_padded(0, header.cluster_size()).await.map_err(read_error)?;
         // It may name a snapshot whose creation is thought to have failed.
         check_may_stream(be32(&old, at::SNAPSHOTS))?;
-        let new = with_extension(&old, header, BACKING_FORMAT, None, Some(b""))?;
-        let new = new.ok_or_else(|| Problem::Refused("no room in the header".into()))?;
-        if old[SECTOR..] != new[SECTOR..] {
-            self.file.patch(SECTOR as u64, &new[SECTOR..], Flags::FUA).await.map_err(write_error)?;
+        let new = new_cluster(&old, header, None)?;
+        let (behind, sector) = in_two_writes(&old, &new);
+        if let Some((at, bytes)) = behind {
+            self.file.patch(at, bytes, Flags::FUA).await.map_err(write_error)?;
         }
-        self.file.patch(0, &new[..SECTOR], Flags::FUA).await.map_err(write_error)
+        self.file.patch(0, sector, Flags::FUA).await.map_err(write_error)
     }
 }
 

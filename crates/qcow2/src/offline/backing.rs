@@ -80,13 +80,11 @@ impl Offline {
     /// Replaces the first cluster. Bytes behind the first sector that the old header uses are the
     /// same.
     pub(super) async fn write_first_cluster(&mut self, old: &[u8], new: &[u8]) -> Result<(), Problem> {
-        let is_changed = |at: &usize| old[*at] != new[*at];
-        let mut changed = (SECTOR..new.len()).filter(is_changed);
-        if let Some(first) = changed.next() {
-            let last = changed.next_back().unwrap_or(first);
-            self.write("the header", first as u64, &new[first..=last]).await?;
+        let (behind, sector) = in_two_writes(old, new);
+        if let Some((at, bytes)) = behind {
+            self.write("the header", at, bytes).await?;
         }
-        self.write_header(0, &new[..SECTOR]).await
+        self.write_header(0, sector).await
     }
 
     pub(super) async fn first_cluster(&self) -> Result<Vec<u8>, Problem> {
@@ -95,9 +93,24 @@ impl Offline {
     }
 }
 
+/// The two writes by which a new first cluster replaces the old one. The first is of bytes that
+/// change behind the first sector, with their place in the file; the second is of that sector.
+pub(crate) fn in_two_writes<'a>(old: &[u8], new: &'a [u8]) -> (Option<(u64, &'a [u8])>, &'a [u8]) {
+    let mut changed = (SECTOR..new.len()).filter(|at| old[*at] != new[*at]);
+    let behind = changed.next().map(|first| {
+        let last = changed.next_back().unwrap_or(first);
+        (first as u64, &new[first..=last])
+    });
+    (behind, &new[..SECTOR])
+}
+
 /// The first cluster with another backing file. Bytes behind the first sector that the old header
 /// uses are the same.
-fn new_cluster(old: &[u8], header: &Header, backing: Option<&Backing>) -> Result<Vec<u8>, Problem> {
+pub(crate) fn new_cluster(
+    old: &[u8],
+    header: &Header,
+    backing: Option<&Backing>,
+) -> Result<Vec<u8>, Problem> {
     if let Some(Backing { name, format }) = backing {
         let (len, most) = (name.len(), MAX_NAME);
         if !(1..=most).contains(&len) {
@@ -120,7 +133,7 @@ fn new_cluster(old: &[u8], header: &Header, backing: Option<&Backing>) -> Result
 /// The first cluster with other bytes of an extension, or without it, and with another name of the
 /// backing file; `name`: `None` keeps it. Bytes behind the first sector that the old header uses
 /// are the same. Returns `None` if there is no room.
-pub(crate) fn with_extension(
+pub(super) fn with_extension(
     old: &[u8],
     header: &Header,
     kind: u32,
