@@ -61,6 +61,8 @@ words! {
         Copy = "copy",
         /// Copy the data of the backing file into the image of a device.
         Stream = "stream",
+        /// Copy the data of the image of a device to its backing file, which then is the device.
+        Commit = "commit",
     }
 }
 

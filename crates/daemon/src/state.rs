@@ -53,6 +53,9 @@ pub struct State {
     /// Devices whose image gets the data of its backing file.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub streams: BTreeSet<String>,
+    /// Devices whose image is committed to its backing file.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub commits: BTreeSet<String>,
 }
 
 impl State {
@@ -111,6 +114,10 @@ pub struct DeviceRecord {
     pub name: String,
     /// How it is opened.
     pub spec: String,
+    /// After a commit: the name of the device that was the image, from which exports derive the
+    /// identity of their disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_name: Option<String>,
 }
 
 /// An array.
@@ -410,7 +417,11 @@ mod tests {
         let qos = Qos { iops: Some(api::Rate { per_s: 100, burst: 10 }), ..Qos::default() };
         State {
             generation,
-            devices: vec![DeviceRecord { name: "disk".into(), spec: "mem:size=1M".into() }],
+            devices: vec![DeviceRecord {
+                name: "disk".into(),
+                spec: "mem:size=1M".into(),
+                device_name: None,
+            }],
             arrays: vec![ArrayRecord { name: "data".into(), uuid: "u".into(), devices: vec!["/a".into()] }],
             volumes: [("v".into(), VolumeRecord { qos, group: Some("g".into()), ..VolumeRecord::default() })]
                 .into(),
@@ -431,6 +442,7 @@ mod tests {
             moves: BTreeMap::new(),
             copies: BTreeMap::new(),
             streams: BTreeSet::new(),
+            commits: BTreeSet::new(),
         }
     }
 

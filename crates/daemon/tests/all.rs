@@ -3,6 +3,7 @@
 
 mod audit;
 mod bounds;
+mod commits;
 mod common;
 mod copies;
 mod frozen;

@@ -1,16 +1,15 @@
 //! Volumes that take the place of a device or array while its clients are connected. Needs
 //! `qemu-utils`.
 
-use crate::common::load::{BLOCK, Client, Expected, killed_under_load, load};
-use crate::common::{Daemon, MIB, Served, names, shared_buffers};
+use crate::common::load::{
+    BLOCK, Client, Expected, check_all_acknowledged, killed_under_load, restart, under_load, wait_for_export,
+};
+use crate::common::{Daemon, MIB, Served, names, read_state, shared_buffers};
 use crate::images::qemu_img;
 use block::{IoError, Op};
 use layers::fault::{Action, Rule};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const SIZE: u64 = 8 * MIB;
@@ -117,56 +116,12 @@ fn wait_for_pivot(daemon: &Daemon) {
     });
 }
 
-fn restart(daemon: &mut Daemon, signal: &str) {
-    daemon.restart(signal);
-    wait_for_export(daemon);
-}
-
-fn wait_for_export(daemon: &Daemon) {
-    daemon.wait_for("the export", || daemon.get("/v1/exports/e1")["state"] == "active");
-}
-
 fn serves(daemon: &Daemon, export: &str) -> Value {
     daemon.get(&format!("/v1/exports/{export}"))["volumes"].clone()
 }
 
-/// Writes while `work` runs, and as many blocks again after it.
-fn under_load(client: &Client, start: u64, work: impl FnOnce()) -> Vec<(u64, u64, bool)> {
-    let is_enough = Arc::new(AtomicBool::new(false));
-    let mut next = load(BLOCKS, start, is_enough.clone());
-    let mut left = 200;
-    let next = move || {
-        next().or_else(|| {
-            left -= 1;
-            let value: u64 = start + (1 << 32) + left;
-            (left > 0).then_some((value % BLOCKS, value))
-        })
-    };
-    std::thread::scope(|scope| {
-        let loading = scope.spawn(|| client.write(next));
-        let enough = Enough(is_enough);
-        work();
-        drop(enough);
-        loading.join().unwrap()
-    })
-}
-
-/// Ends a load, also when a test fails.
-struct Enough(Arc<AtomicBool>);
-
-impl Drop for Enough {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-}
-
 fn nothing_written() -> Expected {
     Expected { blocks: vec![0; BLOCKS as usize], maybe: None }
-}
-
-#[track_caller]
-fn check_all_acknowledged(log: &[(u64, u64, bool)]) {
-    assert!(log.len() > 100 && log.iter().all(|(.., is_ok)| *is_ok), "{} writes", log.len());
 }
 
 /// A pivot of the device or array `disk` to `pool` under load.
@@ -174,7 +129,7 @@ fn check_pivot(mut daemon: Daemon, kind: &str) -> Daemon {
     export(&daemon, "e1", "disk");
     let client = Client::new(&daemon);
     let mut expected = nothing_written();
-    let log = under_load(&client, 0, || {
+    let log = under_load(&client, BLOCKS, 0, || {
         assert_eq!(begin(&daemon)["copying_from"], "disk");
         wait_for_pivot(&daemon);
     });
@@ -187,7 +142,7 @@ fn check_pivot(mut daemon: Daemon, kind: &str) -> Daemon {
     assert!(samples["volumes"]["v1"]["writes"].as_u64().unwrap() >= log.len() as u64, "{samples}");
     // Nothing holds the source any more. The client stays connected.
     daemon.delete(&format!("/v1/{kind}/disk"));
-    let log = under_load(&client, 1 << 40, || ());
+    let log = under_load(&client, BLOCKS, 1 << 40, || ());
     expected.note(&log);
     expected.check(&client.read(BLOCKS));
     let events = daemon.get("/v1/events").to_string();
@@ -262,7 +217,7 @@ fn all_exports_of_a_source_pivot_together_and_hosts_know_their_namespaces_again(
             let mut numbers = (0..100_000u64).cycle().take(20_000);
             guest.write(move || numbers.next().map(|number| (number % 100, number + 1)))
         });
-        let of_host = under_load(&host, 1 << 40, || {
+        let of_host = under_load(&host, BLOCKS, 1 << 40, || {
             // An export that is added meanwhile pivots with the others, and one may go.
             begin(&daemon);
             export(&daemon, "e5", "disk");
@@ -367,10 +322,10 @@ fn a_pivot_that_is_cancelled_or_fails_leaves_the_source_in_its_place() {
         let (status, kind, detail) = daemon.refusal(method, path, &body);
         assert!(status == 409 && kind == "in-use" && detail.contains(text), "{path} {body}: {kind} {detail}");
     }
-    expected.note(&under_load(&client, 0, || ()));
+    expected.note(&under_load(&client, BLOCKS, 0, || ()));
     daemon.delete("/v1/jobs/v1.copy");
     assert_eq!((names(&daemon.get("/v1/volumes")), daemon.get("/v1/jobs")), (vec![], json!([])));
-    expected.note(&under_load(&client, 1 << 20, || ()));
+    expected.note(&under_load(&client, BLOCKS, 1 << 20, || ()));
     expected.check(&client.read(BLOCKS));
     assert_eq!(serves(&daemon, "e1"), json!(["disk"]));
     // The source fails for the copy alone: clients do not read that range.
@@ -381,7 +336,7 @@ fn a_pivot_that_is_cancelled_or_fails_leaves_the_source_in_its_place() {
     daemon.wait_for("an error", || !daemon.get("/v1/volumes/v1")["error"].is_null());
     daemon.wait_for("the end of the job", || daemon.get("/v1/jobs") == json!([]));
     served.fault.clear();
-    expected.note(&under_load(&client, 1 << 30, || ()));
+    expected.note(&under_load(&client, BLOCKS, 1 << 30, || ()));
     drop(client);
     restart(&mut daemon, "-KILL");
     assert_eq!(serves(&daemon, "e1"), json!(["disk"]));
@@ -411,7 +366,7 @@ fn a_source_that_grows_meanwhile_keeps_its_place() {
     let error = volume["error"].as_str().unwrap();
     assert!(error.contains("it has 16777216 bytes, and had 8388608"), "{volume}");
     let client = Client::new(&daemon);
-    check_all_acknowledged(&under_load(&client, 0, || ()));
+    check_all_acknowledged(&under_load(&client, BLOCKS, 0, || ()));
     assert_eq!(serves(&daemon, "e1"), json!(["disk"]));
     drop(client);
     // A start finds that it has grown.
@@ -470,7 +425,7 @@ fn a_name_that_the_pool_may_have_does_not_count_after_an_error() {
         Rule { after: 1, ..Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write]).within(0..4 * MIB) };
     served.fault.add(torn);
     let mut expected = only_data();
-    expected.note(&under_load(&client, 0, || {
+    expected.note(&under_load(&client, BLOCKS, 0, || {
         daemon.patch("/v1/jobs/v1.copy", &json!({ "is_paused": false, "min_bytes_per_s": u64::MAX }));
         daemon.wait_for("an error", || !daemon.get("/v1/volumes/v1")["error"].is_null());
     }));
@@ -538,10 +493,6 @@ fn a_pivot_that_clients_would_notice_is_refused_and_changes_nothing() {
     wait_for_pivot(&daemon);
 }
 
-fn read_state(path: &Path) -> Option<Value> {
-    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
-}
-
 /// Waits until the record says that the volume may replace the source. `false`: it has replaced it
 /// already.
 fn wait_until_due(daemon: &Daemon) -> bool {
@@ -585,7 +536,7 @@ fn whenever_the_daemon_is_killed_the_source_or_the_volume_has_what_was_acknowled
         // A client that connects again writes to whichever counts.
         let client = Client::new(&daemon);
         expected.check(&client.read(BLOCKS));
-        expected.note(&under_load(&client, value, || {
+        expected.note(&under_load(&client, BLOCKS, value, || {
             change_job(&daemon, &json!({ "min_bytes_per_s": u64::MAX }))
         }));
         value += 1 << 33;
@@ -619,7 +570,7 @@ fn after_the_name_in_the_pool_no_start_serves_the_source() {
         let mut daemon = with_disk();
         let client = Client::new(&daemon);
         let mut expected = nothing_written();
-        let log = under_load(&client, 0, || {
+        let log = under_load(&client, BLOCKS, 0, || {
             begin(&daemon);
             wait_for_pivot(&daemon);
         });
@@ -671,7 +622,7 @@ fn before_the_name_in_the_pool_every_start_serves_the_source() {
     let client = Client::new(&daemon);
     let mut expected = only_data();
     begin_paused(&daemon, &served);
-    expected.note(&under_load(&client, 0, || ()));
+    expected.note(&under_load(&client, BLOCKS, 0, || ()));
     drop(client);
     daemon.end("-KILL");
     // The pool is not needed as long as the pivot is not due.
@@ -681,7 +632,7 @@ fn before_the_name_in_the_pool_every_start_serves_the_source() {
     wait_for_export(&daemon);
     let client = Client::new(&daemon);
     expected.check(&client.read(BLOCKS));
-    expected.note(&under_load(&client, 1 << 20, || ()));
+    expected.note(&under_load(&client, BLOCKS, 1 << 20, || ()));
     drop(client);
     daemon.end("-KILL");
     std::fs::rename(&away, &pool).unwrap();
@@ -697,7 +648,7 @@ fn before_the_name_in_the_pool_every_start_serves_the_source() {
     wait_for_export(&daemon);
     let client = Client::new(&daemon);
     expected.check(&client.read(BLOCKS));
-    expected.note(&under_load(&client, 1 << 30, || {
+    expected.note(&under_load(&client, BLOCKS, 1 << 30, || {
         change_job(&daemon, &json!({ "min_bytes_per_s": u64::MAX }));
         wait_for_pivot(&daemon);
     }));

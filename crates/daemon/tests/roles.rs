@@ -90,6 +90,7 @@ fn sample(daemon: &Daemon, row: &Row, ask: Option<Ask>) -> (String, Value) {
         ("PATCH", "/v1/devices/{name}", None) => json!({ "size_bytes": MIB }),
         ("POST", "/v1/devices/{name}/snapshots", None) => json!({ "name": "s" }),
         ("POST", "/v1/devices/{name}/stream", None) => json!({}),
+        ("POST", "/v1/devices/{name}/commit", None) => json!({}),
         ("POST", "/v1/arrays", None) => json!({ "name": "a", "level": "1", "members": [disk, disk] }),
         ("POST", "/v1/arrays/{name}/actions", None) => json!({ "action": "fail", "members": ["0"] }),
         ("POST", "/v1/arrays/{name}/actions", Some(Ask::Force)) => {

@@ -19,8 +19,27 @@ const PART: u64 = 1 << 20;
 const LAST: u64 = 8 * PART;
 const PATIENCE: u32 = 8;
 
+/// The parts of a device that are copied.
+pub trait Parts {
+    /// The first part of `range` that is copied; empty, at the end of the range, if there is none.
+    ///
+    /// # Errors
+    /// The device's.
+    fn next(&self, range: Range<u64>) -> impl Future<Output = Result<Range<u64>, IoError>>;
+}
+
+/// All of a device.
+pub struct Whole;
+
+impl Parts for Whole {
+    async fn next(&self, range: Range<u64>) -> Result<Range<u64>, IoError> {
+        Ok(range)
+    }
+}
+
 /// A copier on one core.
-pub struct Copier {
+pub struct Copier<P = Whole> {
+    parts: P,
     pool: BufferPool,
     old: Rc<dyn Channel>,
     new: Rc<dyn Channel>,
@@ -42,6 +61,7 @@ impl Copier {
         let part = limits.iter().map(|limits| u64::from(limits.max_transfer)).fold(PART, u64::min);
         let blocks = limits.each_ref().map(|limits| u64::from(limits.block_size));
         Ok(Copier {
+            parts: Whole,
             pool: BufferPool::new(DEPTH * PART as usize),
             old: old.open_channel()?,
             new: new.open_channel()?,
@@ -52,6 +72,15 @@ impl Copier {
         })
     }
 
+    /// The same for these parts only.
+    #[must_use]
+    pub fn only<P>(self, parts: P) -> Copier<P> {
+        let Copier { parts: Whole, pool, old, new, old_size, block, part, zeroes } = self;
+        Copier { parts, pool, old, new, old_size, block, part, zeroes }
+    }
+}
+
+impl<P: Parts> Copier<P> {
     /// Copies all that is dirty, if it `is_last`; else until so little is left that users can wait
     /// for it. `begin` is asked before each few chunks, with their bytes, and `left` gets how many
     /// are left after them.
@@ -90,8 +119,19 @@ impl Copier {
         }
     }
 
-    /// Copies a dirty range. Parts of which the old place knows that they are zeroes are not read.
+    /// Copies what is to be copied of a dirty range.
     async fn copy_chunk(&self, chunk: Range<u64>) -> IoResult {
+        let mut at = chunk.start;
+        while at < chunk.end {
+            let part = self.parts.next(at..chunk.end).await?;
+            at = part.end;
+            self.copy_part(part).await?;
+        }
+        Ok(())
+    }
+
+    /// Copies a range. Parts of which the old place knows that they are zeroes are not read.
+    async fn copy_part(&self, chunk: Range<u64>) -> IoResult {
         if !self.zeroes {
             return self.copy_data(chunk).await;
         }

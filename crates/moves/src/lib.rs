@@ -21,7 +21,7 @@
 
 mod copier;
 
-pub use copier::Copier;
+pub use copier::{Copier, Parts, Whole};
 
 use block::DeviceError;
 use layers::migrate::Migration;

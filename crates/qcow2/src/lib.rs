@@ -58,7 +58,9 @@ pub use device::{DEFAULT_CACHE_BYTES, Qcow2};
 pub use error::{Error, Problem};
 pub use header::Header;
 pub use image::Image;
-pub use live::{LiveImage, RESTART_RECORDS, RestartLog, Stream, StreamChannel, recover};
+pub use live::{
+    Commit, CommitChannel, LiveImage, RESTART_RECORDS, RestartLog, Stream, StreamChannel, recover,
+};
 pub use lookup::Run;
 pub use map::Map;
 pub use offline::repair::{Level, Repaired, repair};

@@ -139,6 +139,7 @@ const fn job_name(kind: JobKind) -> &'static str {
         JobKind::Grow => "growth",
         JobKind::Copy => "copy",
         JobKind::Stream => "stream",
+        JobKind::Commit => "commit",
     }
 }
 

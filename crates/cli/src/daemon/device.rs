@@ -56,16 +56,10 @@ enum DeviceCommand {
     },
     /// Copy the data of the backing file into a device of the kind qcow2, also while it is in use;
     /// then it has no backing file
-    Stream {
-        /// Its name
-        name: String,
-        /// Bytes a second at most
-        #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>)]
-        max: Option<Size>,
-        /// Wait until the job has ended
-        #[arg(long)]
-        wait: bool,
-    },
+    Stream(DeviceJob),
+    /// Copy the data of a device of the kind qcow2 to its backing file, also while it is in use;
+    /// then the device is the backing file
+    Commit(DeviceJob),
     /// List, make and delete internal snapshots of a device of the kind qcow2, also while it is in
     /// use
     Snapshot {
@@ -131,16 +125,35 @@ impl DeviceArgs {
             }
             DeviceCommand::Delete { name } => session.client.delete(&["devices", name], &[])?,
             DeviceCommand::Snapshot { command } => command.run(&session)?,
-            DeviceCommand::Stream { name, max, wait } => {
-                let pace = JobChange { max_bytes_per_s: max.map(|max| max.0), ..JobChange::default() };
-                let job = session.client.change::<Job>(Method::POST, &["devices", name, "stream"], &pace)?;
-                session.print_change(job.clone(), |job| job::list(std::slice::from_ref(job)));
-                if let Some(job) = job.filter(|_| *wait) {
-                    job::wait(&session, Some(&job.id))?;
-                }
-            }
+            DeviceCommand::Stream(job) => job.begin(&session, "stream")?,
+            DeviceCommand::Commit(job) => job.begin(&session, "commit")?,
         }
         Ok(())
+    }
+}
+
+/// The arguments of a command that begins a job of a device.
+#[derive(clap::Args, Debug)]
+struct DeviceJob {
+    /// Name of the device
+    name: String,
+    /// Bytes a second at most
+    #[arg(long, value_name = "SIZE", value_parser = parse::value::<Size>)]
+    max: Option<Size>,
+    /// Wait until the job has ended
+    #[arg(long)]
+    wait: bool,
+}
+
+impl DeviceJob {
+    fn begin(&self, session: &Session, kind: &str) -> Result<(), Error> {
+        let pace = JobChange { max_bytes_per_s: self.max.map(|max| max.0), ..JobChange::default() };
+        let job = session.client.change::<Job>(Method::POST, &["devices", &self.name, kind], &pace)?;
+        session.print_change(job.clone(), |job| job::list(std::slice::from_ref(job)));
+        match job.filter(|_| self.wait) {
+            Some(job) => job::wait(session, Some(&job.id)),
+            None => Ok(()),
+        }
     }
 }
 

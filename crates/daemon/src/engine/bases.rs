@@ -7,7 +7,7 @@ use crate::state::Target;
 use block::Device;
 use layers::migrate::Migratable;
 use reactor::CoreRef;
-use stack::kinds::qcow2::LiveImage;
+use stack::kinds::qcow2::{LiveImage, UringDevice};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use volume::store::ReadError;
@@ -28,6 +28,8 @@ pub struct Base {
     pub pool: Option<Arc<Pool>>,
     /// The image, if the device is one in the format qcow2 that is written.
     pub image: Option<Arc<LiveImage>>,
+    /// The image's backing file.
+    pub backing_file: Option<Arc<UringDevice>>,
 }
 
 impl Base {
@@ -35,7 +37,7 @@ impl Base {
     /// clients' business.
     pub fn open(device: Arc<dyn Device>, is_served: bool, core: &CoreRef) -> Result<Base, ApiError> {
         let served = Arc::new(Migratable::new(device.clone()));
-        let bare = Base { device, served, pool: None, image: None };
+        let bare = Base { device, served, pool: None, image: None, backing_file: None };
         if is_served {
             return Ok(bare);
         }
@@ -143,6 +145,7 @@ impl Live {
         let in_use = |detail: String| Err(ApiError::new(Kind::InUse, detail));
         let about = self.move_about(name).or_else(|| self.zeroing_about(name));
         let about = about.or_else(|| self.copy_about(name)).or_else(|| self.stream_about(name));
+        let about = about.or_else(|| self.commit_about(name));
         if let Some(text) = about {
             return in_use(format!("{name}: {text}"));
         }

@@ -214,6 +214,11 @@ impl Engine {
         authority: &Authority,
     ) -> Result<Source, ApiError> {
         let target = self.target(key, authority)?;
+        if let Target::Device(name) = &target
+            && let Some(about) = self.live().commit_about(name)
+        {
+            return Err(ApiError::new(Kind::InUse, format!("{name}: {about}")));
+        }
         if matches!(&target, Target::Array(name) | Target::Device(name) if name == on) {
             return Err(ApiError::invalid(format!("{key}: it cannot hold a copy of itself")));
         }

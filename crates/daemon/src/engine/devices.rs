@@ -6,10 +6,12 @@ use crate::api_error::ApiError;
 use crate::confinement::keep_device;
 use crate::state::{DeviceRecord, Target};
 use api::{Device, DeviceChange, NewDevice};
+use layers::migrate::Migratable;
 use sandbox::Profile;
 use stack::kinds::member::member;
 use stack::kinds::qcow2::Opened;
 use stack::retry::retry_while;
+use std::sync::Arc;
 
 /// A device that is open, and not registered yet.
 struct PlannedDevice {
@@ -20,7 +22,7 @@ struct PlannedDevice {
 impl PlannedDevice {
     fn commit(self, engine: &Engine) -> Result<(), ApiError> {
         let PlannedDevice { record, base } = self;
-        let DeviceRecord { name, spec } = record.clone();
+        let DeviceRecord { name, spec, .. } = record.clone();
         engine.commit(|state| state.devices.push(record))?;
         engine.live_mut().bases.insert(name.clone(), Ok(base));
         engine.events.emit("device", &name, "created", spec);
@@ -59,7 +61,7 @@ impl Engine {
     fn plan_device(&self, new: &NewDevice) -> Result<PlannedDevice, ApiError> {
         let config = checks::device(new)?;
         self.check_is_new(&new.name)?;
-        let record = DeviceRecord { name: new.name.clone(), spec: new.spec.clone() };
+        let record = DeviceRecord { name: new.name.clone(), spec: new.spec.clone(), device_name: None };
         self.check_is_open(&record.spec).map_err(|error| error.about(&format!("device {}", new.name)))?;
         if let Some(size) = new.size_bytes {
             checks::image(&config)?.create(size)?;
@@ -119,7 +121,12 @@ impl Engine {
     /// Opens a device as its record says.
     pub(super) fn open_device(&self, record: &DeviceRecord) -> Result<Base, ApiError> {
         let config = member(&record.spec, true, false)?;
-        let Opened { device, live } = retry_while(stack::is_in_use, || config.open_with_image())?;
-        Ok(Base { image: live, ..self.open_base(&record.name, device)? })
+        let Opened { device, live, backing_file } =
+            retry_while(stack::is_in_use, || config.open_with_image())?;
+        let mut base = Base { image: live, backing_file, ..self.open_base(&record.name, device)? };
+        if let Some(name) = &record.device_name {
+            base.served = Arc::new(Migratable::new(base.device.clone()).named(name.clone()));
+        }
+        Ok(base)
     }
 }

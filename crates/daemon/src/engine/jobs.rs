@@ -1,5 +1,5 @@
 //! Jobs: what arrays are busy with, volumes that move, are made ready or copied, and images that
-//! are streamed.
+//! are streamed or committed.
 
 use super::Engine;
 use super::work::pace;
@@ -32,6 +32,7 @@ impl Engine {
             .chain(live.zeroing_jobs())
             .chain(live.copy_jobs())
             .chain(live.stream_jobs())
+            .chain(live.commit_jobs())
             .collect()
     }
 

@@ -11,6 +11,7 @@ mod authority;
 mod bases;
 mod change;
 pub mod checks;
+mod commits;
 mod copies;
 mod devices;
 mod exports;
@@ -137,6 +138,8 @@ struct Live {
     copies: BTreeMap<String, Task>,
     /// Streams in progress, by the name of their device.
     streams: BTreeMap<String, Task>,
+    /// Commits in progress, by the name of their device.
+    commits: BTreeMap<String, Task>,
     /// Room that is being made ready for volumes.
     zeroing: Vec<Zeroing>,
     /// Devices and arrays by name, or why they are not open.
@@ -254,8 +257,8 @@ impl Engine {
         // Not within a change: they may be about to make their last one.
         let tasks = {
             let mut live = self.live_mut();
-            let Live { moves, copies, streams, .. } = &mut *live;
-            [moves, copies, streams].map(std::mem::take)
+            let Live { moves, copies, streams, commits, .. } = &mut *live;
+            [moves, copies, streams, commits].map(std::mem::take)
         };
         tasks.iter().flat_map(BTreeMap::values).for_each(Task::stop);
         self.live().zeroing.iter().for_each(Zeroing::end);

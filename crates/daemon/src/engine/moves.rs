@@ -9,9 +9,9 @@ use super::work::{Control, Pacer, Stop, Task, join};
 use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
 use crate::state::{MoveRecord, Target};
-use ::moves::{Copier, Owner, Resumed};
+use ::moves::{Copier, Owner, Parts, Resumed, Whole};
 use api::{ArrayAction, Job, JobKind, VolumeMove};
-use block::{Device, IoError, Limits};
+use block::{Device, DeviceError, IoError, Limits};
 use layers::migrate::{Dirty, Migration, why_not};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -181,7 +181,8 @@ impl Engine {
     pub(super) fn control_of(&self, id: &str) -> Option<Arc<Control>> {
         let live = self.live();
         let of_volume = live.move_called(id).or(live.copy_called(id)).map(|(_, task)| task);
-        let of_task = of_volume.or(live.stream_called(id)).map(|task| &task.control);
+        let of_task =
+            of_volume.or(live.stream_called(id)).or(live.commit_called(id)).map(|task| &task.control);
         of_task.or(live.zeroing_called(id)).cloned()
     }
 
@@ -192,7 +193,8 @@ impl Engine {
     /// When there is no such job, or the array needs it.
     pub fn cancel_job(&self, id: &str) -> Result<(), ApiError> {
         let job = self.job(id)?;
-        if self.cancel_zeroing(&job)? || self.cancel_copy(&job)? || self.cancel_stream(&job)? {
+        let of_volume = self.cancel_zeroing(&job)? || self.cancel_copy(&job)?;
+        if of_volume || self.cancel_stream(&job)? || self.cancel_commit(&job)? {
             return Ok(());
         }
         let (uuid, thread) = {
@@ -316,10 +318,23 @@ impl Engine {
         pacer: Option<Pacer>,
         is_last: bool,
     ) -> Result<(), Stop> {
+        self.copy_parts(dirty, places, || Ok(Whole), control, pacer, is_last)
+    }
+
+    /// As [`Engine::copy`], of the parts that `open` returns on the core that copies.
+    pub(super) fn copy_parts<P: Parts + 'static>(
+        &self,
+        dirty: &Arc<Dirty>,
+        places: [&Arc<dyn Device>; 2],
+        open: impl FnOnce() -> Result<P, DeviceError> + Send + 'static,
+        control: &Arc<Control>,
+        pacer: Option<Pacer>,
+        is_last: bool,
+    ) -> Result<(), Stop> {
         let [old, new] = places.map(Clone::clone);
         let (dirty, control) = (dirty.clone(), control.clone());
         let copied = self.core().block_on(move |core| async move {
-            let copier = Copier::new(&old, &new)?;
+            let copier = Copier::new(&old, &new)?.only(open()?);
             let mut pacer = pacer;
             let begin = async |bytes| {
                 let Some(pacer) = &mut pacer else { return Ok(()) };
@@ -327,7 +342,7 @@ impl Engine {
             };
             let failed = |error: IoError| Stop::from(ApiError::failed(format!("copying: {error}")));
             let copied = copier.copy(&dirty, is_last, begin, |left| control.set_left(left), failed).await;
-            Ok::<_, block::DeviceError>(copied)
+            Ok::<_, DeviceError>(copied)
         });
         copied.map_err(ApiError::from)??
     }

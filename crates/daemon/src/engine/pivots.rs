@@ -75,7 +75,7 @@ impl Live {
         let volume = Limits { capacity: limits.capacity, ..self.base(on)?.device.limits() };
         match base.served.refusal(&volume, true) {
             Some(why) => Err(ApiError::invalid(format!("{key}: a volume on {on} cannot replace it: {why}"))),
-            None => Ok(PivotRecord { device_name: base.device.name().to_owned(), is_due: false }),
+            None => Ok(PivotRecord { device_name: base.served.name().to_owned(), is_due: false }),
         }
     }
 

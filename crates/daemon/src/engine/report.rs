@@ -7,7 +7,7 @@ use api::{Array, ArrayState, Device};
 impl Live {
     /// A device.
     pub fn device_report(&self, record: &DeviceRecord) -> Device {
-        let DeviceRecord { name, spec } = record;
+        let DeviceRecord { name, spec, .. } = record;
         let base = self.base(name);
         let limits = base.as_ref().ok().map(|base| base.device.limits());
         let (volumes, free_bytes) = self.volumes_on(name);

@@ -82,6 +82,7 @@ impl Engine {
         self.go_on_with_moves();
         self.go_on_with_copies();
         self.go_on_with_streams();
+        self.go_on_with_commits();
         // Pivots may have changed their targets.
         let exports = self.live().state.exports.clone();
         for record in &exports {

@@ -131,3 +131,20 @@ pub async fn stream(
     let stream = move |engine: &Engine| engine.stream_device(&name, &pace);
     Ok((StatusCode::ACCEPTED, Json(run(context, stream).await?)))
 }
+
+/// Copy the data of a device that is a qcow2 image to its backing file, also while exports serve
+/// it. When the job ends, the device is the backing file, and the image is not used any more. The
+/// body sets the rate of the job.
+#[utoipa::path(
+    post, path = "/v1/devices/{name}/commit", tag = "devices", request_body = JobChange,
+    params(("name" = String, Path, description = "Name")),
+    responses((status = 202, body = Job), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn commit(
+    State(context): State<Context>,
+    Path(name): Path<String>,
+    Body(pace): Body<JobChange>,
+) -> Result<(StatusCode, Json<Job>), Failure> {
+    let commit = move |engine: &Engine| engine.commit_device(&name, &pace);
+    Ok((StatusCode::ACCEPTED, Json(run(context, commit).await?)))
+}

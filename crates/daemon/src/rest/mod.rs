@@ -97,6 +97,7 @@ fn api() -> OpenApiRouter<Context> {
         .routes(routes!(devices::snapshots, devices::create_snapshot))
         .routes(routes!(devices::delete_snapshot))
         .routes(routes!(devices::stream))
+        .routes(routes!(devices::commit))
         .routes(routes!(arrays::list, arrays::create))
         .routes(routes!(arrays::show, arrays::delete))
         .routes(routes!(arrays::members))

@@ -155,6 +155,7 @@ pub const MATRIX: &[Row] = &[
     row(Method::POST, "/v1/devices/{name}/snapshots", OPERATES, &[]),
     row(Method::DELETE, "/v1/devices/{name}/snapshots/{snapshot}", ADMINISTERS, &[]),
     row(Method::POST, "/v1/devices/{name}/stream", OPERATES, &[]),
+    row(Method::POST, "/v1/devices/{name}/commit", ADMINISTERS, &[]),
     row(Method::GET, "/v1/arrays", READS, &[]),
     row(Method::POST, "/v1/arrays", ADMINISTERS, &[]),
     row(Method::GET, "/v1/arrays/{name}", READS, &[]),

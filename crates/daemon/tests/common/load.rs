@@ -141,3 +141,49 @@ pub fn killed_under_load(
         loading.join().unwrap()
     })
 }
+
+/// Writes while `work` runs, and as many blocks again after it.
+pub fn under_load(client: &Client, blocks: u64, start: u64, work: impl FnOnce()) -> Vec<(u64, u64, bool)> {
+    let is_enough = Arc::new(AtomicBool::new(false));
+    let mut next = load(blocks, start, is_enough.clone());
+    let mut left = 200;
+    let next = move || {
+        next().or_else(|| {
+            left -= 1;
+            let value: u64 = start + (1 << 32) + left;
+            (left > 0).then_some((value % blocks, value))
+        })
+    };
+    std::thread::scope(|scope| {
+        let loading = scope.spawn(|| client.write(next));
+        let enough = Enough(is_enough);
+        work();
+        drop(enough);
+        loading.join().unwrap()
+    })
+}
+
+/// Ends a load, also when a test fails.
+struct Enough(Arc<AtomicBool>);
+
+impl Drop for Enough {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[track_caller]
+pub fn check_all_acknowledged(log: &[(u64, u64, bool)]) {
+    assert!(log.len() > 100 && log.iter().all(|(.., is_ok)| *is_ok), "{} writes", log.len());
+}
+
+/// Ends the daemon, and starts it again.
+pub fn restart(daemon: &mut Daemon, signal: &str) {
+    daemon.restart(signal);
+    wait_for_export(daemon);
+}
+
+/// Waits until the export `e1` is served.
+pub fn wait_for_export(daemon: &Daemon) {
+    daemon.wait_for("the export", || daemon.get("/v1/exports/e1")["state"] == "active");
+}

@@ -293,3 +293,8 @@ pub fn refusal(response: Response) -> (u16, String, String) {
 pub fn names(list: &Value) -> Vec<String> {
     list.as_array().unwrap().iter().map(|thing| thing["name"].as_str().unwrap().to_owned()).collect()
 }
+
+/// The state of a daemon in a file; `None` if there is none.
+pub fn read_state(path: &std::path::Path) -> Option<Value> {
+    serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+}

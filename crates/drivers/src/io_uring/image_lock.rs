@@ -84,6 +84,19 @@ impl ImageFile {
         lock_content(&file).map(|()| file)
     }
 
+    /// Lets other open files of the image be written, until [`ImageFile::refuse_writers`].
+    pub(super) fn allow_writers(&self) {
+        READER_REFUSES.iter().for_each(|permission| unlock(&self.file, REFUSED + permission));
+    }
+
+    /// Keeps writers out again.
+    ///
+    /// # Errors
+    /// As [`ImageFile::lock_content`].
+    pub(super) fn refuse_writers(&self) -> Result<(), Conflict> {
+        lock_content(&self.file)
+    }
+
     /// Claims `file` for writing, before a program replaces its content. Does nothing on a file
     /// system without locks.
     ///
@@ -162,6 +175,11 @@ fn try_lock(file: &File, byte: i64, kind: libc::c_int) -> bool {
     }
     tracing::debug!(%error, byte, "file system without locks");
     true
+}
+
+/// Ends the lock of a byte.
+fn unlock(file: &File, byte: i64) {
+    set_lock(file, &mut byte_range(byte, 1, libc::F_UNLCK));
 }
 
 /// Sets or ends a lock. Returns `false` with an error in `errno`.

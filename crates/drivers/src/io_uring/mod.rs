@@ -147,6 +147,13 @@ impl UringDevice {
         })
     }
 
+    /// Lets other open files of the same image be written, which this device, opened with
+    /// `read_only` and `refuse_writers`, has refused so far.
+    pub fn allow_writers(&self) -> WritersAllowed {
+        self.shared.file.allow_writers();
+        WritersAllowed { name: self.name.clone(), shared: self.shared.clone(), is_kept: false }
+    }
+
     /// Opens a queue with its own rings, for a caller that drives it. Only the calling thread may
     /// use it.
     ///
@@ -155,6 +162,37 @@ impl UringDevice {
     pub fn open_queue(&self) -> Result<UringQueue, DeviceError> {
         UringQueue::new(self.shared.clone(), self.queue_depth, self.is_polled, Ring::new)
             .map_err(|e| DeviceError::new(&self.name, "cannot set up io_uring").because(e))
+    }
+}
+
+/// As long as this lives, other open files of an image that is read may be written.
+pub struct WritersAllowed {
+    name: String,
+    shared: Arc<Shared>,
+    is_kept: bool,
+}
+
+impl WritersAllowed {
+    /// Allows them for as long as the device is open: another device of this process keeps other
+    /// programs out.
+    pub fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for WritersAllowed {
+    fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
+        if let Err(conflict) = self.shared.file.refuse_writers() {
+            let name = &self.name;
+            tracing::error!(
+                device = name,
+                ?conflict,
+                "a file that is read here is open for writing elsewhere"
+            );
+        }
     }
 }
 

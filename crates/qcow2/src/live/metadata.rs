@@ -6,8 +6,8 @@ use crate::header::{Header, autoclear};
 use block::{Device, IoError};
 use mapping::ENTRIES;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a word of an L2 entry.
 pub(super) const WORD: u64 = 8;
@@ -45,19 +45,37 @@ pub(super) struct Metadata {
     pub is_corrupt: AtomicBool,
 }
 
-/// The backing device of an image that is in use, and how much of it was copied.
+/// The backing device of an image that is in use, and the job that works on it.
 #[derive(Debug, Default)]
 pub(super) struct BackingState {
     /// Whether clusters without a place are read from it.
     pub is_used: AtomicBool,
-    pub is_streaming: AtomicBool,
-    /// The image has the data of all bytes before this one.
+    job: Mutex<Option<BackingJob>>,
+    /// A stream: the image has the data of all bytes before this one.
     pub copied: AtomicU64,
+}
+
+/// A job on an image and its backing file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BackingJob {
+    /// The image gets the data of the backing file.
+    Stream,
+    /// The backing file gets the data of the image.
+    Commit,
 }
 
 impl BackingState {
     pub fn new(is_used: bool) -> BackingState {
         BackingState { is_used: AtomicBool::new(is_used), ..BackingState::default() }
+    }
+
+    /// The job in progress.
+    pub fn job(&self) -> Option<BackingJob> {
+        *self.job.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn set_job(&self, job: Option<BackingJob>) {
+        *self.job.lock().unwrap_or_else(PoisonError::into_inner) = job;
     }
 
     /// Whether there is a backing device.
@@ -67,7 +85,7 @@ impl BackingState {
 
     /// Whether its data is copied at the moment.
     pub fn is_streaming(&self) -> bool {
-        self.is_streaming.load(Ordering::Relaxed)
+        self.job() == Some(BackingJob::Stream)
     }
 }
 

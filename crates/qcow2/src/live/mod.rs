@@ -23,12 +23,14 @@
 //! | [`session`] | the mark of a writer, and what an earlier one has left |
 //! | [`leaks`] | frees what a crash has left |
 //! | [`stream`] | data of the backing file, copied while the image is in use |
+//! | [`commit`] | data of the image, written to the backing file while the image is in use |
 //! | [`snapshots`] | internal snapshots, made and deleted while the image is in use |
 //! | [`file`](mod@file) | reads and writes of metadata |
 
 mod bitmaps;
 mod channel;
 mod clear;
+mod commit;
 pub(crate) mod file;
 mod home;
 mod leaks;
@@ -55,14 +57,15 @@ use block::{
     Channel, Device, DeviceError, DirtyBitmap, IoError, IoResult, KernelBacking, Limits, MemoryRegion,
 };
 use channel::{Live, LiveChannel};
+pub use commit::CommitChannel;
 use home::{Entries, Home, home};
 use mapping::{Config, Table};
-use metadata::{BackingState, Metadata};
+use metadata::{BackingJob, BackingState, Metadata};
 use reactor::{CoreConfig, CoreRef, Cores, yield_now};
 pub use restart::{RESTART_RECORDS, RestartLog};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 pub use stream::StreamChannel;
 
@@ -87,6 +90,7 @@ pub struct LiveImage {
     file_bytes: u64,
     bitmaps: Vec<Arc<Loaded>>,
     backing: Arc<BackingState>,
+    cluster_size: u64,
 }
 
 impl LiveImage {
@@ -152,7 +156,8 @@ impl LiveImage {
         let loaded = bitmaps.as_ref().map(|bitmaps| bitmaps.loaded.clone()).unwrap_or_default();
         let backing = Arc::new(BackingState::new(others.backing.is_some()));
         let metadata = metadata_of(image, &others, limits.capacity, backing.clone(), bitmaps);
-        let clusters = metadata.header.size.div_ceil(metadata.geometry.cluster_size());
+        let cluster_size = metadata.geometry.cluster_size();
+        let clusters = metadata.header.size.div_ceil(cluster_size);
         let entries = clusters * metadata.geometry.entry_words();
         let table = Table::open(metadata, std::slice::from_ref(&home), Config { entries, cache_bytes });
         let table = Arc::new(table.map_err(|error| fail(error.to_string()))?);
@@ -177,6 +182,7 @@ impl LiveImage {
             file_bytes,
             bitmaps,
             backing,
+            cluster_size,
         })
     }
 
@@ -216,13 +222,31 @@ impl LiveImage {
         self.backing.is_used()
     }
 
+    /// Bytes of a cluster.
+    pub fn cluster_size(&self) -> u64 {
+        self.cluster_size
+    }
+
     /// Begins to copy the backing file's data. Must not be called on a core.
     ///
     /// # Errors
-    /// When there is no backing file, the image has internal snapshots, or a stream is in progress.
+    /// When there is no backing file, the image has internal snapshots, or a stream or commit is in
+    /// progress.
     pub fn begin_stream(self: &Arc<Self>) -> Result<Stream, Error> {
-        self.at_home(|home, view| async move { home.begin_stream(&view).await })?;
-        Ok(Stream(Arc::new(Streaming(self.clone()))))
+        Ok(Stream(self.begin_job(BackingJob::Stream)?))
+    }
+
+    /// Begins to write the image's data to its backing file. Must not be called on a core.
+    ///
+    /// # Errors
+    /// As [`LiveImage::begin_stream`]; when the image has dirty bitmaps.
+    pub fn begin_commit(self: &Arc<Self>) -> Result<Commit, Error> {
+        Ok(Commit(self.begin_job(BackingJob::Commit)?))
+    }
+
+    fn begin_job(self: &Arc<Self>, job: BackingJob) -> Result<Arc<Job>, Error> {
+        self.at_home(move |home, view| async move { home.begin_job(&view, job).await })?;
+        Ok(Arc::new(Job(self.clone())))
     }
 
     /// Runs `work` on the home core.
@@ -275,13 +299,30 @@ impl LiveImage {
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct Stream(Arc<Streaming>);
+pub struct Stream(Arc<Job>);
 
-struct Streaming(Arc<LiveImage>);
+/// A commit of an image that is in use to its backing file: it says what the image has. There is
+/// one at a time. The drop of its last clone, which must not happen on a core, ends it.
+#[derive(Clone)]
+pub struct Commit(Arc<Job>);
 
-impl Drop for Streaming {
+/// A job on an image and its backing file, which ends with the drop.
+struct Job(Arc<LiveImage>);
+
+impl Drop for Job {
     fn drop(&mut self) {
-        self.0.backing.is_streaming.store(false, Ordering::Relaxed);
+        self.0.backing.set_job(None);
+    }
+}
+
+impl Commit {
+    /// Opens the commit on the calling core. The backing file has clusters of `cluster_size` bytes;
+    /// 1 if it is raw.
+    ///
+    /// # Errors
+    /// When a channel below is refused.
+    pub fn open_channel(&self, cluster_size: u64) -> Result<CommitChannel, DeviceError> {
+        Ok(CommitChannel::new(self.0.0.open_live()?, cluster_size))
     }
 }
 

@@ -15,6 +15,7 @@
 
 use super::home::{Entries, Home};
 use super::marks::SnapshotPlace;
+use super::metadata::BackingJob;
 use super::refcounts::repeated;
 use crate::check::Check;
 use crate::entry::{COPIED, OFFSET};
@@ -105,9 +106,15 @@ impl Home {
     }
 
     async fn create_now(&self, view: &Entries, name: &str, now: Duration) -> Result<String, Problem> {
-        if view.format().backing.is_streaming() {
-            let text =
-                "the data of the backing file is copied at the moment, which snapshots would still need";
+        if let Some(job) = view.format().backing.job() {
+            let text = match job {
+                BackingJob::Stream => {
+                    "the data of the backing file is copied at the moment, which snapshots would still need"
+                }
+                BackingJob::Commit => {
+                    "the backing file, which snapshots would read, gets the data of the image at the moment"
+                }
+            };
             return Err(Problem::Refused(text.into()));
         }
         let header = self.header_now(view);

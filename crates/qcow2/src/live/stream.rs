@@ -16,7 +16,7 @@
 
 use super::channel::{LiveChannel, Piece};
 use super::home::{Entries, Home};
-use super::metadata::BackingState;
+use super::metadata::{BackingJob, BackingState, Metadata};
 use super::snapshots::{read_error, write_error};
 use crate::content::Places;
 use crate::entry::Place;
@@ -64,9 +64,9 @@ impl StreamChannel {
 }
 
 impl LiveChannel {
-    /// Copies the data of the backing device into clusters of `range` that have no place. The range
-    /// begins with a cluster, and ends with one or with the disk.
-    async fn populate(&self, range: Range<u64>) -> Result<(), IoError> {
+    /// Copies the data of the backing device into parts of `range` that have no place. The range
+    /// begins with a cluster or subcluster, and ends with one or with the disk.
+    pub(super) async fn populate(&self, range: Range<u64>) -> Result<(), IoError> {
         let mut at = range.start;
         while at < range.end {
             let rest = range.end - at;
@@ -101,23 +101,34 @@ impl LiveChannel {
 }
 
 impl Home {
-    pub(super) async fn begin_stream(&self, view: &Entries) -> Result<(), Problem> {
+    /// Begins a job on the image and its backing file.
+    pub(super) async fn begin_job(&self, view: &Entries, job: BackingJob) -> Result<(), Problem> {
+        let refused = |text: String| Err(Problem::Refused(text));
         let begin = async {
-            let backing = &view.format().backing;
+            let Metadata { backing, header, disk_bytes, bitmaps, .. } = view.format();
             if !backing.is_used() {
-                return Err(Problem::Refused("the image has no backing file".into()));
+                return refused("the image has no backing file".into());
             }
             check_may_stream(self.snapshots.get().count)?;
-            let (size, blocks) = (view.format().header.size, view.format().disk_bytes);
-            if size != blocks {
+            if header.size != *disk_bytes {
                 // Requests do not reach them.
-                let text = format!("size {size}: the last {} bytes are no whole block", size - blocks);
-                return Err(Problem::Refused(text));
+                let (size, behind) = (header.size, header.size - disk_bytes);
+                return refused(format!("size {size}: the last {behind} bytes are no whole block"));
             }
-            if backing.is_streaming.swap(true, Ordering::Relaxed) {
-                return Err(Problem::Refused("the data of the backing file is copied at the moment".into()));
+            if job == BackingJob::Commit && bitmaps.is_some() {
+                return refused("the image has dirty bitmaps, which the backing file would lack".into());
+            }
+            match backing.job() {
+                None => {}
+                Some(BackingJob::Stream) => {
+                    return refused("the data of the backing file is copied at the moment".into());
+                }
+                Some(BackingJob::Commit) => {
+                    return refused("the backing file gets the data of the image at the moment".into());
+                }
             }
             backing.copied.store(0, Ordering::Relaxed);
+            backing.set_job(Some(job));
             Ok(())
         };
         self.holding.during(1, begin).await

@@ -85,8 +85,11 @@ impl Target {
         }
     }
 
-    /// Lets the disk have at least `size` bytes.
-    fn grow(&self, size: u64) -> Result<(), Error> {
+    /// Lets the disk have at least `size` bytes. Runs cores, and must not be called on one.
+    ///
+    /// # Errors
+    /// When an image has a property that does not allow this; the devices'.
+    pub fn grow(&self, size: u64) -> Result<(), Error> {
         match self {
             Target::Raw(device) if device.limits().capacity < size => {
                 let bytes = device.limits().capacity;

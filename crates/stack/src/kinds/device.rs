@@ -357,7 +357,7 @@ impl DeviceConfig {
     pub fn open_with_image(&self) -> Result<qcow2::Opened, DeviceError> {
         match self {
             DeviceConfig::Qcow2(options) => options.open_parts(),
-            other => Ok(qcow2::Opened { device: other.open()?, live: None }),
+            other => Ok(qcow2::Opened::plain(other.open()?)),
         }
     }
 

@@ -10,8 +10,9 @@ use crate::spec::{Kind, Spec, SpecError, Switch, Value, key};
 use base::Size;
 use block::{Device, DeviceError};
 use drivers::io_uring;
+pub use drivers::io_uring::{UringDevice, WritersAllowed};
 use qcow2::offline::commit::Target;
-pub use qcow2::{DEFAULT_CACHE_BYTES, Error, LiveImage, Problem, Snapshot, Stream};
+pub use qcow2::{Commit, CommitChannel, DEFAULT_CACHE_BYTES, Error, LiveImage, Problem, Snapshot, Stream};
 use qcow2::{Header, Image, Others, Qcow2, RestartLog};
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
@@ -142,21 +143,89 @@ impl Options {
             let message = format!("names the backing file {name:?}, which backing=auto would open");
             return Err(DeviceError::new(top.name(), message));
         }
-        let backing = match self.follow {
-            true => open_backing(&self.file, &header, self.image_dir.as_deref(), self.cache_bytes)?,
+        let below = match self.follow {
+            true => open_links(&chain(&self.file, &header, self.image_dir.as_deref())?, self.cache_bytes)?,
             false => None,
         };
-        let data_file = self.data.as_ref().map(open).transpose()?;
+        let (backing, backing_file) = below.map(|Below { disk, file }| (disk, file)).unzip();
+        let data_file = self.data.as_ref().map(open).transpose()?.map(|file| file as Arc<dyn Device>);
         let others = Others { backing, data_file };
         match self.is_writable() {
             true => {
                 let live = open_live(top, others, self.cache_bytes, self.restart_logs.open(&self.file)?)?;
-                Ok(Opened { device: live.clone(), live: Some(live) })
+                Ok(Opened { device: live.clone(), live: Some(live), backing_file })
             }
             false => {
                 let device = open_image(top, others, self.snapshot.clone(), self.cache_bytes, true)?;
-                Ok(Opened { device, live: None })
+                Ok(Opened::plain(device))
             }
+        }
+    }
+
+    /// The device that the backing file is, for an image that is committed to it. The image may be
+    /// in use.
+    ///
+    /// # Errors
+    /// When the image names none, or one that may not be opened.
+    pub fn committed(&self) -> Result<Committed, DeviceError> {
+        let header = read_header(open_shared(&self.file)?)?;
+        let none = || DeviceError::new(self.file.display().to_string(), "the image has no backing file");
+        let mut links = chain(&self.file, &header, self.image_dir.as_deref())?.into_iter();
+        let link = links.next().filter(|_| self.follow).ok_or_else(none)?;
+        Ok(Committed { spec: self.spec_of(&link, links.len() > 0), link, below: links.collect() })
+    }
+
+    /// The specification of the backing file `link`, opened as this image. `has_backing`: there are
+    /// files below it.
+    fn spec_of(&self, link: &Link, has_backing: bool) -> String {
+        let value = |path: &Path| path.display().to_string().replace(',', ",,");
+        if link.is_raw {
+            return format!("io_uring:path={}", value(&link.path));
+        }
+        let mut spec = format!("qcow2:file={}", value(&link.path));
+        if has_backing {
+            spec.push_str(",backing=auto");
+            if let Some(directory) = &self.image_dir {
+                spec.push_str(&format!(",image-dir={}", value(directory)));
+            }
+        }
+        if self.cache_bytes != DEFAULT_CACHE_BYTES {
+            spec.push_str(&format!(",cache={}", self.cache_bytes));
+        }
+        match &self.restart_logs {
+            RestartLogs::Runtime => {}
+            RestartLogs::In(directory) => spec.push_str(&format!(",restart-log={}", value(directory))),
+            RestartLogs::Off => spec.push_str(",restart-log=none"),
+        }
+        spec
+    }
+}
+
+/// The backing file of an image that is committed to it.
+pub struct Committed {
+    /// The specification of the device that it is.
+    pub spec: String,
+    link: Link,
+    /// The files below it.
+    below: Vec<Link>,
+}
+
+impl Committed {
+    /// Lets the disk of the backing file have at least `size` bytes. Nothing else may have the file
+    /// open for writing. Runs cores, and must not be called on one.
+    ///
+    /// # Errors
+    /// When the file cannot grow.
+    pub fn grow(&self, size: u64) -> Result<(), DeviceError> {
+        let file = open_shared(&self.link.path)?;
+        let has = match self.link.is_raw {
+            true => file.limits().capacity,
+            false => read_header(file)?.size,
+        };
+        match has < size {
+            true => target(&self.link, &self.below)?.grow(size).map_err(as_device_error),
+            // It may have writes that only its restart log has.
+            false => Ok(()),
         }
     }
 }
@@ -167,6 +236,15 @@ pub struct Opened {
     pub device: Arc<dyn Device>,
     /// The same, if the image is written.
     pub live: Option<Arc<LiveImage>>,
+    /// Its backing file, if the image is written and has one.
+    pub backing_file: Option<Arc<io_uring::UringDevice>>,
+}
+
+impl Opened {
+    /// A device that is no image, or is only read.
+    pub fn plain(device: Arc<dyn Device>) -> Opened {
+        Opened { device, live: None, backing_file: None }
+    }
 }
 
 /// The backing files below the image at `path`, the nearest first. They must be in `image_dir`,
@@ -220,21 +298,29 @@ pub fn open_backing(
     image_dir: Option<&Path>,
     cache_bytes: u64,
 ) -> Result<Option<Arc<dyn Device>>, DeviceError> {
-    open_links(&chain(path, header, image_dir)?, cache_bytes)
+    Ok(open_links(&chain(path, header, image_dir)?, cache_bytes)?.map(|below| below.disk))
 }
 
-/// The disk of the first of these files, over the others; `None` if there is none.
-fn open_links(links: &[Link], cache_bytes: u64) -> Result<Option<Arc<dyn Device>>, DeviceError> {
+/// A backing file that is open, and its disk.
+struct Below {
+    disk: Arc<dyn Device>,
+    file: Arc<io_uring::UringDevice>,
+}
+
+/// The first of these files, over the others; `None` if there is none.
+fn open_links(links: &[Link], cache_bytes: u64) -> Result<Option<Below>, DeviceError> {
     // From the lowest file up: each is the backing device of the one before.
-    let mut backing = None;
+    let mut below: Option<Below> = None;
     for link in links.iter().rev() {
-        let device = open_file(&link.path)?;
-        backing = Some(match link.is_raw {
-            true => device,
-            false => open_image(device, Others { backing, data_file: None }, None, cache_bytes, false)?,
-        });
+        let file = open_file(&link.path)?;
+        let others = Others { backing: below.map(|below| below.disk), data_file: None };
+        let disk = match link.is_raw {
+            true => file.clone(),
+            false => open_image(file.clone(), others, None, cache_bytes, false)?,
+        };
+        below = Some(Below { disk, file });
     }
-    Ok(backing)
+    Ok(below)
 }
 
 /// The backing file of the image at `path` for a commit: opened for writing, over those below it,
@@ -248,15 +334,18 @@ pub fn open_target(
     image_dir: Option<&Path>,
 ) -> Result<Option<Target>, DeviceError> {
     let links = chain(path, header, image_dir)?;
-    let Some((first, below)) = links.split_first() else { return Ok(None) };
-    let file = open_for_writing(&first.path)?;
-    if !first.is_raw {
-        check_restored(&first.path, &read_header(file.clone())?)?;
+    links.split_first().map(|(first, below)| target(first, below)).transpose()
+}
+
+/// The file `link` over those `below`, opened for writing.
+fn target(link: &Link, below: &[Link]) -> Result<Target, DeviceError> {
+    let file = open_for_writing(&link.path)?;
+    if link.is_raw {
+        return Ok(Target::Raw(file));
     }
-    Ok(Some(match first.is_raw {
-        true => Target::Raw(file),
-        false => Target::Qcow2 { file, backing: open_links(below, DEFAULT_CACHE_BYTES)? },
-    }))
+    check_restored(&link.path, &read_header(file.clone())?)?;
+    let backing = open_links(below, DEFAULT_CACHE_BYTES)?.map(|below| below.disk);
+    Ok(Target::Qcow2 { file, backing })
 }
 
 /// The directory that backing files must be in.
@@ -331,12 +420,18 @@ fn identity(path: &Path) -> Result<(u64, u64), DeviceError> {
     std::fs::metadata(path).map(|file| (file.dev(), file.ino())).map_err(failed)
 }
 
-fn open_file(path: &Path) -> Result<Arc<dyn Device>, DeviceError> {
+fn open_file(path: &Path) -> Result<Arc<io_uring::UringDevice>, DeviceError> {
     let options = io_uring::Options { read_only: true, refuse_writers: true, ..io_uring::Options::new(path) };
     Ok(Arc::new(io_uring::UringDevice::open(&options)?))
 }
 
-fn open_for_writing(path: &Path) -> Result<Arc<dyn Device>, DeviceError> {
+/// Opens a file that this process may have open for writing.
+fn open_shared(path: &Path) -> Result<Arc<io_uring::UringDevice>, DeviceError> {
+    let options = io_uring::Options { read_only: true, ..io_uring::Options::new(path) };
+    Ok(Arc::new(io_uring::UringDevice::open(&options)?))
+}
+
+fn open_for_writing(path: &Path) -> Result<Arc<io_uring::UringDevice>, DeviceError> {
     let options = io_uring::Options { refuse_writers: true, ..io_uring::Options::new(path) };
     Ok(Arc::new(io_uring::UringDevice::open(&options)?))
 }
