@@ -133,6 +133,9 @@ impl Engine {
         let writers = file.allow_writers();
         committed.grow(image.limits().capacity)?;
         let backing = config.open_with_image()?;
+        // A kill may have ended a commit before. Data that only the backing file has since then
+        // must not be lost after the next flush of clients.
+        hosting::flush(&backing.device, &self.core())?;
         let migration = base.served.begin(backing.device.clone(), true)?;
         let device_name = Some(base.served.name().to_owned());
         let record = DeviceRecord { spec: committed.spec, device_name, ..record };
