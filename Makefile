@@ -1,7 +1,7 @@
 # Freestone: build, run, test, measure. `make help` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test check all-suites check-suites unit simulate soak mutants python fuzz lab rbd images capi clients daemon web install dkms bench book clean
+.PHONY: help build run test check all-suites check-suites unit simulate soak mutants python fuzz lab rbd images capi clients daemon web install packages dkms bench book clean
 
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 3600
@@ -144,6 +144,11 @@ install: ## Programs, C library, manual pages, completions, units, user and udev
 	cargo build --release --locked -p freestone -p freestone-daemon --bin freestone --bin freestoned
 	packaging/install $(PREFIX)
 
+packages: ## .deb and .rpm of the programs, the C library and their debug information, in target/packages; needs Go
+	cargo build --release --locked -p freestone-libblkio
+	cargo build --release --locked -p freestone -p freestone-daemon --bin freestone --bin freestoned
+	packaging/packages/build
+
 dkms: ## freestone-dkms_VERSION_all.deb, the kernel modules for DKMS, in target/dkms
 	packaging/dkms/build
 
@@ -187,7 +192,7 @@ suite-hot-path: ; tests/timed hot-path target/release/hot-path --check
 
 # Most of these wait more than they compute, so two run at a time. The longest come first. More would disturb those
 # that compare speeds within a run (daemon).
-PAIRED = web capi fuzz rbd images daemon loom python raid-check mutants clients demo dkms dependencies install
+PAIRED = web capi fuzz rbd images daemon loom python raid-check mutants clients demo dkms packages dependencies install
 .PHONY: paired-suites $(PAIRED:%=suite-%)
 paired-suites: $(PAIRED:%=suite-%)
 suite-web: ; tests/timed web tests/web/run --jobs 2
@@ -207,6 +212,7 @@ suite-demo: ; tests/timed demo tests/lab/demo --once --listen 127.0.0.1:0
 suite-dkms: ; tests/timed dkms tests/dkms
 suite-dependencies: ; tests/timed dependencies tests/check-dependencies
 suite-install: ; tests/timed install tests/install
+suite-packages: ; tests/timed packages tests/packages
 
 bench: ## Speed beside qemu-storage-daemon and fio; writes docs/bench/
 	tests/lab/setup

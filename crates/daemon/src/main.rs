@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use base::Size;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use daemon::config::{Config, ConfigError};
 use daemon::confinement::Confinement;
 use daemon::engine::{Engine, Options};
@@ -149,6 +149,16 @@ enum Command {
         #[arg(long, value_name = "TIME", value_parser = parse_time)]
         expires: Option<SystemTime>,
     },
+    /// Print the completion script of a shell
+    Completion {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write manual pages
+    Man {
+        /// The directory to write to
+        directory: PathBuf,
+    },
 }
 
 fn permissions(text: &str) -> Result<u32, String> {
@@ -195,12 +205,25 @@ fn main() -> ExitCode {
 }
 
 fn run_command(args: &Args) -> Result<(), Box<dyn Error>> {
-    let Some(Command::Token { file, role, name, expires }) = &args.command else { return run(args) };
-    let new = NewToken { role: *role, name: name.clone(), expires: *expires };
-    let token = add_token(file, &new, SystemTime::now())?;
-    writeln!(std::io::stdout(), "{token}").map_err(|error| {
-        format!("token {name}: added to {}, but not printed: {error}", file.display()).into()
-    })
+    match &args.command {
+        None => run(args),
+        Some(Command::Token { file, role, name, expires }) => {
+            let new = NewToken { role: *role, name: name.clone(), expires: *expires };
+            let token = add_token(file, &new, SystemTime::now())?;
+            writeln!(std::io::stdout(), "{token}").map_err(|error| {
+                format!("token {name}: added to {}, but not printed: {error}", file.display()).into()
+            })
+        }
+        Some(Command::Completion { shell }) => {
+            clap_complete::generate(*shell, &mut Args::command(), "freestoned", &mut std::io::stdout());
+            Ok(())
+        }
+        Some(Command::Man { directory }) => {
+            let written = std::fs::create_dir_all(directory)
+                .and_then(|()| clap_mangen::generate_to(Args::command(), directory));
+            written.map_err(|error| format!("{}: {error}", directory.display()).into())
+        }
+    }
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
