@@ -12,7 +12,7 @@ mod authentication;
 use crate::input::Input;
 use drivers::mem::{MemDevice, Options};
 use exports::Export;
-use exports::nvme_tcp::{Address, Config, NamespaceConfig, Nqn, NvmeTcp};
+use exports::nvme_tcp::{Access, Address, Config, NamespaceConfig, Nqn, NvmeTcp};
 use nvme::fabrics::property::{Configuration, PropertySet, offset};
 use nvme::fabrics::{ANY_CONTROLLER, Connect, ConnectData};
 use nvme::lba_status::{Action, GetLbaStatus};
@@ -52,7 +52,8 @@ fn server() -> &'static Mutex<Server> {
         let config = Config { queues: 4, ..Config::new(Address::Tcp("127.0.0.1:0".into()), nqn) };
         let namespaces = [NamespaceConfig { device, uuid: None }];
         let start = |config| NvmeTcp::start(&namespaces, cores.all(), config).expect("an export");
-        let wary = start(Config { auth: Some(authentication::asked()), ..config.clone() });
+        let access = Access { auth: Some(authentication::asked()), ..Access::default() };
+        let wary = start(Config { access, ..config.clone() });
         Mutex::new(Server { export: start(config), wary, _cores: cores })
     })
 }

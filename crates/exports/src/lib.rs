@@ -83,6 +83,16 @@ pub trait Export: Send + Sync {
         Err(Error::Config("only exports of kind vhost-user-blk have a choice of data planes".into()))
     }
 
+    /// Replaces the hosts that may connect, and their secrets. Other hosts are refused from now on.
+    /// Returns when the controllers of those that were connected are gone, and no write of them is
+    /// in flight. Must not be called on a core.
+    ///
+    /// # Errors
+    /// When TLS refuses the keys, or exports of this kind know no hosts. Then nothing changes.
+    fn set_access(&self, _access: nvme_tcp::Access) -> Result<(), Error> {
+        Err(Error::Config("only exports of kind nvme-tcp have a list of hosts".into()))
+    }
+
     /// Prepares a handover: clients stay and wait for the next server that starts this export, if
     /// the protocol allows that. Otherwise it does nothing. The caller then drops the export. Must
     /// not be called on a core.

@@ -24,6 +24,19 @@ pub struct HostKeys {
     pub controller: Option<Key>,
 }
 
+impl HostKeys {
+    /// Parses the secret of a host, and optionally that of the controller.
+    ///
+    /// # Errors
+    /// If a secret is invalid, or both are equal.
+    pub fn parse(host: &str, controller: Option<&str>) -> Result<HostKeys, Fault> {
+        let key = |whose, text| Key::parse(text).map_err(|error| Fault::Key(whose, error));
+        let controller = controller.map(|text| key("controller", text)).transpose()?;
+        let keys = HostKeys { host: key("host", host)?, controller };
+        if keys.controller.as_ref() == Some(&keys.host) { Err(Fault::Same) } else { Ok(keys) }
+    }
+}
+
 /// The secrets of all hosts.
 #[derive(Clone, Debug, Default)]
 pub struct Keys(BTreeMap<Nqn, Arc<HostKeys>>);
@@ -105,12 +118,7 @@ impl Keys {
             return Err(Fault::Words);
         };
         let host = Nqn::new(host).map_err(Fault::Name)?;
-        let key = |whose, text| Key::parse(text).map_err(|error| Fault::Key(whose, error));
-        let controller = controller.map(|text| key("controller", text)).transpose()?;
-        let keys = HostKeys { host: key("host", secret)?, controller };
-        if keys.controller.as_ref() == Some(&keys.host) {
-            return Err(Fault::Same);
-        }
+        let keys = HostKeys::parse(secret, controller)?;
         if self.0.contains_key(&host) {
             return Err(Fault::Twice);
         }
@@ -121,6 +129,13 @@ impl Keys {
     /// The secrets of these hosts.
     pub fn of_hosts(hosts: impl IntoIterator<Item = (Nqn, HostKeys)>) -> Keys {
         Keys(hosts.into_iter().map(|(host, keys)| (host, Arc::new(keys))).collect())
+    }
+
+    /// These secrets and others, which replace those of the same hosts.
+    pub fn with(&self, others: impl IntoIterator<Item = (Nqn, HostKeys)>) -> Keys {
+        let Keys(mut all) = self.clone();
+        all.extend(others.into_iter().map(|(host, keys)| (host, Arc::new(keys))));
+        Keys(all)
     }
 
     /// The secrets between the target and a host, if the file names it.

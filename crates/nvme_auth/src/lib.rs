@@ -10,6 +10,7 @@
 //! | [`key`] | a secret in its text form (`DHHC-1:…`) |
 //! | [`keys`] | the secrets of many hosts, in a file |
 //! | [`tls_key`] | keys for TLS, as text and in a file |
+//! | [`host_secrets`] | the secrets of one host as text |
 //! | [`group`], `primes` | Diffie-Hellman |
 //! | `mac` | the hashes, plain and with a key |
 //! | [`response`] | the keyed hashes that prove knowledge of a secret |
@@ -27,6 +28,7 @@
 pub mod controller;
 pub mod group;
 pub mod host;
+pub mod host_secrets;
 pub mod key;
 pub mod keys;
 mod mac;
@@ -36,6 +38,7 @@ pub mod tls_key;
 
 pub use controller::{Choices, Controller};
 pub use host::Host;
+pub use host_secrets::{HostSecrets, SecretText, SecretsError};
 pub use key::{Key, KeyError};
 pub use keys::{HostKeys, Keys, KeysError};
 pub use nvme::fabrics::auth::{Failure, Group, Hash};

@@ -205,6 +205,13 @@ impl TlsKeys {
         TlsKeys(hosts.into_iter().collect())
     }
 
+    /// These keys and others, which replace those of the same hosts.
+    pub fn with(&self, others: impl IntoIterator<Item = (Nqn, TlsKey)>) -> TlsKeys {
+        let TlsKeys(mut all) = self.clone();
+        all.extend(others);
+        TlsKeys(all)
+    }
+
     /// Whether a host has a key.
     pub fn have(&self, host: &Nqn) -> bool {
         self.0.contains_key(host)

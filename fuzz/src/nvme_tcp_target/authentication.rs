@@ -32,7 +32,8 @@ fn name(text: &str) -> Nqn {
 pub(super) fn asked() -> Auth {
     let keys = HostKeys { host: key(SECRET), controller: Some(key(OF_TARGET)) };
     let choices = Choices { hashes: Hash::ALL.to_vec(), groups: vec![Group::Null, Group::Ffdhe2048] };
-    Auth { keys: Arc::new(Keys::of_hosts([(name(HOST), keys)])), choices: Arc::new(choices) }
+    let keys = Arc::new(Keys::of_hosts([(name(HOST), keys)]));
+    Auth { keys, choices: Arc::new(choices), is_required: true }
 }
 
 /// Runs one input: each byte is an action, a command that the target answers or disconnects for.

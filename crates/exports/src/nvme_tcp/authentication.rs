@@ -1,4 +1,4 @@
-//! The authentication of a queue, if hosts must authenticate.
+//! The authentication of a queue, if its host must authenticate.
 //!
 //! It runs on the control thread, within the handshake deadline: the exponentiations of a large
 //! group take milliseconds that no core could spare. Every queue of a host authenticates itself, as
@@ -7,7 +7,7 @@
 //!
 //! Source: Base Specification 2.0, 8.13.2 and 8.13.3.
 
-use super::Auth;
+use super::access::Proof;
 use super::controller::Controller;
 use super::refusal::Refusal;
 use crate::stream::HandshakeStep;
@@ -38,26 +38,18 @@ pub(super) struct Authentication {
 }
 
 impl Authentication {
-    /// Returns the authentication that a host must complete on a queue, if any.
-    pub(super) fn required(
+    /// The authentication of a host that owes a proof on a queue.
+    pub(super) fn new(
         controller: &Arc<Controller>,
         queue_id: u16,
         peer: &str,
-    ) -> Option<Authentication> {
-        let Auth { keys, choices } =
-            controller.subsystem.auth.as_ref().filter(|_| !controller.is_discovery)?;
-        // No other host reaches this point: see Subsystem::allows.
-        let keys = keys.of(&controller.host.nqn).expect("only hosts with a secret are admitted").clone();
+        proof: Proof,
+    ) -> Authentication {
+        let Proof { keys, choices } = proof;
         let parties =
             Parties { host: controller.host.nqn.clone(), subsystem: controller.subsystem.nqn.clone() };
-        let handshake = nvme_auth::Controller::new(parties, keys, choices.clone());
-        Some(Authentication {
-            controller: controller.clone(),
-            queue_id,
-            handshake,
-            commands: 0,
-            peer: peer.into(),
-        })
+        let handshake = nvme_auth::Controller::new(parties, keys, choices);
+        Authentication { controller: controller.clone(), queue_id, handshake, commands: 0, peer: peer.into() }
     }
 
     /// Executes a command, with the data in its capsule.

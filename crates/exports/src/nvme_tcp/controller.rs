@@ -28,6 +28,8 @@ const MAX_NOTIFICATIONS: usize = 255;
 /// Bits of a controller's rights.
 const MAY_READ: u8 = 1;
 const MAY_WRITE: u8 = 2;
+/// The host has lost its access, which this controller never regains. Overrides the other two.
+const REVOKED: u8 = 4;
 /// Configuration.shutdown: not requested.
 const NO_SHUTDOWN: u8 = 0;
 /// ControllerStatus.shutdown: complete.
@@ -41,7 +43,7 @@ pub(super) struct Controller {
     pub(super) subsystem: Arc<Subsystem>,
     /// The port that the host connected to.
     pub(super) port: Arc<Port>,
-    /// The host's reservation rights, by namespace. Every command reads them; writes are rare.
+    /// The host's rights, by namespace. Every command reads them; writes are rare.
     rights: Box<[AtomicU8]>,
     /// Keep-alive timeout; 0: none.
     keep_alive_ms: AtomicU32,
@@ -132,7 +134,7 @@ impl Controller {
             *place = Arc::downgrade(socket);
             return;
         }
-        disconnect(socket);
+        self.disconnect(socket);
     }
 
     /// Removes a queue.
@@ -140,7 +142,7 @@ impl Controller {
         self.shared().queues.remove(&queue_id);
         if queue_id == 0 {
             self.end();
-            self.subsystem.forget(self.id);
+            self.subsystem.forget(self);
         }
     }
 
@@ -149,13 +151,24 @@ impl Controller {
         let mut shared = self.shared();
         shared.events.is_over = true;
         shared.events.wakers.drain(..).for_each(Waker::wake);
-        std::mem::take(&mut shared.queues).values().filter_map(Weak::upgrade).for_each(|s| disconnect(&s));
+        std::mem::take(&mut shared.queues)
+            .values()
+            .filter_map(Weak::upgrade)
+            .for_each(|s| self.disconnect(&s));
     }
 
     /// Disconnects the I/O queues: the host has disabled the controller.
     fn end_io(&self, shared: &mut Shared) {
         let io = shared.queues.split_off(&1);
-        io.values().filter_map(Weak::upgrade).for_each(|socket| disconnect(&socket));
+        io.values().filter_map(Weak::upgrade).for_each(|socket| self.disconnect(&socket));
+    }
+
+    /// Shuts down the receiving side of a connection, from any thread. Its core sees the end of the
+    /// stream and answers what was received. A host without access gets no answers.
+    fn disconnect(&self, socket: &OwnedFd) {
+        let how = if self.is_revoked() { libc::SHUT_RDWR } else { libc::SHUT_RD };
+        // SAFETY: a plain system call on a descriptor that is open.
+        unsafe { libc::shutdown(socket.as_raw_fd(), how) };
     }
 
     /// Whether there is an I/O queue.
@@ -205,18 +218,31 @@ impl Controller {
         Ok(())
     }
 
-    /// Sets the host's rights to a namespace.
+    /// Ends the host's access: from now on commands that use a namespace are refused.
+    pub(super) fn revoke(&self) {
+        for rights in &self.rights {
+            rights.fetch_or(REVOKED, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the host has lost its access.
+    pub(super) fn is_revoked(&self) -> bool {
+        self.rights.first().is_some_and(|rights| rights.load(Ordering::Relaxed) & REVOKED != 0)
+    }
+
+    /// Sets the host's reservation rights to a namespace.
     pub(super) fn set_rights(&self, nsid: u32, rights: Rights) {
         let bits = if rights.read { MAY_READ } else { 0 } | if rights.write { MAY_WRITE } else { 0 };
         // To be sure that no core uses the old value any more, the caller then sends each core a
         // message.
-        self.rights[nsid as usize - 1].store(bits, Ordering::Relaxed);
+        let keep = |old| Some(old & REVOKED | bits);
+        let _ = self.rights[nsid as usize - 1].fetch_update(Ordering::Relaxed, Ordering::Relaxed, keep);
     }
 
     /// Checks that a command may read an existing namespace.
     ///
     /// # Errors
-    /// A reservation conflict.
+    /// A reservation conflict, or the end of the host's access.
     #[inline]
     pub(super) fn check_read(&self, nsid: u32) -> Result<(), Status> {
         self.check_right(nsid, MAY_READ)
@@ -225,7 +251,7 @@ impl Controller {
     /// As [`Controller::check_read`], for a command that modifies data.
     ///
     /// # Errors
-    /// A reservation conflict.
+    /// As [`Controller::check_read`].
     #[inline]
     pub(super) fn check_write(&self, nsid: u32) -> Result<(), Status> {
         self.check_right(nsid, MAY_WRITE)
@@ -234,7 +260,12 @@ impl Controller {
     #[inline]
     fn check_right(&self, nsid: u32, bit: u8) -> Result<(), Status> {
         let rights = self.rights[nsid as usize - 1].load(Ordering::Relaxed);
-        if rights & bit != 0 { Ok(()) } else { Err(Status::RESERVATION_CONFLICT) }
+        match rights & (bit | REVOKED) {
+            allowed if allowed == bit => Ok(()),
+            0 => Err(Status::RESERVATION_CONFLICT),
+            // The controller is about to be destroyed.
+            _ => Err(Status::ABORTED_SQ_DELETION),
+        }
     }
 
     /// The keep-alive timeout; 0: none.
@@ -406,11 +437,4 @@ impl Events {
     fn wake(&mut self) {
         self.wakers.drain(..).for_each(Waker::wake);
     }
-}
-
-/// Shuts down the receiving side of a connection, from any thread. Its core sees the end of the
-/// stream and answers what was received.
-fn disconnect(socket: &OwnedFd) {
-    // SAFETY: a plain system call on a descriptor that is open.
-    unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RD) };
 }

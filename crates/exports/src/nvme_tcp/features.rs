@@ -189,7 +189,7 @@ impl Session {
             feature::RESERVATION_PERSISTENCE => {
                 for nsid in self.meant(entry.nsid)? {
                     let change = Change::Persist(value & 1 != 0);
-                    reservations::change(&controller.subsystem, nsid, &controller.host, change).await?;
+                    reservations::change(controller, nsid, change).await?;
                 }
                 0
             }

@@ -4,6 +4,7 @@
 //! Source: NVMe/TCP Transport Specification 1.0, 3.2 (initialization); Base Specification 2.0, 6.3
 //! (Connect).
 
+use super::access::Proof;
 use super::authentication::{Answer, Authentication};
 use super::ports::Port;
 use super::refusal::Refusal;
@@ -94,7 +95,9 @@ impl NvmeHandshake {
 
     fn next(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, HandshakeStep), Rejected> {
         let is_new = self.framing.is_none() && self.proven.is_none();
-        if let (true, Some(security), Some(first)) = (is_new, &self.subsystem.tls, input.first()) {
+        if let (true, Some(first)) = (is_new, input.first())
+            && let Some(security) = &self.subsystem.admitted().access.tls
+        {
             if *first == TLS_HANDSHAKE {
                 return Ok((0, HandshakeStep::Secured));
             }
@@ -171,7 +174,9 @@ impl NvmeHandshake {
     /// Admits a queue; its host may still have to authenticate.
     fn welcome(&mut self, admission: Admission) -> (Result<Answer, Refusal>, HandshakeStep) {
         let controller = &admission.membership.controller;
-        self.authentication = Authentication::required(controller, admission.queue_id, &self.peer);
+        let authentication =
+            |proof: Proof| Authentication::new(controller, admission.queue_id, &self.peer, proof);
+        self.authentication = admission.proof.clone().map(authentication);
         let (controller_id, needs_authentication) = (controller.id, self.authentication.is_some());
         let (is_discovery, host) = (controller.is_discovery, controller.host.nqn.clone());
         let result = ConnectResponse { controller_id, needs_authentication }.result();
@@ -265,7 +270,8 @@ impl NvmeHandshake {
     /// Checks that a newcomer may use this host's name: a host with a key must have used it for
     /// TLS.
     fn check_proof(&self, data: &ConnectData) -> Result<(), Refusal> {
-        let has_key = |host| self.subsystem.tls.as_ref().is_some_and(|security| security.keys.have(host));
+        let admitted = self.subsystem.admitted();
+        let has_key = |host| admitted.access.tls.as_ref().is_some_and(|security| security.keys.have(host));
         let is_right = match &self.proven {
             Some((host, subsystem)) => *host == data.host && *subsystem == data.subsystem,
             // Discovery is open to all.

@@ -284,8 +284,7 @@ impl Session {
             _ => keys.first_chunk().and_then(|key| Release::parse(&entry.cdw, key)).map(Change::Release),
         };
         let change = change.ok_or(Status::INVALID_FIELD)?;
-        let controller = self.controller();
-        Ok(reservations::change(&controller.subsystem, entry.nsid, &controller.host, change).await?)
+        Ok(reservations::change(self.controller(), entry.nsid, change).await?)
     }
 
     async fn report(&self, entry: &SubmissionEntry, link: &Link) -> Result<Reply, Failure> {

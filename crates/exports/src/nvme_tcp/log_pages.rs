@@ -1,7 +1,7 @@
 //! Log pages (Base 5.16): their content, and the part that a host requests.
 
+use super::access::Access;
 use super::controller::Controller;
-use super::subsystem::Subsystem;
 use crate::stream::Link;
 use nvme::command::{admin, log_page, opcode};
 use nvme::fabrics::discovery::{
@@ -123,27 +123,29 @@ fn effects(has_reservations: bool) -> Vec<u8> {
 fn discovery(controller: &Controller, link: &Link) -> Vec<u8> {
     let subsystem = &controller.subsystem;
     let address = SockRef::from(link.socket()).local_addr().ok().and_then(|address| address.as_socket());
-    let may_come = subsystem.allows(&controller.host.nqn);
+    let admitted = &subsystem.admitted();
+    let may_come = admitted.access.allows(&controller.host.nqn);
     let entries = |here: SocketAddr| {
-        let own = with_security(subsystem, DiscoveryEntry::tcp(here, Nqn::discovery()));
+        let own = with_security(&admitted.access, DiscoveryEntry::tcp(here, Nqn::discovery()));
         let ways = subsystem.ports.iter().filter(move |_| may_come).filter_map(move |port| {
             let is_this = Arc::ptr_eq(port, &controller.port);
             let address = if is_this { here } else { port.address(here)? };
-            let way = with_security(subsystem, DiscoveryEntry::tcp(address, subsystem.nqn.clone()));
+            let way = with_security(&admitted.access, DiscoveryEntry::tcp(address, subsystem.nqn.clone()));
             Some(DiscoveryEntry { port_id: port.id, ..way })
         });
         std::iter::once(DiscoveryEntry { port_id: controller.port.id, ..own }).chain(ways)
     };
     let entries: Vec<DiscoveryEntry> = address.into_iter().flat_map(entries).collect();
-    let header = DiscoveryHeader { generation: 1, records: entries.len() as u64, record_format: 0 };
+    let header =
+        DiscoveryHeader { generation: admitted.generation, records: entries.len() as u64, record_format: 0 };
     let mut page = header.encode().to_vec();
     entries.iter().for_each(|entry| page.extend(entry.encode()));
     page
 }
 
 /// Adds to an entry whether the subsystem supports or requires TLS.
-fn with_security(subsystem: &Subsystem, entry: DiscoveryEntry) -> DiscoveryEntry {
-    match &subsystem.tls {
+fn with_security(access: &Access, entry: DiscoveryEntry) -> DiscoveryEntry {
+    match &access.tls {
         None => entry,
         Some(tls) => DiscoveryEntry {
             security: SECURITY_TLS,

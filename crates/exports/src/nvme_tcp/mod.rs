@@ -19,6 +19,7 @@
 //! | [`handshake`] | negotiates with a newcomer until its queue exists |
 //! | [`authentication`] | authenticates the host, if required |
 //! | [`ports`] | the addresses of the subsystem, and their access states |
+//! | [`access`] | the hosts that may connect, which change while the export serves |
 //! | [`subsystem`], [`controller`] | admission, and the state that the queues of a host share |
 //! | [`reading`], [`transfers`] | PDUs to commands and data |
 //! | [`session`] | a queue: from a command to its completion |
@@ -28,6 +29,7 @@
 //! Source: NVM Express Base Specification 2.0, NVM Command Set Specification 1.0 (for Get LBA
 //! Status 1.1), NVMe/TCP Transport Specification 1.0.
 
+mod access;
 mod admin;
 mod authentication;
 mod controller;
@@ -47,8 +49,9 @@ mod subsystem;
 mod transfers;
 
 pub use crate::stream::{Address, MemoryBudget};
+pub use access::{Access, Auth, Hosts, HostsError, MAX_HOSTS, NO_HOST, Security};
 pub use nvme::fabrics::{Nqn, NqnError};
-pub use nvme_auth::{Choices, Group, Hash, Keys, TlsKeys};
+pub use nvme_auth::{Choices, Group, Hash, HostSecrets, Keys, SecretText, SecretsError, TlsKeys};
 pub use ports::{AccessState, PortConfig};
 
 use crate::stream::{
@@ -56,6 +59,7 @@ use crate::stream::{
     Places, Registry,
 };
 use crate::{Error, Export, Stats, check_cores};
+use access::AdmittedHosts;
 use block::{Device, Limits, SharedRole};
 use handshake::NvmeHandshake;
 use nvme::tcp::{DIGEST_BYTES, DataDigest};
@@ -114,24 +118,6 @@ pub struct NamespaceConfig {
     pub uuid: Option<[u8; 16]>,
 }
 
-/// Authentication of hosts.
-#[derive(Clone, Debug)]
-pub struct Auth {
-    /// The hosts' secrets; a host without one is refused.
-    pub keys: Arc<Keys>,
-    /// The permitted hashes and groups.
-    pub choices: Arc<Choices>,
-}
-
-/// TLS with pre-shared keys.
-#[derive(Clone, Debug)]
-pub struct Security {
-    /// The hosts' keys. A host that has one is refused without TLS.
-    pub keys: Arc<TlsKeys>,
-    /// Whether hosts without a key are refused.
-    pub is_required: bool,
-}
-
 /// Configuration of an NVMe/TCP export.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -144,12 +130,8 @@ pub struct Config {
     pub serial: Option<String>,
     /// Refuse writes even if the devices accept them.
     pub read_only: bool,
-    /// Hosts that may connect. Empty: all.
-    pub hosts: Vec<Nqn>,
-    /// Authentication of hosts. `None`: not required. Discovery never requires it.
-    pub auth: Option<Auth>,
-    /// TLS. `None`: all connections are in the clear.
-    pub tls: Option<Security>,
+    /// The hosts that may connect, and their secrets.
+    pub access: Access,
     /// Directory for reservations that persist through power loss. `None`: reservations end with
     /// the export.
     pub reservations: Option<PathBuf>,
@@ -185,9 +167,7 @@ impl Config {
             nqn,
             serial: None,
             read_only: false,
-            hosts: Vec::new(),
-            auth: None,
-            tls: None,
+            access: Access::default(),
             reservations: None,
             queues: DEFAULT_QUEUES,
             controller_ids: CONTROLLER_IDS,
@@ -208,23 +188,12 @@ impl Config {
 
     /// The connection limits of one port; each listed host has reserved slots.
     fn connection_limits(&self) -> ConnectionLimits {
-        let of_auth = self.auth.iter().flat_map(|auth| auth.keys.hosts());
-        let of_tls = self.tls.iter().flat_map(|tls| tls.keys.hosts());
-        let named: BTreeSet<&Nqn> = self.hosts.iter().chain(of_auth).chain(of_tls).collect();
-        let may_come = |host: &&Nqn| {
-            let is_listed = self.hosts.is_empty() || self.hosts.contains(host);
-            let has_secret = self.auth.as_ref().is_none_or(|auth| auth.keys.of(host).is_some());
-            let has_key = self.tls.as_ref().is_none_or(|tls| !tls.is_required || tls.keys.have(host));
-            is_listed && has_secret && has_key
-        };
-        let listed = named.into_iter().filter(may_come).map(|host| host.as_str().into()).collect();
-        let needs_key = self.auth.is_some() || self.tls.as_ref().is_some_and(|tls| tls.is_required);
         ConnectionLimits {
-            is_closed: !self.hosts.is_empty() || needs_key,
+            is_closed: self.access.is_closed(),
             total: self.clients,
             of_address: self.address_clients,
             of_host: self.host_clients,
-            listed,
+            listed: self.access.listed(),
         }
     }
 
@@ -258,7 +227,7 @@ impl Config {
             format!("{} namespaces: want 1 to {MAX_NAMESPACES}", namespaces.len())
         } else if self.nqn.is_discovery() {
             format!("subsystem name {}: reserved for the discovery subsystem", self.nqn.as_str())
-        } else if self.auth.as_ref().is_some_and(|auth| auth.choices.is_empty()) {
+        } else if self.access.auth.as_ref().is_some_and(|auth| auth.choices.is_empty()) {
             "authentication without a hash or a group: want at least one of each".into()
         } else if let Some(serial) = self.serial.as_ref().filter(|serial| !is_text(serial)) {
             format!("serial number {serial:?}: want 1 to {MAX_SERIAL} printable ASCII characters")
@@ -280,6 +249,8 @@ pub struct NvmeTcp {
     stats: Arc<Stats>,
     places: Arc<Places>,
     /// One per port.
+    slots: Vec<Arc<ConnectionSlots>>,
+    /// One per port.
     acceptors: Vec<Acceptor>,
 }
 
@@ -299,7 +270,7 @@ impl NvmeTcp {
         let places = Places::new(cores, &config.core_map)?;
         let open = |(id, namespace): (u32, &NamespaceConfig)| namespace.open(id, &config);
         let namespaces = (1..).zip(namespaces).map(open).collect::<Result<_, _>>()?;
-        let server = config.tls.as_ref().map(|tls| tls.server(&config.nqn)).transpose()?;
+        let admitted = AdmittedHosts::new(config.access.clone(), &config.nqn)?;
         let registrar = Registrar::new(cores.to_vec(), config.reservations.is_some())?;
         if !config.nqn.is_qualified() {
             let nqn = config.nqn.as_str();
@@ -312,7 +283,7 @@ impl NvmeTcp {
         let serial = config.serial.clone().unwrap_or_else(|| hex(&identity(&[config.nqn.as_str()])[..10]));
         let nqn = config.nqn.clone();
         let connection_limits = config.connection_limits();
-        let Config { ports, hosts, auth, tls, queues, memory, controller_ids, role, .. } = config;
+        let Config { ports, queues, memory, controller_ids, role, .. } = config;
         let states = ports.iter().map(|port| port.state);
         let port = |(id, state)| Arc::new(Port::new(id, state, role.clone()));
         let of_states = (1..).zip(states).map(port).collect();
@@ -321,9 +292,7 @@ impl NvmeTcp {
             serial,
             of_states,
             namespaces,
-            hosts,
-            auth,
-            tls,
+            admitted,
             queues,
             controller_ids,
             role,
@@ -332,13 +301,15 @@ impl NvmeTcp {
         );
         let subsystem = Arc::new(subsystem);
         let (registry, stats) = (Registry::new(), Arc::new(Stats::new(cores.len())));
-        let mut export = NvmeTcp { subsystem, registry, stats, places, acceptors: Vec::new() };
+        let mut export =
+            NvmeTcp { subsystem, registry, stats, places, slots: Vec::new(), acceptors: Vec::new() };
         for (port, listens) in export.subsystem.ports.clone().iter().zip(&ports) {
+            let slots = ConnectionSlots::new(connection_limits.clone(), memory.clone(), name.clone());
+            export.slots.push(slots.clone());
             let handler = NvmeAcceptHandler {
                 subsystem: export.subsystem.clone(),
                 port: port.clone(),
-                slots: ConnectionSlots::new(connection_limits.clone(), memory.clone(), name.clone()),
-                tls: server.clone(),
+                slots,
                 registry,
                 stats: export.stats.clone(),
                 places: export.places.clone(),
@@ -377,15 +348,6 @@ impl NvmeTcp {
             self.subsystem.note_access(port);
         }
         true
-    }
-}
-
-impl Security {
-    /// The TLS configuration for `subsystem` (or discovery), with the keys of all hosts.
-    fn server(&self, subsystem: &Nqn) -> Result<tls::Server, Error> {
-        let secrets = self.keys.secrets(&[subsystem, &Nqn::discovery()]);
-        let secrets = secrets.into_iter().map(|secret| (secret.identity, secret.key));
-        tls::Server::with_secrets(secrets).map_err(|error| Error::Config(format!("TLS: {error}")))
     }
 }
 
@@ -445,6 +407,15 @@ impl Export for NvmeTcp {
     fn remap(&self, cores: &[usize]) -> Result<(), Error> {
         self.places.remap(cores)
     }
+
+    fn set_access(&self, access: Access) -> Result<(), Error> {
+        let admitted = AdmittedHosts::new(access, &self.subsystem.nqn)?;
+        for slots in &self.slots {
+            slots.set_listed(admitted.access.listed(), admitted.access.is_closed());
+        }
+        self.subsystem.admit_only(admitted);
+        Ok(())
+    }
 }
 
 impl Drop for NvmeTcp {
@@ -459,7 +430,6 @@ struct NvmeAcceptHandler {
     subsystem: Arc<Subsystem>,
     port: Arc<Port>,
     slots: Arc<ConnectionSlots>,
-    tls: Option<tls::Server>,
     registry: Registry,
     stats: Arc<Stats>,
     places: Arc<Places>,
@@ -476,7 +446,7 @@ impl AcceptHandler for NvmeAcceptHandler {
     }
 
     fn tls(&self) -> Option<tls::Server> {
-        self.tls.clone()
+        self.subsystem.admitted().server.clone()
     }
 
     fn admit(&mut self, admitted: Admitted<NvmeHandshake>) {

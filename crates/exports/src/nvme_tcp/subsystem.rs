@@ -1,19 +1,19 @@
 //! The subsystem: its namespaces, access control, and controllers.
 
+use super::access::{AdmittedHosts, Proof};
 use super::controller::Controller;
 use super::failures::Failures;
 use super::host::Host;
 use super::ports::Port;
 use super::refusal::Refusal;
-use super::reservations::{Registrar, Reserved};
-use super::{Auth, Security};
+use super::reservations::{self, Registrar, Reserved};
 use block::{Device, Limits, SharedRole};
 use nvme::Status;
 use nvme::fabrics::{ANY_CONTROLLER, Connect, ConnectData, InvalidParameter, Nqn};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Maximum entries of a queue: commands that one connection may have in flight.
 pub(super) const MAX_ENTRIES: u32 = 128;
@@ -52,12 +52,6 @@ pub(super) struct Subsystem {
     pub(super) ports: Vec<Arc<Port>>,
     /// In the order of their identifiers, without gaps.
     pub(super) namespaces: Vec<Namespace>,
-    /// Hosts that may connect. Empty: all.
-    pub(super) hosts: Vec<Nqn>,
-    /// Authentication of hosts, if required.
-    pub(super) auth: Option<Auth>,
-    /// TLS for hosts with a key.
-    pub(super) tls: Option<Security>,
     /// Recent authentication failures.
     pub(super) failures: Failures,
     /// Maximum I/O queues of a controller.
@@ -74,9 +68,13 @@ pub(super) struct Subsystem {
     controllers: Mutex<Controllers>,
 }
 
-#[derive(Default)]
 struct Controllers {
+    /// The hosts that may connect. Under this lock, so that no controller of a host is created
+    /// after its access has ended.
+    admitted: Arc<AdmittedHosts>,
     open: BTreeMap<u16, Arc<Controller>>,
+    /// Also those whose admin queue is gone: their I/O queues may have commands in flight.
+    living: Vec<Weak<Controller>>,
     /// The identifier that was assigned last.
     last: u16,
 }
@@ -88,6 +86,8 @@ pub(super) struct Admission {
     pub(super) entries: u16,
     /// Whether the host uses the head of the submission queue.
     pub(super) has_flow_control: bool,
+    /// The proof that the host owes before the queue is served.
+    pub(super) proof: Option<Proof>,
 }
 
 /// A queue's membership in its controller. The controller ends with the admin queue.
@@ -125,25 +125,22 @@ impl Subsystem {
         serial: String,
         ports: Vec<Arc<Port>>,
         namespaces: Vec<Namespace>,
-        hosts: Vec<Nqn>,
-        auth: Option<Auth>,
-        tls: Option<Security>,
+        admitted: AdmittedHosts,
         max_queues: u16,
         controller_ids: RangeInclusive<u16>,
         role: Option<Arc<SharedRole>>,
         export: Arc<str>,
         registrar: Registrar,
     ) -> Subsystem {
-        let (controllers, failures) = (Mutex::default(), Failures::default());
+        let admitted = Arc::new(admitted);
+        let controllers = Controllers { admitted, open: BTreeMap::new(), living: Vec::new(), last: 0 };
+        let (controllers, failures) = (Mutex::new(controllers), Failures::default());
         let noted_changes = AtomicU64::new(role.as_ref().map_or(0, |role| role.changes()));
         Subsystem {
             nqn,
             serial,
             ports,
             namespaces,
-            hosts,
-            auth,
-            tls,
             failures,
             max_queues,
             controller_ids,
@@ -175,7 +172,8 @@ impl Subsystem {
             return Err(InvalidParameter::SUBSYSTEM.into());
         }
         // Discovery is open to all; a host without access finds no entry.
-        if !is_discovery && !self.allows(&data.host) {
+        let admitted = self.admitted();
+        if !is_discovery && !admitted.access.allows(&data.host) {
             return Err(Status::CONNECT_INVALID_HOST.into());
         }
         if data.host_id == [0; 16] {
@@ -191,7 +189,8 @@ impl Subsystem {
         };
         let mut membership =
             Membership { controller, queue_id: connect.queue_id, has_joined: connect.queue_id == 0 };
-        match self.auth {
+        let proof = if is_discovery { None } else { admitted.access.proof(&data.host) };
+        match proof {
             Some(_) => membership.controller.check_join(connect.queue_id)?,
             None => membership.join()?,
         }
@@ -200,13 +199,38 @@ impl Subsystem {
             queue_id: connect.queue_id,
             entries: connect.entries as u16,
             has_flow_control: connect.attributes & Connect::NO_FLOW_CONTROL == 0,
+            proof,
         })
     }
 
-    /// Whether an authenticated host may use the namespaces.
-    pub(super) fn allows(&self, host: &Nqn) -> bool {
-        let is_named = self.hosts.is_empty() || self.hosts.contains(host);
-        is_named && self.auth.as_ref().is_none_or(|auth| auth.keys.of(host).is_some())
+    /// The hosts that may connect at present.
+    pub(super) fn admitted(&self) -> Arc<AdmittedHosts> {
+        self.lock().admitted.clone()
+    }
+
+    /// Admits these hosts from now on. Returns when the controllers of all other hosts are gone,
+    /// and none of their commands is in flight that can change a namespace. Must not be called on
+    /// a core.
+    pub(super) fn admit_only(self: &Arc<Self>, admitted: AdmittedHosts) {
+        let mut controllers = self.lock();
+        let generation = controllers.admitted.generation.wrapping_add(1);
+        controllers.admitted = Arc::new(AdmittedHosts { generation, ..admitted });
+        controllers.living.retain(|controller| controller.strong_count() > 0);
+        let access = &controllers.admitted.access;
+        let living = controllers.living.iter().filter_map(Weak::upgrade);
+        let lost: Vec<Arc<Controller>> =
+            living.filter(|controller| !access.allows(&controller.host.nqn)).collect();
+        lost.iter().for_each(|controller| controller.revoke());
+        controllers.open.retain(|_, controller| !controller.is_revoked());
+        drop(controllers);
+        for controller in &lost {
+            controller.end();
+            let (export, host, id) = (&*self.export, controller.host.nqn.as_str(), controller.id);
+            tracing::info!(export, host, controller = id, "host disconnected: it may not connect any more");
+        }
+        // Also without such a controller: a caller that repeats a change after a lost answer waits
+        // for the same writes.
+        reservations::settle(self);
     }
 
     fn create(
@@ -221,6 +245,10 @@ impl Subsystem {
             return Err(InvalidParameter::CONTROLLER_ID.into());
         }
         let mut controllers = self.lock();
+        // Again: it may have lost its access since the first check.
+        if !is_discovery && !controllers.admitted.access.allows(&host.nqn) {
+            return Err(Status::CONNECT_INVALID_HOST.into());
+        }
         let (first, last) = (*self.controller_ids.start(), *self.controller_ids.end());
         let mut after_last = (controllers.last.max(first - 1) + 1..=last).chain(first..=last);
         let id = after_last.find(|id| !controllers.open.contains_key(id));
@@ -228,6 +256,10 @@ impl Subsystem {
         controllers.last = id;
         let controller = Arc::new(Controller::new(id, host, is_discovery, keep_alive_ms, self, port));
         controllers.open.insert(id, controller.clone());
+        if !is_discovery {
+            controllers.living.retain(|controller| controller.strong_count() > 0);
+            controllers.living.push(Arc::downgrade(&controller));
+        }
         drop(controllers);
         // Later changes of rights reach the new controller.
         for namespace in &self.namespaces {
@@ -278,9 +310,12 @@ impl Subsystem {
         Err(InvalidParameter::HOST_ID.into())
     }
 
-    /// Removes a controller.
-    pub(super) fn forget(&self, id: u16) {
-        self.lock().open.remove(&id);
+    /// Removes a controller. Its identifier may already be that of another.
+    pub(super) fn forget(&self, controller: &Controller) {
+        let mut controllers = self.lock();
+        if controllers.open.get(&controller.id).is_some_and(|open| std::ptr::eq(&**open, controller)) {
+            controllers.open.remove(&controller.id);
+        }
     }
 
     /// Whether hosts can reserve namespaces: not if other hosts serve these too.

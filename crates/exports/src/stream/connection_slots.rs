@@ -98,15 +98,14 @@ pub(crate) enum NoSlot {
 
 /// The connection slots of one listener.
 pub(crate) struct ConnectionSlots {
-    limits: ConnectionLimits,
     budget: MemoryBudget,
     export: Arc<str>,
     table: Mutex<Table>,
     refusals: LogLimit,
 }
 
-#[derive(Default)]
 struct Table {
+    limits: ConnectionLimits,
     next_id: u64,
     /// Oldest first.
     taken: Vec<Taken>,
@@ -150,12 +149,17 @@ impl ConnectionSlots {
         export: Arc<str>,
     ) -> Arc<ConnectionSlots> {
         Arc::new(ConnectionSlots {
-            limits,
             budget,
             export,
-            table: Mutex::default(),
+            table: Mutex::new(Table { limits, next_id: 0, taken: Vec::new() }),
             refusals: LogLimit::default(),
         })
+    }
+
+    /// Replaces the listed hosts; existing connections keep their slots.
+    pub(crate) fn set_listed(&self, listed: Vec<Box<str>>, is_closed: bool) {
+        let limits = &mut self.table().limits;
+        (limits.listed, limits.is_closed) = (listed, is_closed);
     }
 
     /// Takes a slot and reserves the minimum memory of its connection.
@@ -169,7 +173,7 @@ impl ConnectionSlots {
         peer: &str,
     ) -> Result<ConnectionSlot, NoSlot> {
         let mut table = self.table();
-        let judged = self.judge(&table, applicant);
+        let judged = table.judge(applicant);
         let reserved = judged.and_then(|()| self.budget.reserve(minimum).ok_or(NoSlot::Memory));
         let reserved = match reserved {
             Ok(reserved) => Some(reserved),
@@ -190,7 +194,7 @@ impl ConnectionSlots {
     /// # Errors
     /// As [`ConnectionSlots::take`], and logged likewise.
     pub(crate) fn check(&self, applicant: Applicant<'_>, peer: &str) -> Result<(), NoSlot> {
-        let judged = self.judge(&self.table(), applicant);
+        let judged = self.table().judge(applicant);
         judged.inspect_err(|reason| self.note_refusal(applicant, peer, *reason))
     }
 
@@ -213,7 +217,7 @@ impl ConnectionSlots {
         let reserved = Some(reserved);
         let mut table = self.table();
         let visitors = || table.taken.iter().filter(|taken| taken.visitor.is_some());
-        let evicted = (visitors().count() >= self.max_visitors())
+        let evicted = (visitors().count() >= table.max_visitors())
             .then(|| oldest_of_most(visitors().map(|taken| (taken.origin, taken.id))))
             .flatten();
         if let Some(id) = evicted {
@@ -236,13 +240,26 @@ impl ConnectionSlots {
         Ok(ConnectionSlot { slots: self.clone(), id, reserved })
     }
 
+    fn note_refusal(&self, applicant: Applicant<'_>, peer: &str, reason: NoSlot) {
+        if let Some(count) = self.refusals.due() {
+            let (export, host) = (&*self.export, applicant.host);
+            tracing::warn!(export, peer, host, %reason, count, "connection refused");
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
     fn max_visitors(&self) -> usize {
         (self.limits.total / 4).max(LEAST_VISITORS)
     }
 
-    fn judge(&self, table: &Table, applicant: Applicant<'_>) -> Result<(), NoSlot> {
+    fn judge(&self, applicant: Applicant<'_>) -> Result<(), NoSlot> {
         let ConnectionLimits { total, of_address, of_host, is_closed, .. } = &self.limits;
-        let connected = || table.taken.iter().filter(|taken| taken.visitor.is_none());
+        let connected = || self.taken.iter().filter(|taken| taken.visitor.is_none());
         let count = connected().count();
         if count >= *total {
             return Err(NoSlot::Total(count));
@@ -280,19 +297,6 @@ impl ConnectionSlots {
         missing.sum::<usize>().min(kept)
     }
 
-    fn note_refusal(&self, applicant: Applicant<'_>, peer: &str, reason: NoSlot) {
-        if let Some(count) = self.refusals.due() {
-            let (export, host) = (&*self.export, applicant.host);
-            tracing::warn!(export, peer, host, %reason, count, "connection refused");
-        }
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Table {
     fn add(
         &mut self,
         origin: Origin,

@@ -1,7 +1,7 @@
 //! Admin queues: what a controller says of itself, and when it speaks up.
 
 use crate::host::{HOST, HOST_ID, Host, Pdu};
-use crate::server::{MIB, SUBSYSTEM, Server, export, wait_until};
+use crate::server::{MIB, SUBSYSTEM, Server, export, only, wait_until};
 use drivers::mem::{MemDevice, Options as MemOptions};
 use exports::Export;
 use exports::nvme_tcp::{Address, Config, NamespaceConfig, Nqn, NvmeTcp};
@@ -224,7 +224,7 @@ fn a_host_hears_of_a_namespace_that_grew_once_until_it_looks() {
 
 #[test]
 fn discovery_lists_the_subsystem() {
-    let server = Server::with(MIB, |config| Config { hosts: vec![Nqn::new(HOST).unwrap()], ..config });
+    let server = Server::with(MIB, |config| Config { access: only(&[HOST]), ..config });
     let mut host = Host::initialized(server.address(), false, false);
     assert_eq!(host.connect(nqn::DISCOVERY, 0, 32, ANY_CONTROLLER, 0).status, Status::SUCCESS);
     host.enable();

@@ -3,7 +3,8 @@
 
 use crate::host::{Done, HOST, Host, Pdu};
 use crate::server::{MIB, SUBSYSTEM, Server};
-use exports::nvme_tcp::{Auth, Choices, Config, Group, Hash, Keys, Nqn};
+use exports::Export;
+use exports::nvme_tcp::{Access, Auth, Choices, Config, Group, Hash, HostSecrets, Keys, Nqn};
 use nvme::Status;
 use nvme::fabrics::auth::{self, Body, Failure, Message};
 use nvme::fabrics::nqn::DISCOVERY;
@@ -30,8 +31,9 @@ fn server_with(choices: Choices, change: impl FnOnce(Config) -> Config) -> Serve
     let path = folder.path().join("keys");
     secrets::write(&path, format!("{HOST} {SECRET} {OF_TARGET}\nnqn.one {SECRET}\n")).unwrap();
     let keys = Arc::new(Keys::read(&path).unwrap());
-    let auth = Some(Auth { keys, choices: Arc::new(choices) });
-    Server::with(MIB, |config| change(Config { auth, ..config }))
+    let auth = Some(Auth { keys, choices: Arc::new(choices), is_required: true });
+    let access = Access { auth, ..Access::default() };
+    Server::with(MIB, |config| change(Config { access, ..config }))
 }
 
 fn only(hash: Hash, group: Group) -> Choices {
@@ -432,4 +434,29 @@ fn a_peer_that_has_proven_nothing_takes_no_queue_of_a_host() {
     let mut again = Host::initialized(server.address(), false, false);
     let refused = again.connect(SUBSYSTEM, 1, 32, admin.controller, 0);
     assert_eq!(refused.status, Status::COMMAND_SEQUENCE_ERROR, "the queue is there");
+}
+
+#[test]
+fn a_host_that_gets_a_secret_must_authenticate_and_others_need_not() {
+    let server = Server::start(MIB);
+    let (mut admin, _io) = server.connect();
+    let secrets = HostSecrets {
+        nqn: HOST.into(),
+        dhchap: Some(SECRET.to_owned().into()),
+        dhchap_ctrl: None,
+        tls_psk: None,
+    };
+    let access = Access::default().with_secrets(&[secrets]).unwrap();
+    server.export().set_access(access).unwrap();
+    assert_eq!(admin.get(offset::CSTS, 4).status, Status::SUCCESS, "it stays connected");
+    let mut host = connected(server.address(), 0, ANY_CONTROLLER, false);
+    authenticate(&mut host, None);
+    let mut one =
+        Host::initialized(server.address(), false, false).of((Nqn::new("nqn.one").unwrap(), [1; 16]));
+    let done = one.connect(SUBSYSTEM, 0, 32, ANY_CONTROLLER, 0);
+    let entry = nvme::CompletionEntry { result: done.result, ..nvme::CompletionEntry::new(0, done.status) };
+    assert!(done.status == Status::SUCCESS && !ConnectResponse::parse(&entry).needs_authentication);
+    // Without the secret it is one of those.
+    server.export().set_access(Access::default()).unwrap();
+    assert_eq!(server.host().get(offset::CSTS, 4).status, Status::SUCCESS);
 }

@@ -1,7 +1,7 @@
 //! Places for connections: no peer takes those of others.
 
 use crate::host::{HOST, Host};
-use crate::server::{MIB, SUBSYSTEM, Server};
+use crate::server::{MIB, SUBSYSTEM, Server, only};
 use exports::nvme_tcp::{Config, Nqn};
 use nvme::Status;
 use nvme::fabrics::ANY_CONTROLLER;
@@ -59,8 +59,8 @@ fn anonymous_discovery_takes_no_place_of_a_host() {
 
 #[test]
 fn one_listed_host_leaves_places_to_the_others() {
-    let hosts = [HOST, OTHER].map(|name| Nqn::new(name).unwrap()).to_vec();
-    let server = Server::with(MIB, |config| Config { clients: 4, hosts, ..config });
+    let access = only(&[HOST, OTHER]);
+    let server = Server::with(MIB, |config| Config { clients: 4, access, ..config });
     let new = || Host::initialized(server.address(), false, false);
     let taken: Vec<_> = (0..3).map(|_| connect(new(), HOST)).collect();
     assert!(taken.iter().all(|(_, status)| *status == Status::SUCCESS));

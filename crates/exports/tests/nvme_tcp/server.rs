@@ -4,7 +4,7 @@ use crate::device::SlowDevice;
 use crate::host::Host;
 use block::{Device, Limits};
 use exports::Export;
-use exports::nvme_tcp::{Address, Config, NamespaceConfig, Nqn, NvmeTcp};
+use exports::nvme_tcp::{Access, Address, Config, Hosts, NamespaceConfig, Nqn, NvmeTcp};
 use reactor::{CoreConfig, Cores, PollWindow};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -73,6 +73,12 @@ pub fn export<D: Device + 'static>(
         devices.iter().map(|device| NamespaceConfig { device: device.clone(), uuid: None }).collect();
     let export = NvmeTcp::start(&namespaces, cores.all(), config).unwrap();
     (export, cores)
+}
+
+/// Access of these hosts only.
+pub fn only(hosts: &[&str]) -> Access {
+    let hosts = hosts.iter().map(|name| Nqn::new(name).unwrap()).collect();
+    Access { hosts: Hosts::Listed(hosts), ..Access::default() }
 }
 
 pub fn wait_until(is_so: impl Fn() -> bool) {

@@ -1,8 +1,9 @@
 //! Hosts that come through TLS, and those that should.
 
 use crate::host::{HOST, HOST_ID, Host};
-use crate::server::{MIB, SUBSYSTEM, Server};
-use exports::nvme_tcp::{Config, Nqn, Security, TlsKeys};
+use crate::server::{MIB, SUBSYSTEM, Server, only};
+use exports::Export;
+use exports::nvme_tcp::{Access, Config, Nqn, Security, TlsKeys};
 use nvme::command::log_page;
 use nvme::fabrics::discovery::{DiscoveryEntry, SECURITY_TLS, TREQ_NOT_REQUIRED, TREQ_REQUIRED};
 use nvme::fabrics::nqn;
@@ -25,7 +26,8 @@ fn key() -> nvme_auth::TlsKey {
 /// A subsystem that has a key of the host HOST.
 fn server(is_required: bool) -> Server {
     let keys = Arc::new(TlsKeys::of_hosts([(name(HOST), key())]));
-    Server::with(8 * MIB, |config| Config { tls: Some(Security { keys, is_required }), ..config })
+    let access = Access { tls: Some(Security { keys, is_required }), ..Access::default() };
+    Server::with(8 * MIB, |config| Config { access, ..config })
 }
 
 /// Starts a proxy that forwards through TLS to `to`, and returns its address. It uses the key that
@@ -174,4 +176,28 @@ fn security(admin: &mut Host) -> (u8, u8) {
     let entry = DiscoveryEntry::parse(page.data[2048..3072].try_into().unwrap()).unwrap();
     assert_eq!(entry.subsystem.as_str(), SUBSYSTEM);
     (entry.security, entry.requirements)
+}
+
+#[test]
+fn a_key_that_comes_later_is_required_of_its_host_alone() {
+    let server = Server::start(8 * MIB);
+    let tls = through_tls(server.address(), HOST, SUBSYSTEM, 0);
+    assert!(tls_fails(&tls), "there is no key yet");
+    let keys = Arc::new(TlsKeys::of_hosts([(name(HOST), key())]));
+    let security = Some(Security { keys, is_required: false });
+    server.export().set_access(Access { tls: security, ..Access::default() }).unwrap();
+    let mut host = Host::admin(&tls, SUBSYSTEM);
+    host.enable();
+    let clear = |name_: &str| {
+        let mut host = Host::initialized(server.address(), false, false).of((name(name_), HOST_ID));
+        host.connect(SUBSYSTEM, 0, 32, nvme::fabrics::ANY_CONTROLLER, 0).status
+    };
+    assert_eq!((clear(HOST), clear(OTHER)), (Status::CONNECT_INVALID_HOST, Status::SUCCESS));
+    server.export().set_access(only(&[OTHER])).unwrap();
+    assert!(host.is_disconnected() && tls_fails(&tls));
+}
+
+/// Whether no handshake succeeds at the address of a proxy.
+fn tls_fails(proxy: &str) -> bool {
+    Host::silent(proxy).is_disconnected()
 }

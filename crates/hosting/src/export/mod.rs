@@ -11,6 +11,7 @@ pub use vhost_user_blk::data_plane;
 
 use block::{Device, SharedRole};
 use exports::nbd::Address;
+use exports::nvme_tcp::Access as HostAccess;
 use exports::{Error, Export};
 use reactor::CoreRef;
 use sandbox::{Access, Capability, Profile};
@@ -136,6 +137,14 @@ pub trait ExportConfig: Debug + Send {
 
     /// The same as fields: kind, address and what else was chosen.
     fn fields(&self) -> Map<String, Value>;
+
+    /// The hosts that may connect, if the kind has a list of them.
+    fn access(&self) -> Option<&HostAccess> {
+        None
+    }
+
+    /// Replaces the hosts that may connect, where [`ExportConfig::access`] has some.
+    fn set_access(&mut self, _access: HostAccess) {}
 
     /// Whether it refuses writes even where the device takes them.
     fn is_read_only(&self) -> bool;

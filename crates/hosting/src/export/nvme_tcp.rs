@@ -3,13 +3,13 @@
 use super::{Apart, CORES, ExportConfig, keep_listener, object, tls_mode};
 use block::{Device, SharedRole};
 use exports::nvme_tcp::{
-    AccessState, Address, Auth, CONTROLLER_IDS, Choices, Config, Group, Hash, Keys, NamespaceConfig, Nqn,
-    NvmeTcp, PortConfig, Security, TlsKeys,
+    Access, AccessState, Address, Auth, CONTROLLER_IDS, Choices, Config, Group, Hash, Hosts, Keys,
+    NamespaceConfig, Nqn, NvmeTcp, PortConfig, Security, TlsKeys,
 };
 use exports::{Error, Export};
 use raid::Uuid;
 use reactor::CoreRef;
-use sandbox::{Access, Profile};
+use sandbox::Profile;
 use serde_json::{Map, Value, json};
 use stack::kinds::READ_ONLY;
 use stack::spec::{Kind, Spec, SpecError, Switch, key};
@@ -29,7 +29,7 @@ pub(super) static KIND: Kind = Kind {
         ),
         key("nqn", "NQN", "NQN of the subsystem"),
         key("device", "ID+…", "the devices to export, as namespaces 1, 2 and so on [the first]"),
-        key("hosts", "NQN+…", "hosts that may connect [any]"),
+        key("hosts", "NQN+…", "hosts that may connect; none: no host [any]"),
         key(
             "auth-keys",
             "FILE",
@@ -89,7 +89,6 @@ struct NvmeTcpConfig {
 
 /// The export that `spec` describes.
 pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
-    let nqn = |text: &str| Nqn::new(text).map_err(|error| spec.refuse(format!("{text}: {error}")));
     let required =
         |name: &str, value: Option<String>| value.ok_or_else(|| spec.refuse(format!("{name} is required")));
     let ports = required("listen=ADDR:PORT", spec.get("listen")?)?;
@@ -100,10 +99,9 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     let name = Nqn::of_any(&name).map_err(|error| spec.refuse(format!("{name}: {error}")))?;
     let mut config = Config::new(first, name);
     config.ports = ports;
-    let hosts: Option<String> = spec.get("hosts")?;
-    config.hosts = hosts.iter().flat_map(|list| list.split('+')).map(nqn).collect::<Result<_, _>>()?;
-    config.auth = auth(spec)?;
-    config.tls = security(spec)?;
+    let hosts = spec.get::<String>("hosts")?.map(|list| Hosts::parse(&list)).transpose();
+    let hosts = hosts.map_err(|error| spec.refuse(format!("hosts: {error}")))?.unwrap_or_default();
+    config.access = Access { hosts, auth: auth(spec)?, tls: security(spec)? };
     config.reservations = spec.get::<String>("reservations")?.map(PathBuf::from);
     config.serial = spec.get("serial")?;
     config.read_only = spec.get_or("readonly", Switch(false))?.0;
@@ -164,7 +162,7 @@ fn auth(spec: &Spec) -> Result<Option<Auth>, SpecError> {
     if let Some(text) = groups {
         choices.groups = choose(&text, Group::ALL, Group::name).map_err(|fault| spec.refuse(fault))?;
     }
-    Ok(Some(Auth { keys: Arc::new(keys), choices: Arc::new(choices) }))
+    Ok(Some(Auth { keys: Arc::new(keys), choices: Arc::new(choices), is_required: true }))
 }
 
 /// TLS. The keys are read now: later on nothing can be.
@@ -199,7 +197,7 @@ impl NvmeTcpConfig {
     fn keep_reservations(&self, profile: &mut Profile) {
         if let Some(directory) = &self.config.reservations {
             profile.make_directory(directory);
-            profile.allow(directory, Access::Files);
+            profile.allow(directory, sandbox::Access::Files);
         }
     }
 
@@ -269,14 +267,19 @@ impl ExportConfig for NvmeTcpConfig {
     }
 
     fn fields(&self) -> Map<String, Value> {
-        let Config { ports, nqn, hosts, auth, tls, reservations, queues, clients, .. } = &self.config;
+        let Config { ports, nqn, access, reservations, queues, clients, .. } = &self.config;
+        let Access { hosts, auth, tls } = access;
+        let hosts = match hosts {
+            Hosts::Any => Value::Null,
+            Hosts::Listed(hosts) => hosts.iter().map(Nqn::as_str).collect(),
+        };
         let Config { address_clients, host_clients, controller_ids, .. } = &self.config;
         let port = |port: &PortConfig| json!({ "address": port.address.to_string(), "ana_state": port.state.name() });
         object(json!({
             "kind": KIND.name,
             "listen": ports.iter().map(port).collect::<Vec<_>>(),
             "nqn": nqn.as_str(),
-            "hosts": hosts.iter().map(Nqn::as_str).collect::<Vec<_>>(),
+            "hosts": hosts,
             "authentication": auth.is_some(),
             "tls": tls_mode(tls.as_ref().map(|tls| tls.is_required)),
             "reservations": reservations,
@@ -287,6 +290,14 @@ impl ExportConfig for NvmeTcpConfig {
             "host_clients": host_clients,
             "uuids": self.uuids.iter().map(Uuid::to_string).collect::<Vec<_>>(),
         }))
+    }
+
+    fn access(&self) -> Option<&Access> {
+        Some(&self.config.access)
+    }
+
+    fn set_access(&mut self, access: Access) {
+        self.config.access = access;
     }
 
     fn is_read_only(&self) -> bool {

@@ -27,6 +27,7 @@ mod store;
 pub(super) use reactor::fence::{Gate, Running};
 pub(super) use rules::{Change, Rights};
 
+use super::controller::Controller;
 use super::host::Host;
 use super::subsystem::Subsystem;
 use crate::Error;
@@ -108,8 +109,12 @@ impl Reserved {
 
     /// Applies a host's change, up to the rights of controllers. Returns whether writes may be in
     /// flight that would be refused now.
-    fn change(&self, subsystem: &Subsystem, nsid: u32, by: &Host, change: &Change) -> Result<bool, Status> {
+    fn change(&self, controller: &Controller, nsid: u32, change: &Change) -> Result<bool, Status> {
         let _one_at_a_time = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let (subsystem, by) = (&*controller.subsystem, &controller.host);
+        if controller.is_revoked() {
+            return Err(Status::ABORTED_SQ_DELETION);
+        }
         let before = self.state().clone();
         let mut after = before.clone();
         let news = after.apply(by, change)?;
@@ -218,23 +223,38 @@ impl Registrar {
 ///
 /// # Errors
 /// The status of the command; nothing has changed.
-pub(super) async fn change(
-    subsystem: &Arc<Subsystem>,
-    nsid: u32,
-    host: &Host,
-    change: Change,
-) -> Result<(), Status> {
+pub(super) async fn change(controller: &Arc<Controller>, nsid: u32, change: Change) -> Result<(), Status> {
+    let subsystem = &controller.subsystem;
     let number = subsystem.namespace(nsid).ok_or(Status::INVALID_NAMESPACE)?.reserved.number;
-    let (its, by) = (subsystem.clone(), host.clone());
+    let its = controller.clone();
     let work = move || {
-        let namespace = its.namespace(nsid).ok_or(Status::INVALID_NAMESPACE)?;
-        namespace.reserved.change(&its, nsid, &by, &change)
+        let namespace = its.subsystem.namespace(nsid).ok_or(Status::INVALID_NAMESPACE)?;
+        namespace.reserved.change(&its, nsid, &change)
     };
     let is_to_wait = subsystem.registrar.run(work).await.unwrap_or(Err(Status::INTERNAL_ERROR))?;
-    let (export, host) = (&*subsystem.export, host.nqn.as_str());
+    let (export, host) = (&*subsystem.export, controller.host.nqn.as_str());
     tracing::debug!(export, namespace = nsid, host, ?change, "reservations changed");
     if is_to_wait {
         fence::wait(number, &subsystem.registrar.cores).await;
     }
     Ok(())
+}
+
+/// Waits until every write that was admitted before has ended, in all namespaces and on all cores,
+/// and every change of reservations that had begun. Must not be called on a core.
+pub(super) fn settle(subsystem: &Subsystem) {
+    let reserved = || subsystem.namespaces.iter().map(|namespace| &namespace.reserved);
+    reserved().for_each(|reserved| {
+        drop(reserved.changes.lock().unwrap_or_else(PoisonError::into_inner));
+    });
+    let numbers: Vec<u64> = reserved().map(|reserved| reserved.number).collect();
+    let cores = subsystem.registrar.cores.clone();
+    let waited = subsystem.registrar.cores[0].block_on(move |_| async move {
+        for number in numbers {
+            fence::wait(number, &cores).await;
+        }
+    });
+    if waited.is_err() {
+        tracing::warn!(export = &*subsystem.export, "core stopped before the writes that it carried out");
+    }
 }
