@@ -1,5 +1,6 @@
 //! Exports, to which clients attach.
 
+use crate::host::HostsChange;
 use crate::words::words;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -17,6 +18,9 @@ pub struct Export {
     pub volumes: Vec<String>,
     /// Options of the kind, as in `freestone serve --export`.
     pub options: BTreeMap<String, String>,
+    /// NQNs of the hosts that may connect; absent if any host may, or for kinds without a list.
+    #[serde(default)]
+    pub hosts: Option<Vec<String>>,
     /// Whether writes are refused.
     pub read_only: bool,
     /// Processors that serve the export; empty means all processors of the daemon.
@@ -104,6 +108,9 @@ pub struct ExportChange {
     /// once. Supported by vhost-user-blk exports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_plane: Option<DataPlane>,
+    /// Changes of the hosts that may connect from now on. Supported by nvme-tcp exports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hosts: Option<HostsChange>,
 }
 
 words! {

@@ -15,6 +15,7 @@ pub mod array;
 pub mod device;
 pub mod event;
 pub mod export;
+pub mod host;
 pub mod job;
 pub mod pool;
 pub mod problem;
@@ -30,6 +31,7 @@ pub use array::{
 pub use device::{Device, DeviceChange, ImageSnapshot, NewDevice, NewImageSnapshot};
 pub use event::Event;
 pub use export::{Attach, DataPlane, Export, ExportChange, ExportState, NewExport, Traffic};
+pub use host::{HostsChange, NewHost};
 pub use job::{Job, JobChange, JobKind};
 pub use pool::{Pool, PoolAction, Repaired, TableCopy};
 pub use problem::Problem;

@@ -8,6 +8,7 @@ mod attach;
 mod bench;
 mod common;
 mod copies;
+mod export_host;
 mod grow;
 mod image;
 mod image_served;

@@ -195,8 +195,7 @@ impl Config {
         for new in &self.exports {
             let (name, kind, options) = (new.name.clone(), new.kind.clone(), new.options.clone());
             let (read_only, cores) = (new.read_only, new.cores.clone());
-            let record =
-                ExportRecord { name, kind, targets: Vec::new(), options, read_only, cores, label: None };
+            let record = ExportRecord { name, kind, options, read_only, cores, ..ExportRecord::default() };
             keep_export(&record, profile);
         }
     }

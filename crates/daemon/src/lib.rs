@@ -18,6 +18,7 @@ pub mod config;
 pub mod confinement;
 pub mod engine;
 pub mod events;
+mod host_secrets;
 pub mod metrics;
 pub mod rest;
 pub mod state;

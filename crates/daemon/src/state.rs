@@ -152,7 +152,7 @@ pub struct VolumeRecord {
 }
 
 /// An export.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExportRecord {
     /// Its name.
@@ -171,6 +171,10 @@ pub struct ExportRecord {
     /// Name of the `provisioner` token that may delete it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
+    /// Hosts that have secrets in [`crate::host_secrets`], each with the generation in which its
+    /// secrets were added.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub host_secrets: BTreeMap<String, u64>,
 }
 
 impl ExportRecord {
@@ -437,7 +441,7 @@ mod tests {
                 options: [("socket".into(), "/s".into())].into(),
                 read_only: true,
                 cores: vec![1],
-                label: None,
+                ..ExportRecord::default()
             }],
             moves: BTreeMap::new(),
             copies: BTreeMap::new(),

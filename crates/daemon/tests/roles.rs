@@ -115,7 +115,8 @@ fn sample(daemon: &Daemon, row: &Row, ask: Option<Ask>) -> (String, Value) {
         ("POST", "/v1/exports", Some(Ask::Settings)) => {
             json!({ "name": "e", "kind": "nbd", "volumes": ["nope"], "label": "other" })
         }
-        ("PATCH", "/v1/exports/{name}", None) => json!({ "cores": [] }),
+        ("PATCH", "/v1/exports/{name}", None) => json!({ "hosts": {} }),
+        ("PATCH", "/v1/exports/{name}", Some(Ask::Settings)) => json!({ "cores": [] }),
         ("PATCH", "/v1/jobs/{id}", None) => json!({ "is_paused": true }),
         (method, path, ask) => panic!("{method} {path} {ask:?}: no request for it"),
     };
@@ -325,6 +326,7 @@ fn a_provisioner_has_its_own_volumes_and_exports_and_no_others() {
         (Method::GET, "/v1/exports/e2", "/v1/exports/nope", Value::Null),
         (Method::GET, "/v1/exports/e2/attach", "/v1/exports/nope/attach", Value::Null),
         (Method::DELETE, "/v1/exports/e2", "/v1/exports/nope", Value::Null),
+        (Method::PATCH, "/v1/exports/e2", "/v1/exports/nope", json!({ "hosts": {} })),
     ] {
         let name = of_others.trim_start_matches("/v1/").split('/').nth(1).unwrap();
         let others = subject.refused("csi", method.clone(), of_others, &body);

@@ -4,11 +4,15 @@ use super::table::{fields, table};
 use super::{DaemonArgs, Session, qemu};
 use crate::error::Error;
 use crate::parse;
-use api::{Attach, DataPlane, Export, ExportChange, NewExport};
+use api::{Attach, DataPlane, Export, ExportChange, HostsChange, NewExport, NewHost};
 use base::Size;
 use reqwest::Method;
 use stack::spec::CpuList;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Limit of bytes of a file with one secret.
+const MAX_SECRET_BYTES: u64 = 4096;
 
 /// The arguments of `freestone export`.
 #[derive(clap::Args, Debug)]
@@ -57,11 +61,56 @@ enum ExportCommand {
         #[arg(value_name = "PLANE", value_parser = parse::data_plane)]
         plane: DataPlane,
     },
+    /// The hosts that may connect to an NVMe/TCP export, also while it is in use
+    Host {
+        /// The command
+        #[command(subcommand)]
+        command: HostCommand,
+    },
     /// Delete an export and disconnect its clients
     Delete {
         /// Its name
         name: String,
     },
+}
+
+/// `freestone export host`.
+#[derive(Debug, clap::Subcommand)]
+enum HostCommand {
+    /// List the hosts that may connect
+    List {
+        /// The export
+        name: String,
+    },
+    /// Let a host connect, or replace its secrets; the first host of an export that any host may
+    /// use ends the access of all others
+    Add(HostArgs),
+    /// Take the access from a host: when the command has ended, the host has no write in flight and
+    /// none follows
+    Remove {
+        /// The export
+        name: String,
+        /// The host's NQN
+        nqn: String,
+    },
+}
+
+/// `freestone export host add`.
+#[derive(clap::Args, Debug)]
+struct HostArgs {
+    /// The export
+    name: String,
+    /// The host's NQN
+    nqn: String,
+    /// File with the host's secret for authentication (nvme gen-dhchap-key makes one)
+    #[arg(long, value_name = "FILE")]
+    dhchap_key: Option<PathBuf>,
+    /// File with the controller's secret, for hosts that require it to authenticate, too
+    #[arg(long, value_name = "FILE", requires = "dhchap_key")]
+    dhchap_ctrl_key: Option<PathBuf>,
+    /// File with the pre-shared key of TLS (nvme gen-tls-key makes one)
+    #[arg(long, value_name = "FILE")]
+    tls_key: Option<PathBuf>,
 }
 
 /// `freestone export create`.
@@ -139,6 +188,7 @@ impl ExportArgs {
                 let plane = Some(*plane);
                 change(&session, name, &ExportChange { data_plane: plane, ..ExportChange::default() })?;
             }
+            ExportCommand::Host { command } => command.run(&session)?,
             ExportCommand::Delete { name } => {
                 let export = find(name)?;
                 if let Some(clients) =
@@ -158,6 +208,56 @@ fn change(session: &Session, name: &str, change: &ExportChange) -> Result<(), Er
     let export = session.client.change::<Export>(Method::PATCH, &["exports", name], change)?;
     session.print_change(export, show);
     Ok(())
+}
+
+impl HostCommand {
+    fn run(&self, session: &Session) -> Result<(), Error> {
+        let hosts_of =
+            |name: &str| session.client.get::<Export>(&["exports", name]).map(|export| export.hosts);
+        let edit = |name: &str, hosts: HostsChange| {
+            change(session, name, &ExportChange { hosts: Some(hosts), ..ExportChange::default() })
+        };
+        match self {
+            HostCommand::List { name } => {
+                let hosts = hosts_of(name)?;
+                session.print(&hosts, || match &hosts {
+                    None => "any host may connect".into(),
+                    Some(hosts) if hosts.is_empty() => "no host may connect".into(),
+                    Some(hosts) => hosts.join("\n"),
+                });
+                Ok(())
+            }
+            HostCommand::Add(args) => {
+                let HostArgs { name, nqn, .. } = args;
+                let host = args.new_host()?;
+                if hosts_of(name)?.is_none() {
+                    session.confirm(&format!(
+                        "export {name}: any host may connect so far, and only {nqn} then"
+                    ))?;
+                }
+                edit(name, HostsChange { add: vec![host], remove: Vec::new() })
+            }
+            HostCommand::Remove { name, nqn } => {
+                edit(name, HostsChange { add: Vec::new(), remove: vec![nqn.clone()] })
+            }
+        }
+    }
+}
+
+impl HostArgs {
+    fn new_host(&self) -> Result<NewHost, Error> {
+        let secret = |path: &Option<PathBuf>| {
+            let Some(path) = path else { return Ok(None) };
+            let text = secrets::read_text(path, MAX_SECRET_BYTES);
+            text.map(|text| Some(text.trim().to_owned())).map_err(|error| Error::Usage(error.to_string()))
+        };
+        Ok(NewHost {
+            nqn: self.nqn.clone(),
+            dhchap: secret(&self.dhchap_key)?,
+            dhchap_ctrl: secret(&self.dhchap_ctrl_key)?,
+            tls_psk: secret(&self.tls_key)?,
+        })
+    }
 }
 
 impl CreateArgs {

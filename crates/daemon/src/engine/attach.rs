@@ -87,15 +87,7 @@ mod tests {
     use serde_json::json;
 
     fn lines(kind: &str, fields: Value) -> BTreeMap<String, String> {
-        let record = ExportRecord {
-            name: "vm1".into(),
-            kind: kind.into(),
-            targets: Vec::new(),
-            options: BTreeMap::new(),
-            read_only: false,
-            cores: Vec::new(),
-            label: None,
-        };
+        let record = ExportRecord { name: "vm1".into(), kind: kind.into(), ..ExportRecord::default() };
         attach(&record, fields.as_object().unwrap()).lines
     }
 

@@ -3,6 +3,7 @@
 use super::attach::attach;
 use super::authority::Authority;
 use super::change::Effects;
+use super::hosts::{ExportAccess, PlannedHosts, listed};
 use super::open_volumes::OpenVolume;
 use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
@@ -27,10 +28,12 @@ const OWN_KEYS: [&str; 3] = ["device", "cores", "readonly"];
 /// An export that clients may connect to.
 pub struct ExportLive {
     /// First: it ends before what it serves is closed.
-    pub(super) export: Box<dyn exports::Export>,
+    pub(super) export: Arc<dyn exports::Export>,
     /// Where it is.
     description: String,
     fields: Map<String, Value>,
+    /// The hosts that may connect, if its kind has a list of them.
+    pub(super) access: Option<ExportAccess>,
     /// Kept open.
     volumes: Vec<Arc<OpenVolume>>,
 }
@@ -51,11 +54,16 @@ impl Live {
     }
 
     /// An export that clients may connect to.
-    fn served(&self, name: &str) -> Result<&ExportLive, ApiError> {
+    pub(super) fn served(&self, name: &str) -> Result<&ExportLive, ApiError> {
         match self.exports.get(name) {
             Some(Ok(running)) => Ok(running),
             _ => Err(ApiError::new(Kind::Unavailable, format!("export {name}: it is not served"))),
         }
+    }
+
+    /// The access to an export that clients may connect to.
+    pub(super) fn access_of(&self, name: &str) -> Option<&ExportAccess> {
+        self.served(name).ok()?.access.as_ref()
     }
 
     /// The name of an export's target.
@@ -78,6 +86,7 @@ impl Live {
             kind: record.kind.clone(),
             volumes: volumes.collect(),
             options: record.options.clone(),
+            hosts: listed(record),
             read_only: record.read_only,
             cores: record.cores.clone(),
             state: if is_active { ExportState::Active } else { ExportState::Waiting },
@@ -127,6 +136,8 @@ struct PlannedChange {
     maps: (Vec<usize>, Vec<usize>),
     /// Absent when the data plane stays.
     switch: Option<PlannedSwitch>,
+    /// Absent when the hosts stay.
+    hosts: Option<PlannedHosts>,
 }
 
 /// Another data plane for an export, with its new description.
@@ -138,7 +149,7 @@ struct PlannedSwitch {
 
 impl PlannedChange {
     fn commit(self, engine: &Engine) -> Result<(), ApiError> {
-        let PlannedChange { before, record, maps, switch } = self;
+        let PlannedChange { before, record, maps, switch, mut hosts } = self;
         let name = &record.name;
         let mut effects = Effects::new(engine, "export", name);
         let set = |record: &ExportRecord| {
@@ -149,6 +160,9 @@ impl PlannedChange {
             }
         };
         let mut done = Vec::new();
+        if let Some(hosts) = &mut hosts {
+            hosts.save_secrets(engine, &before)?;
+        }
         effects.remember(set(&record), set(&before))?;
         if before.cores != record.cores {
             // One that fails half-way has moved some of its queues.
@@ -164,6 +178,11 @@ impl PlannedChange {
                 (running.description, running.fields) = (description, fields);
             }
             done.push(format!("data plane: {plane}"));
+        }
+        // Last, for the same reason.
+        if let Some(hosts) = hosts {
+            done.push(hosts.apply(engine, &record)?);
+            engine.prune_secrets(&record);
         }
         effects.keep();
         engine.events.emit("export", name, "changed", done.join("; "));
@@ -281,13 +300,19 @@ impl Engine {
         if let Some(new) = new {
             record.options.insert(DATA_PLANE.into(), new.to_string());
         }
-        if record.cores == before.cores && new.is_none() {
+        let hosts = change.hosts.as_ref().map(|hosts| self.plan_hosts(&mut record, hosts)).transpose();
+        let hosts = hosts.map_err(|error| error.about(&format!("export {name}")))?.flatten();
+        let has_moved = record.cores != before.cores;
+        if !has_moved && new.is_none() && hosts.is_none() {
             return Ok(None);
         }
         let maps = (self.core_map(&before)?, self.core_map(&record)?);
         let switch = new.map(|plane| self.plan_switch(&record, plane, maps.1.clone())).transpose()?;
-        self.live().served(name)?;
-        Ok(Some(PlannedChange { before, record, maps, switch }))
+        // Hosts may change while it is not served: none is connected.
+        if has_moved || switch.is_some() {
+            self.live().served(name)?;
+        }
+        Ok(Some(PlannedChange { before, record, maps, switch, hosts }))
     }
 
     /// The switch to `plane`, which `record` already names.
@@ -318,6 +343,7 @@ impl Engine {
         self.commit(|state| state.exports.retain(|export| export.name != name))?;
         let running = self.live_mut().exports.remove(name);
         drop(running); // not under the lock: it waits for requests in flight
+        self.prune_secrets(&ExportRecord { name: name.into(), ..ExportRecord::default() });
         self.events.emit("export", name, "deleted", "ended and forgotten");
         Ok(())
     }
@@ -383,7 +409,7 @@ impl Engine {
             options,
             read_only: new.read_only,
             cores: new.cores.clone(),
-            label: None,
+            ..ExportRecord::default()
         };
         self.check_files(&record)?;
         let plan = plan_of(&record)?;
@@ -424,6 +450,7 @@ impl Engine {
     /// Starts an export as its record says. Within a change.
     pub(super) fn start_export(&self, record: &ExportRecord) -> Result<ExportLive, ApiError> {
         let mut plan = plan_of(record)?;
+        let access = self.complete_access(record, &mut plan)?;
         let cores = self.core_map(record)?;
         self.check_needs(record, &plan)?;
         let (mut devices, mut volumes): (Vec<Arc<dyn Device>>, Vec<Arc<OpenVolume>>) = Default::default();
@@ -449,14 +476,14 @@ impl Engine {
         plan.config.complete(&record.name, cores);
         let started = match &self.workers {
             None => plan.config.start(&devices, self.cores.all()),
-            Some(workers) => self.start_apart(record, &plan, devices, workers),
+            Some(workers) => self.start_apart(record, &plan, access.as_ref(), devices, workers),
         };
         let export = started.map_err(|error| {
             let error = ApiError::from(error);
             ApiError::new(error.kind, format!("export {}: {error}", record.name))
         })?;
         let description = plan.config.line(&record.name);
-        Ok(ExportLive { export, description, fields: plan.config.fields(), volumes })
+        Ok(ExportLive { export: export.into(), description, fields: plan.config.fields(), access, volumes })
     }
 
     /// Starts an export in a process of its own.
@@ -464,12 +491,14 @@ impl Engine {
         &self,
         record: &ExportRecord,
         plan: &ExportPlan,
+        access: Option<&ExportAccess>,
         devices: Vec<Arc<dyn Device>>,
         workers: &Arc<Workers>,
     ) -> Result<Box<dyn exports::Export>, exports::Error> {
         let order = Order {
             name: record.name.clone(),
             text: record.text(),
+            host_secrets: access.map_or(Vec::new(), |access| access.secrets().to_vec()),
             listen: needs_apart(plan)?.listen,
             read_only: plan.config.is_read_only(),
             cpus: self.options.cores.iter().map(|core| core.cpu).collect(),

@@ -15,6 +15,7 @@ mod commits;
 mod copies;
 mod devices;
 mod exports;
+mod hosts;
 mod jobs;
 mod moves;
 mod open_volumes;
@@ -33,6 +34,7 @@ mod zeroing;
 use crate::api_error::{ApiError, Kind};
 use crate::confinement::{Confined, Confinement};
 use crate::events::Events;
+use crate::host_secrets::SecretFiles;
 use crate::state::{ExportRecord, State, StateError, Store};
 use crate::workers::{WorkerOptions, Workers};
 pub use authority::Authority;
@@ -103,6 +105,7 @@ pub enum StartError {
 pub struct Engine {
     options: Options,
     store: Store,
+    host_secrets: SecretFiles,
     confined: Confined,
     events: Arc<Events>,
     spares: SparePool,
@@ -168,6 +171,7 @@ impl Engine {
         confined.seal()?;
         let groups = state.groups.iter().map(|(name, qos)| (name.clone(), throttle(qos))).collect();
         let engine = Arc::new_cyclic(|this| Engine {
+            host_secrets: SecretFiles::new(&options.state_dir),
             options,
             store,
             confined,

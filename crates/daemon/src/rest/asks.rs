@@ -90,16 +90,7 @@ macro_rules! ask_for_nothing {
 }
 
 // Making devices and arrays takes the role admin as it is.
-ask_for_nothing!(
-    NewDevice,
-    NewImageSnapshot,
-    DeviceChange,
-    NewArray,
-    PoolAction,
-    Qos,
-    ExportChange,
-    JobChange
-);
+ask_for_nothing!(NewDevice, NewImageSnapshot, DeviceChange, NewArray, PoolAction, Qos, JobChange);
 
 fn force(is_asked: bool) -> Option<Asked> {
     is_asked.then(|| Asked::new(Ask::Force, "force"))
@@ -167,6 +158,16 @@ impl Asks for VolumeChange {
             setting("min_qos", min_qos.is_some()),
         ];
         settings.into_iter().flatten().collect()
+    }
+}
+
+impl Asks for ExportChange {
+    fn asks(&self, _: &OwnPlaces) -> Vec<Asked> {
+        let ExportChange { cores, data_plane, hosts: _ } = self;
+        [setting("cores", cores.is_some()), setting("data_plane", data_plane.is_some())]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 }
 

@@ -5,6 +5,7 @@
 //! are for everything else that the daemon could be made to keep, log or send back.
 
 use serde_json::Value;
+use std::collections::BTreeSet;
 use utoipa::openapi::schema::{AdditionalProperties, ArrayItems, Schema, SchemaType, Type};
 use utoipa::openapi::{OpenApi, RefOr};
 
@@ -76,19 +77,32 @@ pub fn describe(document: &mut OpenApi) {
             Some(RefOr::Ref(_)) | None => None,
         })
         .flat_map(|body| body.content.values());
+    let mut found: Vec<String> = Vec::new();
     for content in contents {
         if let RefOr::T(content) = content
             && let Some(RefOr::Ref(body)) = &content.schema
-            && let Some(name) = body.ref_location.rsplit('/').next()
+        {
+            found.push(body.ref_location.clone());
+        }
+    }
+    // Bodies, and the schemas that they refer to.
+    let mut seen = BTreeSet::new();
+    while let Some(place) = found.pop() {
+        if seen.insert(place.clone())
+            && let Some(name) = place.rsplit('/').next()
             && let Some(schema) = components.schemas.get_mut(name)
         {
-            limit(schema, MAX_NAME);
+            limit(schema, MAX_NAME, &mut found);
         }
     }
 }
 
-fn limit(schema: &mut RefOr<Schema>, most: usize) {
-    let RefOr::T(schema) = schema else { return };
+/// Shows the limits in a schema, and adds the places of the schemas that it refers to.
+fn limit(schema: &mut RefOr<Schema>, most: usize, found: &mut Vec<String>) {
+    let schema = match schema {
+        RefOr::T(schema) => schema,
+        RefOr::Ref(place) => return found.push(place.ref_location.clone()),
+    };
     match schema {
         Schema::Object(object) => {
             let is_text = match &object.schema_type {
@@ -100,24 +114,24 @@ fn limit(schema: &mut RefOr<Schema>, most: usize) {
                 object.max_length = Some(most);
             }
             for (name, field) in &mut object.properties {
-                limit(field, most.max(longest(name)));
+                limit(field, most.max(longest(name)), found);
             }
             if let Some(more) = &mut object.additional_properties
                 && let AdditionalProperties::RefOr(value) = &mut **more
             {
                 object.max_properties = Some(MAX_FIELDS);
-                limit(value, most);
+                limit(value, most, found);
             }
         }
         Schema::Array(array) => {
             array.max_items = Some(MAX_ITEMS);
             if let ArrayItems::RefOrSchema(items) = &mut array.items {
-                limit(items, most);
+                limit(items, most, found);
             }
         }
-        Schema::OneOf(any) => any.items.iter_mut().for_each(|one| limit(one, most)),
-        Schema::AllOf(all) => all.items.iter_mut().for_each(|one| limit(one, most)),
-        Schema::AnyOf(any) => any.items.iter_mut().for_each(|one| limit(one, most)),
+        Schema::OneOf(any) => any.items.iter_mut().for_each(|one| limit(one, most, found)),
+        Schema::AllOf(all) => all.items.iter_mut().for_each(|one| limit(one, most, found)),
+        Schema::AnyOf(any) => any.items.iter_mut().for_each(|one| limit(one, most, found)),
         _ => {}
     }
 }

@@ -68,10 +68,15 @@ pub async fn show(
 pub async fn change(
     State(context): State<Context>,
     Path(name): Path<String>,
+    caller: Caller,
     tag: IfMatch,
     Body(change): Body<ExportChange>,
 ) -> Result<Tagged<Export>, Failure> {
-    let change = move |engine: &Engine| engine.change_export(&name, &change, |export| tag.check(export));
+    let authority = caller.authority();
+    let change = move |engine: &Engine| {
+        let may_change = |export: &Export| check(export, &name, &authority).and_then(|()| tag.check(export));
+        engine.change_export(&name, &change, may_change)
+    };
     Ok(Tagged(StatusCode::OK, run(context, change).await?))
 }
 

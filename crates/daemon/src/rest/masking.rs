@@ -1,9 +1,9 @@
 //! Bodies of requests as the audit log shows them: without what may be a secret.
 //!
-//! The API takes no secret by value; options name files that hold one. A client can still send one
-//! in the wrong place. So the log shows only values of fields that the OpenAPI document has in some
-//! body. A field that the document marks as secret (`format: password`) is not shown. Options and
-//! specifications are shown as [`stack::spec::redact`] shows them.
+//! The API takes secrets of hosts by value; options name files that hold one. A client can still
+//! send one in the wrong place. So the log shows only values of fields that the OpenAPI document
+//! has in some body. A field that the document marks as secret (`format: password`) is not shown.
+//! Options and specifications are shown as [`stack::spec::redact`] shows them.
 
 use super::bounds;
 use hosting::export;

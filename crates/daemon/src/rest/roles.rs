@@ -74,7 +74,7 @@ pub enum Ask {
     Path,
     /// An export that listens beyond loopback addresses and does not require TLS.
     OpenListener,
-    /// Limits, groups, names and labels of volumes.
+    /// Limits, groups, names and labels of volumes; processors and data planes of exports.
     Settings,
 }
 
@@ -116,8 +116,8 @@ impl Ask {
                 "an export that listens beyond loopback addresses, written as numbers, and does not require TLS"
             }
             Ask::Settings => {
-                "another name for a volume, its group, its guaranteed minimum, a change of its limits, or a label that is not the \
-                 token's name"
+                "a volume's new name, group, guaranteed minimum or changed limits, an export's processors or data plane, or a \
+                 label other than the token's name"
             }
         }
     }
@@ -176,7 +176,7 @@ pub const MATRIX: &[Row] = &[
     row(Method::GET, "/v1/exports", SEES_OWN, &[]),
     row(Method::POST, "/v1/exports", MAKES, &[Ask::RawDevice, Ask::Path, Ask::OpenListener, Ask::Settings]),
     row(Method::GET, "/v1/exports/{name}", SEES_OWN, &[]),
-    row(Method::PATCH, "/v1/exports/{name}", OPERATES, &[]),
+    row(Method::PATCH, "/v1/exports/{name}", MAKES, &[Ask::Settings]),
     row(Method::DELETE, "/v1/exports/{name}", MAKES, &[]),
     row(Method::GET, "/v1/exports/{name}/attach", SEES_OWN, &[]),
     row(Method::GET, "/v1/jobs", READS, &[]),

@@ -60,6 +60,10 @@ impl Served {
         }
         // Reads keys and certificates.
         let mut plan = ExportPlan::parse(&task.text).map_err(|error| invalid(error.to_string()))?;
+        if let Some(access) = plan.config.access().cloned() {
+            let access = access.with_secrets(&task.host_secrets);
+            plan.config.set_access(access.map_err(|error| invalid(format!("host {error}")))?);
+        }
         plan.config.complete(&task.name, task.core_map.clone());
         let needs = plan.config.apart().map_err(invalid)?;
         let mut sandbox = Sandbox::new(mode, needs.profile, None);

@@ -3,6 +3,7 @@
 use super::Workers;
 use super::wire::{self, Action, Command, Report, Task};
 use block::{Device, Limits};
+use exports::nvme_tcp::HostSecrets;
 use exports::stream::{Address, BoundSocket};
 use exports::vhost_user_blk::{Config, VhostUserBlk};
 use exports::{Error, Export, Stats, Totals};
@@ -43,6 +44,8 @@ pub struct Order {
     pub name: String,
     /// The export, as a command line has it.
     pub text: String,
+    /// Secrets of its hosts that the text does not name.
+    pub host_secrets: Vec<HostSecrets>,
     /// Where it listens.
     pub listen: Vec<Address>,
     /// Whether it refuses writes. The daemon refuses them too.
@@ -234,10 +237,11 @@ impl Shared {
     /// Says to a worker what it serves, and passes it the devices and sockets.
     fn hand_out(&self, control: &UnixStream, core_map: &[usize]) -> Result<Vec<VhostUserBlk>, Error> {
         let failed = |error| system("hand the export to its process", error);
-        let Order { name, text, cpus, read_only, .. } = &self.order;
+        let Order { name, text, host_secrets, cpus, read_only, .. } = &self.order;
         let task = Task {
             name: name.clone(),
             text: text.clone(),
+            host_secrets: host_secrets.clone(),
             cpus: cpus.clone(),
             core_map: core_map.to_vec(),
             devices: self.devices.iter().map(|device| device.name().to_owned()).collect(),

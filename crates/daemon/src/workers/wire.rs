@@ -12,6 +12,7 @@
 //! A worker may be hostile: what it says is bounded, and only counted, shown or compared.
 
 use exports::Totals;
+use exports::nvme_tcp::HostSecrets;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
@@ -33,6 +34,8 @@ pub struct Task {
     pub name: String,
     /// The export, as a command line has it.
     pub text: String,
+    /// Secrets of its hosts that the text does not name.
+    pub host_secrets: Vec<HostSecrets>,
     /// The processor of each core.
     pub cpus: Vec<Option<usize>>,
     /// Places of the cores that serve it; none: all.
@@ -161,6 +164,7 @@ mod tests {
         let task = Task {
             name: "a".into(),
             text: "nbd:socket=s".into(),
+            host_secrets: Vec::new(),
             cpus: vec![None],
             core_map: vec![0],
             devices: vec!["d".into()],

@@ -109,11 +109,14 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Each role keeps its rights, and no part of a request takes a further role.
+    /// Each role keeps its rights: a part of a request may take a role of its own only if all roles
+    /// have it that had the operation.
     fn roles(&mut self, place: &str, old: &'a Value, new: &'a Value) {
         for (ask, new_roles) in fields(new, "x-roles") {
             let Some(old_roles) = old["x-roles"].get(ask) else {
-                self.refuse(place, format!("`{ask}` takes a role of its own"));
+                if !texts(&old["x-roles"]["operation"]).is_subset(&texts(new_roles)) {
+                    self.refuse(place, format!("`{ask}` takes a role of its own"));
+                }
                 continue;
             };
             for role in texts(old_roles).difference(&texts(new_roles)) {

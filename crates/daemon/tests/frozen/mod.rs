@@ -180,6 +180,7 @@ fn an_addition_passes() {
         (&format!("{GET}/responses/404"), json!({ "content": {} })),
         (&format!("{GET}/summary"), json!("Lists the things.")),
         (&format!("{GET}/x-roles/operation/-"), json!("operator")),
+        (&format!("{GET}/x-roles/force"), json!(["read-only", "admin"])),
         (&format!("{THING}/properties/more"), optional.clone()),
         (&format!("{THING}/required/-"), json!("free_bytes")),
         (&format!("{THING}/properties/free_bytes/type"), json!("integer")),
