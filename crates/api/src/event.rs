@@ -1,5 +1,6 @@
 //! Events.
 
+use crate::labels::Labels;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -19,4 +20,7 @@ pub struct Event {
     pub what: String,
     /// Description of the event.
     pub text: String,
+    /// Labels of the volume or export then.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }

@@ -1,6 +1,7 @@
 //! Exports, to which clients attach.
 
 use crate::host::HostsChange;
+use crate::labels::{Labels, LabelsChange};
 use crate::words::words;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -36,6 +37,9 @@ pub struct Export {
     /// Name of the `provisioner` token that may delete the export.
     #[serde(default)]
     pub label: Option<String>,
+    /// Labels.
+    #[serde(default)]
+    pub labels: Labels,
 }
 
 words! {
@@ -94,6 +98,10 @@ pub struct NewExport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     pub label: Option<String>,
+    /// Labels: at most 32, with keys of at most 63 bytes (letters, digits and `._-/`) and values of
+    /// at most 256 bytes.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 /// Request to change an export while it is in use.
@@ -111,6 +119,9 @@ pub struct ExportChange {
     /// Changes of the hosts that may connect from now on. Supported by nvme-tcp exports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hosts: Option<HostsChange>,
+    /// Labels to set; `null` removes a label. Others stay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<LabelsChange>,
 }
 
 words! {

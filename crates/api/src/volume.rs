@@ -1,5 +1,6 @@
 //! Volumes, their QoS limits, and groups that share limits.
 
+use crate::labels::{Labels, LabelsChange};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -35,6 +36,9 @@ pub struct Volume {
     /// Name of the `provisioner` token that may change the volume.
     #[serde(default)]
     pub label: Option<String>,
+    /// Labels.
+    #[serde(default)]
+    pub labels: Labels,
 }
 
 /// Request to create a volume, which reads as zeroes, or as a copy of another object.
@@ -78,6 +82,10 @@ pub struct NewVolume {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     pub label: Option<String>,
+    /// Labels: at most 32, with keys of at most 63 bytes (letters, digits and `._-/`) and values of
+    /// at most 256 bytes.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 /// Request to move a volume.
@@ -111,6 +119,9 @@ pub struct VolumeChange {
     /// Guaranteed minimum share of the group's limits. Omitted fields have no minimum.
     #[serde(default, alias = "floor", skip_serializing_if = "Option::is_none")]
     pub min_qos: Option<MinQos>,
+    /// Labels to set; `null` removes a label. Others stay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<LabelsChange>,
 }
 
 /// Guaranteed minimum share of a group's limits for a volume. The limits still apply.

@@ -1,6 +1,6 @@
 //! The last events, and the channels of clients that listen to new ones.
 
-use api::Event;
+use api::{Event, Labels};
 use stack::array::wall_ns;
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -26,12 +26,25 @@ impl Events {
     /// Something has happened to the `kind` of thing called `name`: `what`, in a word, and in a
     /// sentence.
     pub fn emit(&self, kind: &str, name: &str, what: &str, text: impl Into<String>) {
+        self.emit_labelled(kind, name, &Labels::new(), what, text);
+    }
+
+    /// As [`Events::emit`], of something with labels.
+    pub fn emit_labelled(
+        &self,
+        kind: &str,
+        name: &str,
+        labels: &Labels,
+        what: &str,
+        text: impl Into<String>,
+    ) {
         let text = text.into();
         tracing::info!(target: "events", kind, name, what, "{text}");
         let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
         let id = past.back().map_or(0, |event| event.id) + 1;
+        let (at_ns, labels) = (wall_ns(), labels.clone());
         let event =
-            Event { id, at_ns: wall_ns(), kind: kind.into(), name: name.into(), what: what.into(), text };
+            Event { id, at_ns, kind: kind.into(), name: name.into(), what: what.into(), text, labels };
         if past.len() == REMEMBERED {
             past.pop_front();
         }

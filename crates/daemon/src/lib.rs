@@ -19,6 +19,7 @@ pub mod confinement;
 pub mod engine;
 pub mod events;
 mod host_secrets;
+mod labels;
 pub mod metrics;
 pub mod rest;
 pub mod state;

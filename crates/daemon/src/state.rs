@@ -5,7 +5,7 @@
 //! repeated here: the members of an array and the volumes of a pool are found by their own
 //! metadata. The file says where to look.
 
-use api::{DataPlane, MinQos, Qos};
+use api::{DataPlane, Labels, MinQos, Qos};
 use atomic_file::{Folder, Meaning, RecoverError, Recovered, SystemFolder};
 pub use moves::MoveRecord;
 use serde::{Deserialize, Serialize};
@@ -146,6 +146,9 @@ pub struct VolumeRecord {
     /// Name of the `provisioner` token that may change it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
+    /// Its labels.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
     /// Name of the device whose place it has taken: clients know the disk by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_name: Option<String>,
@@ -171,6 +174,9 @@ pub struct ExportRecord {
     /// Name of the `provisioner` token that may delete it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
+    /// Its labels.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
     /// Hosts that have secrets in [`crate::host_secrets`], each with the generation in which its
     /// secrets were added.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -43,6 +43,23 @@ impl Client {
         self.parse(self.request(Method::GET, path, None)?)
     }
 
+    /// Gets the selected objects of a list.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn list<T: DeserializeOwned>(
+        &self,
+        path: &[&str],
+        query: &[(&'static str, String)],
+    ) -> Result<Vec<T>, Error> {
+        let mut url = url(path);
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        let response = self.http.get(url).send().map_err(|error| self.silent(&error))?;
+        self.parse(self.check(response)?)
+    }
+
     /// Gets the object at a path, if it exists.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! `freestone export`.
 
+use super::labels::{self, LabelsArgs, RelabelArgs, SelectionArgs};
 use super::table::{fields, table};
 use super::{DaemonArgs, Session, qemu};
 use crate::error::Error;
@@ -28,7 +29,10 @@ pub struct ExportArgs {
 #[derive(Debug, clap::Subcommand)]
 enum ExportCommand {
     /// List the exports of the daemon
-    List,
+    List {
+        #[command(flatten)]
+        selection: SelectionArgs,
+    },
     /// Show an export
     Show {
         /// Its name
@@ -61,6 +65,8 @@ enum ExportCommand {
         #[arg(value_name = "PLANE", value_parser = parse::data_plane)]
         plane: DataPlane,
     },
+    /// Set and remove labels of an export
+    Label(RelabelArgs),
     /// The hosts that may connect to an NVMe/TCP export, also while it is in use
     Host {
         /// The command
@@ -144,6 +150,8 @@ struct CreateArgs {
     /// Name of the provisioner token that may delete it
     #[arg(long, value_name = "TOKEN")]
     label: Option<String>,
+    #[command(flatten)]
+    labels: LabelsArgs,
 }
 
 impl ExportArgs {
@@ -155,8 +163,8 @@ impl ExportArgs {
         let session = Session::new(&self.daemon)?;
         let find = |name: &str| session.client.get::<Export>(&["exports", name]);
         match &self.command {
-            ExportCommand::List => {
-                let exports: Vec<Export> = session.client.get(&["exports"])?;
+            ExportCommand::List { selection } => {
+                let exports: Vec<Export> = session.client.list(&["exports"], &selection.query())?;
                 session.print(&exports, || list(&exports));
             }
             ExportCommand::Show { name, attach: None, .. } => {
@@ -187,6 +195,10 @@ impl ExportArgs {
             ExportCommand::DataPlane { name, plane } => {
                 let plane = Some(*plane);
                 change(&session, name, &ExportChange { data_plane: plane, ..ExportChange::default() })?;
+            }
+            ExportCommand::Label(args) => {
+                let labels = Some(args.change()?);
+                change(&session, &args.name, &ExportChange { labels, ..ExportChange::default() })?;
             }
             ExportCommand::Host { command } => command.run(&session)?,
             ExportCommand::Delete { name } => {
@@ -274,6 +286,7 @@ impl CreateArgs {
             read_only: self.read_only,
             cores: self.cores.as_ref().map(|CpuList(cpus)| cpus.clone()).unwrap_or_default(),
             label: self.label.clone(),
+            labels: self.labels.labels(),
         })
     }
 }
@@ -321,6 +334,7 @@ fn show(export: &Export) -> String {
         ("read-only", if export.read_only { "yes".into() } else { String::new() }),
         ("processors", cores.join(", ")),
         ("label", export.label.clone().unwrap_or_default()),
+        ("labels", labels::line(&export.labels)),
         ("state", export.state.name().into()),
         ("error", export.error.clone().unwrap_or_default()),
         ("where", export.description.clone().unwrap_or_default()),

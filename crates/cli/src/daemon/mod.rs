@@ -17,6 +17,7 @@ mod event;
 mod export;
 mod group;
 mod job;
+mod labels;
 pub mod pool;
 mod qemu;
 pub mod running;

@@ -1,6 +1,7 @@
 //! `freestone volume`.
 
 use super::client::Begun;
+use super::labels::{self, LabelsArgs, RelabelArgs, SelectionArgs};
 use super::table::{fields, table};
 use super::{DaemonArgs, QosArgs, Session, job, limits};
 use crate::error::Error;
@@ -24,7 +25,10 @@ pub struct VolumeArgs {
 #[derive(Debug, clap::Subcommand)]
 enum VolumeCommand {
     /// List the volumes of the daemon
-    List,
+    List {
+        #[command(flatten)]
+        selection: SelectionArgs,
+    },
     /// Show a volume
     Show {
         /// Its name or UUID
@@ -65,7 +69,11 @@ enum VolumeCommand {
         /// Name of the provisioner token that may change and delete it
         #[arg(long, value_name = "TOKEN")]
         label: Option<String>,
+        #[command(flatten)]
+        labels: LabelsArgs,
     },
+    /// Set and remove labels of a volume
+    Label(RelabelArgs),
     /// Grow a volume, also while it is in use
     Grow {
         /// Its name or UUID
@@ -174,8 +182,8 @@ impl VolumeArgs {
             Ok(())
         };
         match &self.command {
-            VolumeCommand::List => {
-                let volumes: Vec<Volume> = session.client.get(&["volumes"])?;
+            VolumeCommand::List { selection } => {
+                let volumes: Vec<Volume> = session.client.list(&["volumes"], &selection.query())?;
                 session.print(&volumes, || list(&volumes));
                 Ok(())
             }
@@ -184,7 +192,19 @@ impl VolumeArgs {
                 session.print(&volume, || show(&volume));
                 Ok(())
             }
-            VolumeCommand::Create { name, backing, size, from, pivot, qos, group, min_qos, force, label } => {
+            VolumeCommand::Create {
+                name,
+                backing,
+                size,
+                from,
+                pivot,
+                qos,
+                group,
+                min_qos,
+                force,
+                label,
+                labels,
+            } => {
                 let (name, backing, qos) = (name.clone(), backing.clone(), qos.qos());
                 let (group, min_qos, label) = (group.clone(), min_qos.min_qos(), label.clone());
                 let new = NewVolume {
@@ -198,6 +218,7 @@ impl VolumeArgs {
                     min_qos,
                     force: *force,
                     label,
+                    labels: labels.labels(),
                 };
                 let made = session.client.change::<Begun<Volume>>(Method::POST, &["volumes"], &new)?;
                 match made {
@@ -206,6 +227,10 @@ impl VolumeArgs {
                     }
                     made => finish(&session, made, &new.name, new.size_bytes),
                 }
+            }
+            VolumeCommand::Label(args) => {
+                let labels = Some(args.change()?);
+                change(&args.name, VolumeChange { labels, ..VolumeChange::default() })
             }
             VolumeCommand::Grow { name, size } => {
                 let size = size.of(|| Ok(find(name)?.size_bytes))?;
@@ -334,6 +359,7 @@ fn show(volume: &Volume) -> String {
         ("minimum", min_text(&volume.min_qos)),
         ("group", volume.group.clone().unwrap_or_default()),
         ("label", volume.label.clone().unwrap_or_default()),
+        ("labels", labels::line(&volume.labels)),
         ("exports", volume.exports.join(", ")),
         ("moving to", volume.moving_to.clone().unwrap_or_default()),
         ("copying from", volume.copying_from.clone().unwrap_or_default()),

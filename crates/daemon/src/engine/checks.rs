@@ -1,6 +1,7 @@
 //! Checks of new objects that do not depend on existing ones.
 
 use crate::api_error::ApiError;
+use crate::labels;
 use api::{MinQos, NewArray, NewDevice, NewVolume, Qos};
 use hosting::create::Creation;
 use stack::kinds::device::{DeviceConfig, Image};
@@ -56,6 +57,7 @@ pub fn group(name: &str, qos: &Qos) -> Result<(), ApiError> {
 pub fn volume(new: &NewVolume) -> Result<Name, ApiError> {
     let name = Name::new(&new.name)?;
     new.label.as_deref().map(Name::new).transpose()?;
+    labels::check(&new.labels).map_err(|error| error.about(&format!("volume {name}")))?;
     limits(Some(&new.qos), Some(&new.min_qos))?;
     if new.pivot && new.from.is_none() {
         return Err(ApiError::invalid(format!("volume {name}: pivot: from is missing")));

@@ -7,6 +7,7 @@ use super::hosts::{ExportAccess, PlannedHosts, listed};
 use super::open_volumes::OpenVolume;
 use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
+use crate::labels;
 use crate::state::{DATA_PLANE, ExportRecord, State, Target};
 use crate::workers::{Order, RemoteExport, Tell, Workers};
 use api::{Attach, DataPlane, Export, ExportChange, ExportState, NewExport, Traffic};
@@ -94,6 +95,7 @@ impl Live {
             description: running.and_then(Result::ok).map(|running| running.description.clone()),
             traffic: running.and_then(Result::ok).map(|running| traffic(running.export.stats())),
             label: record.label.clone(),
+            labels: record.labels.clone(),
         }
     }
 
@@ -121,9 +123,10 @@ impl PlannedExport {
             record.options.insert("id".into(), id.to_string());
         }
         let (name, description) = (record.name.clone(), running.description.clone());
+        let labels = record.labels.clone();
         engine.commit(|state| state.exports.push(record))?;
         engine.live_mut().exports.insert(name.clone(), Ok(running));
-        engine.events.emit("export", &name, "created", description);
+        engine.events.emit_labelled("export", &name, &labels, "created", description);
         Ok(())
     }
 }
@@ -184,8 +187,11 @@ impl PlannedChange {
             done.push(hosts.apply(engine, &record)?);
             engine.prune_secrets(&record);
         }
+        if record.labels != before.labels {
+            done.push(labels::describe(&record.labels));
+        }
         effects.keep();
-        engine.events.emit("export", name, "changed", done.join("; "));
+        engine.events.emit_labelled("export", name, &record.labels, "changed", done.join("; "));
         Ok(())
     }
 }
@@ -303,7 +309,11 @@ impl Engine {
         let hosts = change.hosts.as_ref().map(|hosts| self.plan_hosts(&mut record, hosts)).transpose();
         let hosts = hosts.map_err(|error| error.about(&format!("export {name}")))?.flatten();
         let has_moved = record.cores != before.cores;
-        if !has_moved && new.is_none() && hosts.is_none() {
+        if let Some(change) = &change.labels {
+            let after = labels::changed(&before.labels, change);
+            record.labels = after.map_err(|error| error.about(&format!("export {name}")))?;
+        }
+        if !has_moved && new.is_none() && hosts.is_none() && record.labels == before.labels {
             return Ok(None);
         }
         let maps = (self.core_map(&before)?, self.core_map(&record)?);
@@ -339,12 +349,13 @@ impl Engine {
         check: impl FnOnce(&Export) -> Result<(), ApiError>,
     ) -> Result<(), ApiError> {
         let _alone = self.change();
-        check(&self.export(name)?)?;
+        let export = self.export(name)?;
+        check(&export)?;
         self.commit(|state| state.exports.retain(|export| export.name != name))?;
         let running = self.live_mut().exports.remove(name);
         drop(running); // not under the lock: it waits for requests in flight
         self.prune_secrets(&ExportRecord { name: name.into(), ..ExportRecord::default() });
-        self.events.emit("export", name, "deleted", "ended and forgotten");
+        self.events.emit_labelled("export", name, &export.labels, "deleted", "ended and forgotten");
         Ok(())
     }
 
@@ -374,6 +385,7 @@ impl Engine {
         Name::new(&new.name)?;
         new.label.as_deref().map(Name::new).transpose()?;
         let invalid = |detail: String| ApiError::invalid(format!("export {}: {detail}", new.name));
+        labels::check(&new.labels).map_err(|error| error.about(&format!("export {}", new.name)))?;
         if new.volumes.is_empty() {
             return Err(invalid("no volume, array or device to serve".into()));
         }
@@ -409,6 +421,7 @@ impl Engine {
             options,
             read_only: new.read_only,
             cores: new.cores.clone(),
+            labels: new.labels.clone(),
             ..ExportRecord::default()
         };
         self.check_files(&record)?;

@@ -90,10 +90,13 @@ impl Engine {
                 continue;
             }
             let started = self.start_export(record);
+            let emit = |what: &str, text: String| {
+                self.events.emit_labelled("export", &record.name, &record.labels, what, text);
+            };
             match &started {
-                Ok(_) => self.events.emit("export", &record.name, "started", "clients may connect"),
+                Ok(_) => emit("started", "clients may connect".into()),
                 Err(error) if self.is_news_of_export(&record.name, error) => {
-                    self.events.emit("export", &record.name, "waiting", error.to_string());
+                    emit("waiting", error.to_string());
                 }
                 Err(_) => {}
             }

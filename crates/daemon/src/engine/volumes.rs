@@ -6,8 +6,9 @@ use super::change::Effects;
 use super::copies::{PlannedCopy, Source};
 use super::{Engine, Live, checks, limits, min_limits, throttle};
 use crate::api_error::{ApiError, Kind};
+use crate::labels;
 use crate::state::{State, Target, VolumeRecord};
-use api::{Group, JobKind, NewVolume, Qos, Volume, VolumeChange};
+use api::{Group, JobKind, LabelsChange, NewVolume, Qos, Volume, VolumeChange};
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard};
 use volume::{Info, Name, Pool, Reservation};
@@ -28,7 +29,7 @@ impl Live {
 
     fn volume_report(&self, on: &str, info: Info, exports: &HashMap<&str, Vec<String>>) -> Volume {
         let uuid = info.uuid.to_string();
-        let VolumeRecord { qos, group, min_qos, label, .. } =
+        let VolumeRecord { qos, group, min_qos, label, labels, .. } =
             self.state.volumes.get(&uuid).cloned().unwrap_or_default();
         let exports = exports.get(&*uuid).cloned().unwrap_or_default();
         let moving_to = self.state.moves.get(&uuid).filter(|record| !record.is_done);
@@ -51,6 +52,7 @@ impl Live {
             copying_from,
             error,
             label,
+            labels,
         }
     }
 
@@ -84,7 +86,7 @@ impl PlannedVolume {
         let pool = pool.commit(engine, &mut effects)?;
         let room = pool.reserve_volume(name.clone(), size)?;
         let uuid = room.info().uuid.to_string();
-        let (group, of) = (record.group.clone(), uuid.clone());
+        let (group, of, labels) = (record.group.clone(), uuid.clone(), record.labels.clone());
         if record != VolumeRecord::default() {
             effects.remember(
                 |state| drop(state.volumes.insert(uuid.clone(), record)),
@@ -111,7 +113,8 @@ impl PlannedVolume {
                 return Err(error);
             }
         }
-        engine.events.emit("volume", name.as_str(), "created", format!("{size} bytes on {on}"));
+        let text = format!("{size} bytes on {on}");
+        engine.events.emit_labelled("volume", name.as_str(), &labels, "created", text);
         engine.volume(&uuid)
     }
 }
@@ -169,18 +172,24 @@ impl PlannedVolumeChange<'_> {
             }
         }
         effects.keep();
-        if record != old {
-            engine.events.emit("volume", &new_name, "limited", describe(&record.qos));
+        let labels = &record.labels;
+        let emit = |what: &str, text: String| {
+            engine.events.emit_labelled("volume", &new_name, labels, what, text);
+        };
+        if (VolumeRecord { labels: old.labels.clone(), ..record.clone() }) != *old {
+            emit("limited", describe(&record.qos));
+        }
+        if *labels != old.labels {
+            emit("labelled", labels::describe(labels));
         }
         if name.is_some() {
-            engine.events.emit("volume", &new_name, "renamed", format!("was {}", before.name));
+            emit("renamed", format!("was {}", before.name));
         }
         let volume = engine.volume(uuid)?;
         if let Some((_ready, info)) = grown {
             let live = engine.live();
             volume.exports.iter().for_each(|export| live.notify_resize(export));
-            let text = format!("{} bytes, {} before", info.size, before.size_bytes);
-            engine.events.emit("volume", info.name.as_str(), "grown", text);
+            emit("grown", format!("{} bytes, {} before", info.size, before.size_bytes));
         }
         Ok(volume)
     }
@@ -196,7 +205,7 @@ struct PlannedVolumeDeletion {
 impl PlannedVolumeDeletion {
     fn commit(self, engine: &Engine) -> Result<(), ApiError> {
         let PlannedVolumeDeletion { volume, pool, info } = self;
-        let Volume { uuid, name, size_bytes: size, .. } = &volume;
+        let Volume { uuid, name, size_bytes: size, labels, .. } = &volume;
         let mut effects = Effects::new(engine, "volume", name);
         let (settings, copy) = engine.live().records_of(uuid);
         if settings.is_some() || copy.is_some() {
@@ -211,7 +220,8 @@ impl PlannedVolumeDeletion {
         pool.delete_volume(uuid)?;
         effects.keep();
         engine.live_mut().volumes.remove(&info.uuid);
-        engine.events.emit("volume", name, "deleted", format!("{size} bytes are free again"));
+        let text = format!("{size} bytes are free again");
+        engine.events.emit_labelled("volume", name, labels, "deleted", text);
         Ok(())
     }
 }
@@ -275,7 +285,8 @@ impl Engine {
         }
         let label = authority.label(new.label.as_deref());
         let (qos, group, min_qos) = (new.qos, new.group.clone(), new.min_qos);
-        let record = VolumeRecord { qos, group, min_qos, label, device_name: None };
+        let record =
+            VolumeRecord { qos, group, min_qos, label, labels: new.labels.clone(), device_name: None };
         Ok(PlannedVolume { name, size, on, pool, record, source })
     }
 
@@ -339,7 +350,9 @@ impl Engine {
         let room = size.map(|size| pool.reserve_growth(&before.uuid, size)).transpose()?;
         let (qos, min_qos) = (change.qos.unwrap_or(before.qos), change.min_qos.unwrap_or(before.min_qos));
         let now = self.live().state.volumes.get(&before.uuid).cloned().unwrap_or_default();
-        let record = VolumeRecord { qos, group, min_qos, ..now };
+        let labels = labels::changed(&now.labels, change.labels.as_ref().unwrap_or(&LabelsChange::new()));
+        let labels = labels.map_err(|error| error.about(&format!("volume {}", before.name)))?;
+        let record = VolumeRecord { qos, group, min_qos, labels, ..now };
         Ok(PlannedVolumeChange { before, pool, info, name, record, room })
     }
 

@@ -138,6 +138,7 @@ impl Asks for NewVolume {
             from: _,
             pivot: _,
             qos: _,
+            labels: _,
         } = self;
         let settings = [
             setting("group", group.is_some()),
@@ -150,7 +151,7 @@ impl Asks for NewVolume {
 
 impl Asks for VolumeChange {
     fn asks(&self, _: &OwnPlaces) -> Vec<Asked> {
-        let VolumeChange { name, size_bytes: _, qos, group, min_qos } = self;
+        let VolumeChange { name, size_bytes: _, qos, group, min_qos, labels: _ } = self;
         let settings = [
             setting("name", name.is_some()),
             setting("qos", qos.is_some()),
@@ -163,7 +164,7 @@ impl Asks for VolumeChange {
 
 impl Asks for ExportChange {
     fn asks(&self, _: &OwnPlaces) -> Vec<Asked> {
-        let ExportChange { cores, data_plane, hosts: _ } = self;
+        let ExportChange { cores, data_plane, hosts: _, labels: _ } = self;
         [setting("cores", cores.is_some()), setting("data_plane", data_plane.is_some())]
             .into_iter()
             .flatten()

@@ -4,6 +4,7 @@
 //! A name that comes into being is checked where it does (`volume::Name`: 63 bytes). These limits
 //! are for everything else that the daemon could be made to keep, log or send back.
 
+use api::MAX_LABEL_VALUE;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use utoipa::openapi::schema::{AdditionalProperties, ArrayItems, Schema, SchemaType, Type};
@@ -28,7 +29,11 @@ const WITH_PATHS: [&str; 7] = ["spec", "members", "spares", "devices", "device",
 
 /// Longest text in a field, in bytes.
 fn longest(field: &str) -> usize {
-    if WITH_PATHS.contains(&field) { MAX_PATH } else { MAX_NAME }
+    match field {
+        "labels" => MAX_LABEL_VALUE,
+        _ if WITH_PATHS.contains(&field) => MAX_PATH,
+        _ => MAX_NAME,
+    }
 }
 
 /// Checks every text, list and object of a body.

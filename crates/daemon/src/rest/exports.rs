@@ -1,6 +1,7 @@
 //! Exports.
 
 use super::answer::{Failure, Tagged};
+use super::listing::{ListQuery, Listing, Page};
 use super::request::{Body, IfMatch, Path};
 use super::roles::Caller;
 use super::{Context, run};
@@ -22,12 +23,21 @@ fn check(export: &Export, name: &str, authority: &Authority) -> Result<(), ApiEr
     authority.check_owns(export.label.as_deref(), || ApiError::not_found("export", name))
 }
 
-/// List the exports.
-#[utoipa::path(get, path = "/v1/exports", tag = "exports", responses((status = 200, body = Vec<Export>)))]
-pub async fn list(State(context): State<Context>, caller: Caller) -> Result<Json<Vec<Export>>, Failure> {
+/// List the exports. With `limit` or `after` they are in the order of their names.
+#[utoipa::path(
+    get, path = "/v1/exports", tag = "exports", params(ListQuery),
+    responses((status = 200, body = Vec<Export>), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn list(
+    State(context): State<Context>,
+    caller: Caller,
+    listing: Listing,
+) -> Result<Page<Export>, Failure> {
     let authority = caller.authority();
     let is_seen = move |export: &Export| check(export, "", &authority).is_ok();
-    run(context, move |engine| Ok(engine.exports().into_iter().filter(is_seen).collect())).await.map(Json)
+    let page =
+        move |engine: &Engine| Ok(listing.page(engine.exports().into_iter().filter(is_seen).collect()));
+    run(context, page).await
 }
 
 /// Start an export now and at each start of the daemon.

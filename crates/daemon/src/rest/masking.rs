@@ -60,6 +60,10 @@ impl Masking {
                         name.clone(),
                         options.iter().map(|(key, value)| option(key, value, hidden)).collect(),
                     ),
+                    // Events show them, too.
+                    ("labels", Value::Object(labels)) if labels.values().all(is_text_or_null) => {
+                        (name.clone(), value.clone())
+                    }
                     _ if self.0.contains(name) => (name.clone(), self.value(value, hidden)),
                     _ => hide(name, value, hidden),
                 })
@@ -114,6 +118,10 @@ fn option(key: &str, value: &Value, hidden: &mut Vec<String>) -> (String, Value)
         (Some(known), Value::String(text)) => (key.to_owned(), redact_value(known, text, hidden).into()),
         _ => hide(key, value, hidden),
     }
+}
+
+fn is_text_or_null(value: &Value) -> bool {
+    value.is_string() || value.is_null()
 }
 
 fn hide(name: &str, value: &Value, hidden: &mut Vec<String>) -> (String, Value) {
@@ -179,6 +187,7 @@ mod tests {
     fn a_body_is_shown_with_the_fields_and_options_of_the_api() {
         for body in [
             json!({ "name": "v1", "backing": "data", "size_bytes": 4096, "force": true, "qos": { "iops": { "per_s": 5 } } }),
+            json!({ "name": "v1", "labels": { "csi.name": "pvc-1", "old": null } }),
             json!({ "name": "a", "level": "5", "members": ["/dev/sda", "nbd:host=a,tls-psk=/etc/k"] }),
             json!({ "action": "add", "device": "/dev/sdb", "force": true }),
             json!({ "name": "e", "kind": "nbd", "volumes": ["v1"], "options": { "listen": "0.0.0.0:1", "tls-psk": "/k" } }),

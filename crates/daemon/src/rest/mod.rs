@@ -21,10 +21,12 @@ mod judge;
 mod judged;
 mod keys;
 mod listen;
+mod listing;
 mod logins;
 mod masking;
 mod page;
 mod pools;
+mod queries;
 mod request;
 mod responses;
 mod roles;
@@ -52,6 +54,7 @@ use axum::http::StatusCode;
 use axum::middleware::{from_fn, from_fn_with_state};
 use keys::Keys;
 use masking::Masking;
+use queries::Queries;
 use request::Prefer;
 use std::sync::Arc;
 use std::time::Duration;
@@ -139,6 +142,7 @@ fn router(engine: Arc<Engine>, keys: Keys) -> Router {
     let (router, document) = api().split_for_parts();
     let document = complete(document);
     let audit = Audit::new(engine.clone(), Masking::of(&document));
+    let queries = Queries::of(&document);
     let document = document.to_pretty_json().expect("plain data");
     let own = OwnPlaces::of(engine.options());
     let context = Context { engine, document: document.into(), own };
@@ -151,6 +155,7 @@ fn router(engine: Arc<Engine>, keys: Keys) -> Router {
         .method_not_allowed_fallback(answer::no_such_method)
         .layer(from_fn_with_state(keys, idempotency::once))
         .layer(from_fn_with_state(audit, audit::record))
+        .layer(from_fn_with_state(queries, queries::check))
         .layer(from_fn(judge::judge))
         .layer(DefaultBodyLimit::max(bounds::MAX_BODY))
         .with_state(context)

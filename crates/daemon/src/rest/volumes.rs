@@ -1,6 +1,7 @@
 //! Volumes and groups.
 
 use super::answer::{Answer, Failure, Tagged};
+use super::listing::{ListQuery, Listing, Page};
 use super::request::{Body, IfMatch, Path, Prefer};
 use super::roles::{Caller, Role};
 use super::{Context, run, run_long};
@@ -20,12 +21,21 @@ fn seen(prefer: Prefer, caller: &Caller) -> Prefer {
     Prefer { is_async: prefer.is_async && caller.role != Role::Provisioner }
 }
 
-/// List the volumes.
-#[utoipa::path(get, path = "/v1/volumes", tag = "volumes", responses((status = 200, body = Vec<Volume>)))]
-pub async fn list(State(context): State<Context>, caller: Caller) -> Result<Json<Vec<Volume>>, Failure> {
+/// List the volumes. With `limit` or `after` they are in the order of their UUIDs.
+#[utoipa::path(
+    get, path = "/v1/volumes", tag = "volumes", params(ListQuery),
+    responses((status = 200, body = Vec<Volume>), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn list(
+    State(context): State<Context>,
+    caller: Caller,
+    listing: Listing,
+) -> Result<Page<Volume>, Failure> {
     let authority = caller.authority();
     let is_seen = move |volume: &Volume| check(volume, "", &authority).is_ok();
-    run(context, move |engine| Ok(engine.volumes().into_iter().filter(is_seen).collect())).await.map(Json)
+    let page =
+        move |engine: &Engine| Ok(listing.page(engine.volumes().into_iter().filter(is_seen).collect()));
+    run(context, page).await
 }
 
 /// Create a volume, which reads as zeroes. If the answer is a job, the volume exists when the job
