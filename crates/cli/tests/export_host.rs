@@ -43,6 +43,10 @@ fn add_reads_secrets_from_files_and_sends_them_once() {
     assert!(first.starts_with("PATCH /v1/exports/vm1 "), "{first}");
     let body: Value = serde_json::from_str(&body).unwrap();
     assert_eq!(body, json!({ "hosts": { "add": [{ "nqn": "nqn.a", "dhchap": SECRET }] } }));
+    let daemon = Played::new(vec![export(&json!([]))]);
+    let output = host(&daemon, &[&["add", "vm1", "nqn.a", "--dry-run"][..], &key].concat());
+    let said = text(&output.stdout);
+    assert!(said.contains("nqn.a") && !said.contains("DHHC"), "{said}");
 }
 
 #[test]

@@ -241,7 +241,7 @@ impl HostCommand {
             }
             HostCommand::Add(args) => {
                 let HostArgs { name, nqn, .. } = args;
-                let host = args.new_host()?;
+                let host = args.new_host(session.client.is_dry())?;
                 if hosts_of(name)?.is_none() {
                     session.confirm(&format!(
                         "export {name}: any host may connect so far, and only {nqn} then"
@@ -257,11 +257,13 @@ impl HostCommand {
 }
 
 impl HostArgs {
-    fn new_host(&self) -> Result<NewHost, Error> {
-        let secret = |path: &Option<PathBuf>| {
+    /// The host with its secrets, which a dry run does not print.
+    fn new_host(&self, is_dry: bool) -> Result<NewHost, Error> {
+        let secret = |path: &Option<PathBuf>| -> Result<Option<String>, Error> {
             let Some(path) = path else { return Ok(None) };
             let text = secrets::read_text(path, MAX_SECRET_BYTES);
-            text.map(|text| Some(text.trim().to_owned())).map_err(|error| Error::Usage(error.to_string()))
+            let text = text.map_err(|error| Error::Usage(error.to_string()))?;
+            Ok(Some(if is_dry { "…".into() } else { text.trim().to_owned() }))
         };
         Ok(NewHost {
             nqn: self.nqn.clone(),

@@ -92,6 +92,7 @@ impl Engine {
         }
         let added = change.add.iter().map(|host| name(&host.nqn)).collect::<Result<BTreeSet<_>, _>>()?;
         let removed = change.remove.iter().map(|nqn| name(nqn)).collect::<Result<BTreeSet<_>, _>>()?;
+        let is_removed = |nqn: &str| removed.iter().any(|host| host.as_str() == nqn);
         if let Some(host) = added.intersection(&removed).next() {
             return Err(ApiError::invalid(format!("host {host}: it is both added and removed")));
         }
@@ -108,10 +109,10 @@ impl Engine {
             Hosts::Any => BTreeSet::new(),
         };
         hosts.extend(added.iter().cloned());
-        hosts.retain(|host| !removed.contains(host));
+        hosts.retain(|host| !is_removed(host.as_str()));
         let hosts = Hosts::listed(hosts).map_err(|error| ApiError::invalid(error.to_string()))?;
         record.options.insert(HOSTS.into(), hosts.to_string());
-        record.host_secrets.retain(|nqn, _| removed.iter().all(|host| host.as_str() != nqn));
+        record.host_secrets.retain(|nqn, _| !is_removed(nqn));
 
         let running = self.live().access_of(&record.name).cloned();
         let mut secrets = match &running {
@@ -119,7 +120,7 @@ impl Engine {
             None if change.add.is_empty() => Vec::new(), // they are not needed
             None => self.host_secrets.read(record)?,
         };
-        secrets.retain(|secrets| removed.iter().all(|host| host.as_str() != secrets.nqn));
+        secrets.retain(|secrets| !is_removed(&secrets.nqn));
         let generation = self.generation() + 1;
         let mut new_secrets = Vec::new();
         for host in change.add.iter().filter(|host| has_secret(host)) {

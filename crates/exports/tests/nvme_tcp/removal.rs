@@ -3,7 +3,7 @@
 use crate::host::{HOST, HOST_ID, Host, Pdu};
 use crate::server::{MIB, SUBSYSTEM, Server, only, wait_until};
 use block::{Device, Flags, Op};
-use drivers::nvme_tcp::{Nqn, NvmeTcpDevice, Options, parse_address};
+use drivers::nvme_tcp::{Address, Nqn, NvmeTcpDevice, Options, parse_address};
 use exports::Export;
 use exports::nvme_tcp::{Access, Config, Hosts};
 use nvme::command::log_page;
@@ -127,7 +127,7 @@ fn load(device: &Arc<NvmeTcpDevice>, first: usize, stop: &Arc<AtomicBool>) -> Lo
     let (device, counts, stop) = (device.clone(), acknowledged.clone(), stop.clone());
     let thread = std::thread::spawn(move || {
         reactor::run(async move {
-            let channel = device.open_channel().unwrap();
+            let Ok(channel) = device.open_channel() else { return };
             let left = std::rc::Rc::new(std::cell::Cell::new(TASKS));
             for task in 0..TASKS {
                 let (channel, counts, stop, left) =
@@ -158,15 +158,18 @@ fn load(device: &Arc<NvmeTcpDevice>, first: usize, stop: &Arc<AtomicBool>) -> Lo
 
 fn initiator(server: &Server, name: &str, loss_timeout_s: u32) -> Arc<NvmeTcpDevice> {
     let address = parse_address(server.address()).unwrap();
-    let options = Options {
+    Arc::new(NvmeTcpDevice::open(&options(address, name, loss_timeout_s)).unwrap())
+}
+
+fn options(address: Address, name: &str, loss_timeout_s: u32) -> Options {
+    Options {
         host_nqn: Some(Nqn::new(name).unwrap()),
         host_id: Some(HOST_ID),
         loss_timeout_s,
         keep_alive_s: 0,
         queues: 2,
         ..Options::new(address, Nqn::new(SUBSYSTEM).unwrap())
-    };
-    Arc::new(NvmeTcpDevice::open(&options).unwrap())
+    }
 }
 
 /// The numbers in the blocks of a [`Load`].
@@ -218,6 +221,43 @@ fn under_load_no_write_of_a_removed_host_changes_the_device_after_the_removal() 
     wait_until(|| numbers(&steady).iter().zip(before).all(|(now, before)| *now > before));
     stop.store(true, Ordering::Relaxed);
     steady.thread.join().unwrap();
+}
+
+#[test]
+fn a_host_that_connects_all_the_time_writes_nothing_after_its_removal() {
+    const ROUNDS: u32 = 60;
+    let server = Server::with(MIB, |config| Config { access: only(&[OTHER]), ..config });
+    server.device.set_delay(50_000);
+    let address = parse_address(server.address()).unwrap();
+    let (stop, attempts) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+    let knocking: Vec<_> = [0, TASKS]
+        .map(|first| {
+            let (stop, attempts, address) = (stop.clone(), attempts.clone(), address.clone());
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    if let Ok(device) = NvmeTcpDevice::open(&options(address.clone(), HOST, 0)) {
+                        load(&Arc::new(device), first, &stop).thread.join().unwrap();
+                    }
+                    attempts.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        })
+        .into();
+    let all = || [0, TASKS].map(|first| stored(&server, first));
+    for round in 0..ROUNDS {
+        let before = all();
+        server.export().set_access(only(&[HOST, OTHER])).unwrap();
+        if round % 2 == 0 {
+            wait_until(|| all() != before);
+        }
+        server.export().set_access(only(&[OTHER])).unwrap();
+        let (at_return, tried) = (all(), attempts.load(Ordering::SeqCst));
+        wait_until(|| attempts.load(Ordering::SeqCst) > tried + 4);
+        assert_eq!(all(), at_return, "round {round}");
+    }
+    stop.store(true, Ordering::Relaxed);
+    knocking.into_iter().for_each(|thread| thread.join().unwrap());
+    server.wait_for_clients(0);
 }
 
 #[test]
