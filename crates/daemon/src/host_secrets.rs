@@ -9,6 +9,7 @@ use crate::state::ExportRecord;
 use atomic_file::{Folder, SystemFolder};
 use exports::nvme_tcp::HostSecrets;
 use serde::{Deserialize, Serialize};
+use std::fmt::Display;
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
@@ -32,8 +33,11 @@ pub struct SecretFiles {
 struct Stored {
     version: u32,
     /// With the generation of the state in which each was added.
-    secrets: Vec<(u64, HostSecrets)>,
+    secrets: Numbered,
 }
+
+/// Secrets, each with its number.
+type Numbered = Vec<(u64, HostSecrets)>;
 
 impl SecretFiles {
     /// The files in a state directory.
@@ -47,27 +51,32 @@ impl SecretFiles {
     /// # Errors
     /// When the file cannot be read, or a secret is missing.
     pub fn read(&self, record: &ExportRecord) -> Result<Vec<HostSecrets>, ApiError> {
-        let stored = self.stored(record)?;
+        if record.host_secrets.is_empty() {
+            return Ok(Vec::new());
+        }
+        let stored = self.stored(record)?.map_err(|fault| self.failed(record, &fault))?;
         let find = |(nqn, number): (&String, &u64)| {
             let found = stored.iter().find(|(of, secrets)| of == number && secrets.nqn == *nqn);
-            found.map(|(_, secrets)| secrets.clone()).ok_or_else(|| {
-                let path = self.directory.join(file_of(record));
-                let detail =
-                    format!("{}: the secrets of host {nqn} are missing: add the host again", path.display());
-                ApiError::failed(detail)
-            })
+            let fault = || format!("the secrets of host {nqn} are missing: add the host again, or remove it");
+            found.map(|(_, secrets)| secrets.clone()).ok_or_else(|| self.failed(record, &fault()))
         };
         record.host_secrets.iter().map(find).collect()
+    }
+
+    /// As [`SecretFiles::read`], without those that are missing.
+    ///
+    /// # Errors
+    /// When the system refuses to read the file.
+    pub fn found(&self, record: &ExportRecord) -> Result<Vec<HostSecrets>, ApiError> {
+        Ok(self.named(record)?.into_iter().map(|(_, secrets)| secrets).collect())
     }
 
     /// Adds secrets to those that a record names, durably.
     ///
     /// # Errors
-    /// When the file cannot be written; it is as before then.
-    pub fn add(&self, record: &ExportRecord, new: Vec<(u64, HostSecrets)>) -> Result<(), ApiError> {
-        // A file that cannot be read has nothing that could be kept.
-        let mut secrets = self.stored(record).unwrap_or_default();
-        secrets.retain(|stored| is_named(record, stored));
+    /// When the file cannot be read or written; it is as before then.
+    pub fn add(&self, record: &ExportRecord, new: Numbered) -> Result<(), ApiError> {
+        let mut secrets = self.named(record)?;
         secrets.extend(new);
         self.write(record, secrets)
     }
@@ -77,27 +86,27 @@ impl SecretFiles {
     /// # Errors
     /// When the file cannot be read or written.
     pub fn prune(&self, record: &ExportRecord) -> Result<(), ApiError> {
-        let mut secrets = self.stored(record)?;
-        let before = secrets.len();
-        secrets.retain(|stored| is_named(record, stored));
-        if secrets.len() == before { Ok(()) } else { self.write(record, secrets) }
-    }
-
-    fn stored(&self, record: &ExportRecord) -> Result<Vec<(u64, HostSecrets)>, ApiError> {
-        let name = file_of(record);
-        let failed = |error: io::Error| self.failed(&name, &error);
-        let Some(bytes) = self.folder.read(&name, MAX_BYTES).map_err(failed)? else { return Ok(Vec::new()) };
-        let bytes = Zeroizing::new(bytes);
-        // The message of the parser could repeat a part of the file.
-        let wrong = |_| failed(io::Error::new(io::ErrorKind::InvalidData, "not a file of secrets"));
-        let stored: Stored = serde_json::from_slice(&bytes).map_err(wrong)?;
-        match stored.version {
-            VERSION => Ok(stored.secrets),
-            version => Err(failed(io::Error::other(format!("version {version}: only {VERSION} is known")))),
+        match self.stored(record)? {
+            Ok(secrets) if secrets.iter().all(|stored| is_named(record, stored)) => Ok(()),
+            _ => self.write(record, self.named(record)?),
         }
     }
 
-    fn write(&self, record: &ExportRecord, secrets: Vec<(u64, HostSecrets)>) -> Result<(), ApiError> {
+    /// The stored secrets that a record names. An invalid file has none.
+    fn named(&self, record: &ExportRecord) -> Result<Numbered, ApiError> {
+        let mut secrets = self.stored(record)?.unwrap_or_default();
+        secrets.retain(|stored| is_named(record, stored));
+        Ok(secrets)
+    }
+
+    /// The content of a file, or why it is invalid.
+    fn stored(&self, record: &ExportRecord) -> Result<Result<Numbered, String>, ApiError> {
+        let bytes = self.folder.read(&file_of(record), MAX_BYTES);
+        let bytes = bytes.map_err(|error| self.failed(record, &error))?.map(Zeroizing::new);
+        Ok(bytes.map_or(Ok(Vec::new()), |bytes| parse(&bytes)))
+    }
+
+    fn write(&self, record: &ExportRecord, secrets: Numbered) -> Result<(), ApiError> {
         let name = file_of(record);
         let replace = || {
             DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
@@ -107,11 +116,20 @@ impl SecretFiles {
             let bytes = Zeroizing::new(serde_json::to_vec(&Stored { version: VERSION, secrets })?);
             atomic_file::replace(&self.folder, &name, &bytes, None)
         };
-        replace().map_err(|error| self.failed(&file_of(record), &error))
+        replace().map_err(|error: io::Error| self.failed(record, &error))
     }
 
-    fn failed(&self, name: &str, error: &io::Error) -> ApiError {
-        ApiError::failed(format!("{}: {error}", self.directory.join(name).display()))
+    fn failed(&self, record: &ExportRecord, fault: &impl Display) -> ApiError {
+        ApiError::failed(format!("{}: {fault}", self.directory.join(file_of(record)).display()))
+    }
+}
+
+/// Parses the content of a file. The message repeats no part of it.
+fn parse(bytes: &[u8]) -> Result<Numbered, String> {
+    let stored: Stored = serde_json::from_slice(bytes).map_err(|_| "not a file of secrets".to_owned())?;
+    match stored.version {
+        VERSION => Ok(stored.secrets),
+        version => Err(format!("version {version}: only {VERSION} is known")),
     }
 }
 
@@ -160,7 +178,10 @@ mod tests {
         files.add(&named, vec![(4, secrets("nqn.b"))]).unwrap();
         // Removed and added again, a host does not get its old secret.
         let missing = files.read(&record(&[("nqn.a", 5)])).unwrap_err().detail;
-        assert!(missing.ends_with("the secrets of host nqn.a are missing: add the host again"), "{missing}");
+        assert!(
+            missing.ends_with("the secrets of host nqn.a are missing: add the host again, or remove it"),
+            "{missing}"
+        );
         files.prune(&record(&[("nqn.b", 4)])).unwrap();
         assert!(files.read(&named).is_err() && !fs::read_to_string(&path).unwrap().contains("nqn.a"));
         files.prune(&record(&[])).unwrap();
@@ -185,8 +206,12 @@ mod tests {
             assert!(error.contains("host-secrets/e.json: ") && error.ends_with(fault), "{error}");
             assert!(!error.contains("AAEC"), "{error}");
         }
+        assert_eq!(files.read(&record(&[])).unwrap(), [], "no secret of it is needed");
         // Adding the host again replaces the file.
         files.add(&named, vec![(3, secrets("nqn.a"))]).unwrap();
         assert_eq!(files.read(&named).unwrap(), [secrets("nqn.a")]);
+        fs::write(&path, "{").unwrap();
+        files.prune(&record(&[])).unwrap();
+        assert!(!path.exists());
     }
 }

@@ -160,6 +160,42 @@ fn an_export_that_any_host_may_use_is_closed_by_its_first_host_and_never_opened(
 }
 
 #[test]
+fn a_state_that_is_damaged_brings_no_removed_host_back() {
+    let mut daemon = daemon(&[], &[]);
+    let damage_and_restart = |daemon: &mut Daemon| {
+        daemon.end("-KILL");
+        fs::write(daemon.path("state/state.json"), "{").unwrap();
+        daemon.start();
+        daemon.wait_for("the export", || daemon.get(EXPORT)["state"] == "active");
+    };
+    // Any host could connect before.
+    change(&daemon, &json!({ "add": [{ "nqn": ONE, "dhchap": SECRET }, { "nqn": TWO }] }));
+    damage_and_restart(&mut daemon);
+    assert_eq!(daemon.get(EXPORT)["hosts"], json!([ONE, TWO]));
+    change(&daemon, &json!({ "remove": [ONE] }));
+    damage_and_restart(&mut daemon);
+    assert!(!can_connect(&daemon, ONE) && can_connect(&daemon, TWO));
+    assert_eq!(daemon.get(EXPORT)["hosts"], json!([TWO]));
+}
+
+#[test]
+fn a_host_whose_secrets_are_lost_keeps_the_export_closed_until_it_is_added_again() {
+    let mut daemon = daemon(&[], &[("hosts", "none")]);
+    let hosts = [json!({ "nqn": ONE, "dhchap": SECRET }), json!({ "nqn": TWO, "dhchap": OF_TARGET })];
+    change(&daemon, &json!({ "add": hosts }));
+    daemon.end("-TERM");
+    fs::remove_file(daemon.path("state/host-secrets/e1.json")).unwrap();
+    daemon.start();
+    let error = daemon.get(EXPORT)["error"].as_str().unwrap().to_owned();
+    assert!(error.contains(&format!("e1.json: the secrets of host {ONE} are missing")), "{error}");
+    // It is not served, and its hosts change all the same.
+    change(&daemon, &json!({ "add": [hosts[0]], "remove": [TWO] }));
+    daemon.wait_for("the export", || daemon.get(EXPORT)["state"] == "active");
+    assert!(!can_connect(&daemon, ONE), "it must authenticate");
+    assert_eq!(daemon.get(EXPORT)["hosts"], json!([ONE]));
+}
+
+#[test]
 fn a_change_that_is_refused_names_the_host_and_changes_nothing() {
     let daemon = daemon(&[], &[("hosts", ONE)]);
     let before = fs::read(daemon.path("state/state.json")).unwrap();

@@ -183,6 +183,7 @@ impl PlannedChange {
             done.push(format!("data plane: {plane}"));
         }
         // Last, for the same reason.
+        let takes_access = hosts.as_ref().is_some_and(PlannedHosts::takes_access);
         if let Some(hosts) = hosts {
             done.push(hosts.apply(engine, &record)?);
             engine.prune_secrets(&record);
@@ -191,6 +192,10 @@ impl PlannedChange {
             done.push(labels::describe(&record.labels));
         }
         effects.keep();
+        // The predecessor of a damaged state counts: it must not list a host that is gone.
+        if takes_access && let Err(error) = engine.commit(|_| {}) {
+            tracing::error!(export = name, %error, "the previous state still has hosts without access");
+        }
         engine.events.emit_labelled("export", name, &record.labels, "changed", done.join("; "));
         Ok(())
     }

@@ -27,6 +27,8 @@ pub(super) struct ExportAccess {
 pub(super) struct PlannedHosts {
     /// Secrets that are added, each with the generation of the state that names it.
     new_secrets: Vec<(u64, HostSecrets)>,
+    /// Whether a host that could connect before loses its access.
+    takes_access: bool,
     /// The access from now on, if the export is served: its parts, and the whole.
     access: Option<(ExportAccess, Access)>,
     /// For the event.
@@ -99,7 +101,9 @@ impl Engine {
         if added.len() < change.add.len() {
             return Err(ApiError::invalid("a host is added twice"));
         }
-        let mut hosts = match hosts_of(record)? {
+        let before = hosts_of(record)?;
+        let takes_access = !removed.is_empty() || before == Hosts::Any;
+        let mut hosts = match before {
             Hosts::Listed(hosts) => hosts,
             Hosts::Any if added.is_empty() => {
                 let detail = "any host may connect, so none can be removed: add the hosts that may connect, which \
@@ -118,7 +122,7 @@ impl Engine {
         let mut secrets = match &running {
             Some(access) => access.secrets.clone(),
             None if change.add.is_empty() => Vec::new(), // they are not needed
-            None => self.host_secrets.read(record)?,
+            None => self.host_secrets.found(record)?,
         };
         secrets.retain(|secrets| !is_removed(&secrets.nqn));
         let generation = self.generation() + 1;
@@ -142,7 +146,7 @@ impl Engine {
                 Some((access, whole))
             }
         };
-        Ok(Some(PlannedHosts { new_secrets, access, done: done(&added, &removed) }))
+        Ok(Some(PlannedHosts { new_secrets, takes_access, access, done: done(&added, &removed) }))
     }
 
     /// Deletes the secrets that a record does not name. A failure is logged: they mean nothing.
@@ -163,6 +167,11 @@ impl PlannedHosts {
             none if none.is_empty() => Ok(()),
             new => engine.host_secrets.add(before, new),
         }
+    }
+
+    /// Whether a host that could connect before loses its access.
+    pub(super) fn takes_access(&self) -> bool {
+        self.takes_access
     }
 
     /// Puts the change in force, which the state has already. Returns a description, when hosts
