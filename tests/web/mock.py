@@ -107,6 +107,27 @@ class State:
         return {**array, "state": state, "free_bytes": array["capacity_bytes"] - used, "jobs": [self.job(j) for j in self.jobs.values() if j["backing"] == array["name"] and not j["volume"]],
                 **self.holdings(array["name"])}
 
+    def health(self):
+        """The problems, as the daemon lists them."""
+        problems = []
+
+        def add(code, severity, kind, name, text):
+            problems.append({"code": code, "severity": severity, "kind": kind, "object": name, "text": text, "since_ns": self.started_ns})
+        for array in map(self.array, self.arrays.values()):
+            name, state = array["name"], array["state"]
+            if state != "optimal":
+                out = ", ".join(f"slot {m['slot']} {m['state']}" for m in array["members"] if m["state"] != "live")
+                add(f"array-{state}", "warning" if state == "degraded" else "critical", "array", name, f"Array {name} is {state}: {array['error'] or out}")
+            if array["scrub"] and not array["scrub"]["is_repairing"] and array["scrub"]["mismatched_rows"]:
+                add("mismatched-rows", "warning", "array", name, f"The scrub of array {name} found {array['scrub']['mismatched_rows']} mismatched rows")
+        for device in self.devices.values():
+            if device["error"]:
+                add("device-not-open", "critical", "device", device["name"], f"Device {device['name']} is not open: {device['error']}")
+        for export in self.exports.values():
+            if export["state"] != "active":
+                add("export-waiting", "warning", "export", export["name"], f"Export {export['name']} is {export['state']}: {export['error']}")
+        return sorted(problems, key=lambda problem: problem["severity"] == "warning")
+
     def job(self, job):
         left = job["total_bytes"] - job["done_bytes"]
         return {**job, "bytes_per_s": 0 if job["is_paused"] else job["bytes_per_s"], "eta_s": None if job["is_paused"] else left // max(job["bytes_per_s"], 1)}
@@ -234,6 +255,9 @@ class Api:
     def get_system(self):
         cores = [{"number": i, "cpu": i, "exports": list(self.state.exports)[i::2]} for i in range(2)]
         return 200, {"version": "0.9.0", "state": "ready", "start": None, "pid": 4711, "started_ns": self.state.started_ns, "user": 990, "state_dir": "/var/lib/freestone", "generation": 42, "cores": cores}
+
+    def get_health(self):
+        return 200, self.state.health()
 
     def get_samples(self):
         return 200, self.state.samples()

@@ -15,6 +15,7 @@ pub mod array;
 pub mod device;
 pub mod event;
 pub mod export;
+pub mod health;
 pub mod host;
 pub mod job;
 pub mod labels;
@@ -32,6 +33,7 @@ pub use array::{
 pub use device::{Device, DeviceChange, ImageSnapshot, NewDevice, NewImageSnapshot};
 pub use event::Event;
 pub use export::{Attach, DataPlane, Export, ExportChange, ExportState, NewExport, Traffic};
+pub use health::{HealthCode, HealthProblem, Severity};
 pub use host::{HostsChange, NewHost};
 pub use job::{Job, JobChange, JobKind};
 pub use labels::{Labels, LabelsChange, MAX_LABEL_KEY, MAX_LABEL_VALUE, MAX_LABELS};

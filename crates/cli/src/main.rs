@@ -73,6 +73,10 @@ fn run(mut cli: Cli, matches: &ArgMatches) -> Result<ExitCode, Error> {
         logging::start(args.common.log.as_deref(), "warn", args.common.json)?;
         return image::run(args);
     }
+    if let Command::Status(args) = &cli.command {
+        logging::start(args.daemon.common.log.as_deref(), "warn", args.daemon.common.json)?;
+        return args.run();
+    }
     run_command(cli, matches).map(|()| ExitCode::SUCCESS)
 }
 
@@ -116,7 +120,6 @@ fn run_command(cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
         Command::Job(args) => ask(&args.daemon, &|| args.run()),
         Command::Core(args) => ask(&args.daemon, &|| args.run()),
         Command::Event(args) => ask(&args.daemon, &|| args.run()),
-        Command::Status(args) => ask(&args.daemon, &|| args.run()),
         Command::Support(args) => ask(&args.daemon, &|| args.run()),
         Command::Top(args) => ask(&args.daemon, &|| args.run()),
         Command::Completion(args) => {
@@ -124,7 +127,7 @@ fn run_command(cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
             Ok(())
         }
         Command::Man(args) => daemon::write_pages(&args, cli::command()),
-        Command::Image(_) => unreachable!("run has its own way for it"),
+        Command::Image(_) | Command::Status(_) => unreachable!("run has its own way for them"),
         Command::Ublk(args) => {
             start_logs(&args.common, if args.command.is_serving() { "info" } else { "warn" })?;
             ublk::run(args, matches)

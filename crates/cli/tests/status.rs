@@ -66,3 +66,26 @@ fn a_wait_ends_when_its_time_is_up() {
         text(&late.stderr)
     );
 }
+
+fn problem(severity: &str, text: &str) -> Value {
+    json!({
+        "code": "array-degraded", "severity": severity, "kind": "array", "object": "data", "text": text, "since_ns": 1,
+    })
+}
+
+#[test]
+fn a_check_exits_as_monitoring_plugins_do() {
+    let (warning, critical) = (problem("warning", "Array data is degraded"), problem("critical", "gone"));
+    for (problems, code, said) in [
+        (json!([]), 0, "no problems\n"),
+        (json!([warning]), 1, "warning: Array data is degraded\n"),
+        (json!([critical, warning]), 2, "critical: gone\nwarning: Array data is degraded\n"),
+    ] {
+        let daemon = Played::new(vec![system("ready", &Value::Null), (200, problems)]);
+        let output = status(&daemon.socket(), &["--check"]);
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(code), said.to_owned()));
+    }
+    let silent = status(Path::new("/nowhere/d.sock"), &["--check"]);
+    assert_eq!(silent.status.code(), Some(3));
+    assert!(text(&silent.stderr).contains("freestoned does not answer at /nowhere/d.sock"));
+}

@@ -16,6 +16,7 @@ const BUCKETS_US: [u64; 16] = [
 pub fn text(engine: &Engine) -> String {
     let mut page = Page::default();
     system(&mut page, engine);
+    health(&mut page, engine);
     volumes(&mut page, engine);
     exports(&mut page, engine);
     arrays(&mut page, engine);
@@ -81,6 +82,19 @@ fn system(page: &mut Page, engine: &Engine) {
     );
     for (core, ns) in engine.polled_ns().into_iter().enumerate() {
         page.sample("core_poll_seconds_total", &[("core", &core.to_string())], ns as f64 / 1e9);
+    }
+}
+
+fn health(page: &mut Page, engine: &Engine) {
+    page.begin("health", "gauge", "A problem of an object; absent without one.");
+    for problem in engine.health() {
+        let labels = [
+            ("code", problem.code.name()),
+            ("severity", problem.severity.name()),
+            ("kind", &problem.kind),
+            ("object", &problem.object),
+        ];
+        page.sample("health", &labels, 1);
     }
 }
 

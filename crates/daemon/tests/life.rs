@@ -338,3 +338,39 @@ fn lines_for_clients_have_absolute_paths_although_the_daemons_are_relative() {
     let (_, kind, detail) = daemon.refusal(Method::POST, "/v1/exports", &relative);
     assert_eq!((&*kind, &*detail), ("invalid", "export e2: socket \"e2.sock\": want an absolute path"));
 }
+
+#[test]
+fn health_lists_problems_until_they_have_ended() {
+    let mut daemon = Daemon::new();
+    daemon.array();
+    daemon.post("/v1/devices", &json!({ "name": "d", "spec": daemon.file("d", 16 * MIB) }));
+    daemon.post("/v1/exports", &json!({ "name": "e", "kind": "nbd", "volumes": ["d"] }));
+    assert_eq!(daemon.get("/v1/health"), json!([]));
+    daemon.post("/v1/arrays/data/actions", &json!({ "action": "fail", "members": ["1"] }));
+    std::fs::rename(daemon.path("d"), daemon.path("away")).unwrap();
+    daemon.restart("-TERM");
+    let problems = daemon.get("/v1/health");
+    let named =
+        |field: &str| problems.as_array().unwrap().iter().map(|problem| problem[field].clone()).collect();
+    let expected: Vec<Value> =
+        ["device-not-open", "array-degraded", "export-waiting"].map(Value::from).to_vec();
+    let codes: Vec<Value> = named("code");
+    assert_eq!(codes, expected, "{problems}");
+    let severities: Vec<Value> = named("severity");
+    assert_eq!(json!(severities), json!(["critical", "warning", "warning"]));
+    let objects: Vec<Value> = named("object");
+    assert_eq!(json!(objects), json!(["d", "data", "e"]));
+    let texts: Vec<Value> = named("text");
+    let array = texts[1].as_str().unwrap();
+    assert!(array.starts_with("Array data is degraded: slot 1 "), "{array}");
+    assert!(texts[0].as_str().unwrap().starts_with("Device d is not open: "), "{texts:?}");
+    let times: Vec<Value> = named("since_ns");
+    let again = daemon.get("/v1/health");
+    assert_eq!(again, problems, "since {times:?}");
+    let metrics = daemon.request(Method::GET, "/metrics").send().unwrap().text().unwrap();
+    let line =
+        "freestone_health{code=\"array-degraded\",severity=\"warning\",kind=\"array\",object=\"data\"} 1";
+    assert!(metrics.lines().any(|found| found == line), "{metrics}");
+    std::fs::rename(daemon.path("away"), daemon.path("d")).unwrap();
+    daemon.wait_for("a device that is back", || daemon.get("/v1/health").as_array().unwrap().len() == 1);
+}

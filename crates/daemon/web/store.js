@@ -5,7 +5,7 @@
 import { ApiError, followEvents, get, requestText } from "./api.js";
 import { History } from "./history.js";
 
-const LISTS = ["devices", "arrays", "volumes", "groups", "exports", "jobs"];
+const LISTS = ["devices", "arrays", "volumes", "groups", "exports", "jobs", "health"];
 const MOST_EVENTS = 1024; // kept by the daemon
 const REFRESH_ALL_MS = 30_000; // in case an event is missing
 const REFRESH_TRAFFIC_MS = 5_000;
@@ -15,16 +15,16 @@ const GATHER_MS = 100; // events come in bursts
 
 // The lists that an event may have changed, by its kind.
 const TOUCHES = {
-  device: ["devices", "arrays", "exports"],
-  array: ["arrays", "jobs", "devices", "exports"],
-  volume: ["volumes", "arrays", "devices", "groups", "exports"],
+  device: ["devices", "arrays", "exports", "health"],
+  array: ["arrays", "jobs", "devices", "exports", "health"],
+  volume: ["volumes", "arrays", "devices", "groups", "exports", "health"],
   group: ["groups", "volumes"],
-  export: ["exports", "volumes", "arrays", "devices"],
+  export: ["exports", "volumes", "arrays", "devices", "health"],
   job: ["jobs", "arrays"],
 };
 
 export const state = {
-  system: null, devices: [], arrays: [], volumes: [], groups: [], exports: [], jobs: [],
+  system: null, devices: [], arrays: [], volumes: [], groups: [], exports: [], jobs: [], health: [],
   events: [], // newest first
   eventsSince_ns: null, // the start of the daemon that they are of
   isLoaded: false, isConnected: true,
@@ -156,8 +156,8 @@ export async function start() {
     },
   });
   repeat(SAMPLE_MS, sample);
-  repeat(REFRESH_JOBS_MS, () => (state.jobs.length > 0 ? refresh("jobs", "arrays") : null));
-  repeat(REFRESH_TRAFFIC_MS, () => refresh("exports"));
+  repeat(REFRESH_JOBS_MS, () => (state.jobs.length > 0 ? refresh("jobs", "arrays", "health") : null));
+  repeat(REFRESH_TRAFFIC_MS, () => refresh("exports", "health"));
   repeat(REFRESH_ALL_MS, () => refresh());
   sample();
   await refresh();

@@ -18,7 +18,7 @@ def a_healthy_system_says_so(web):
 def problems_are_named_and_linked(web):
     page = web.open("degraded")
     expect(page.locator("#health")).to_have_text("! 1 array degraded, 1 export waiting")
-    expect(page.get_by_role("link", name="Array data is degraded: slot 2 rebuilding and slot 4 missing")).to_have_attribute("href", "#/arrays/data")
+    expect(page.get_by_role("link", name="Array data is degraded: slot 2 rebuilding, slot 4 missing")).to_have_attribute("href", "#/arrays/data")
     expect(page.get_by_role("link", name="Export media-ro is waiting: /run/freestone/media-ro.sock: address in use")).to_be_visible()
     expect(page).to_have_title("(!) Overview – freestoned")
 

@@ -1,10 +1,11 @@
-//! `freestone status`: readiness of a daemon.
+//! `freestone status`: readiness and problems of a daemon.
 
 use super::table::fields;
 use super::{DaemonArgs, Session};
 use crate::error::Error;
-use api::{StartProgress, System, SystemState};
+use api::{HealthProblem, Severity, StartProgress, System, SystemState};
 use base::Size;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// Interval between two queries of a daemon that is not ready.
@@ -21,6 +22,10 @@ pub struct StatusArgs {
     /// after TIMEOUT seconds in total
     #[arg(long, value_name = "TIMEOUT", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<u64>>,
+    /// Print problems only, and exit as monitoring plugins do: 0 none, 1 warnings, 2 critical
+    /// problems, 3 no answer
+    #[arg(long)]
+    check: bool,
     #[command(flatten)]
     pub(crate) daemon: DaemonArgs,
 }
@@ -30,14 +35,51 @@ impl StatusArgs {
     ///
     /// # Errors
     /// When the daemon does not answer, or is not ready in time.
-    pub fn run(&self) -> Result<(), Error> {
+    pub fn run(&self) -> Result<ExitCode, Error> {
+        let code = self.report();
+        match code {
+            Err(error) if self.check => {
+                eprintln!("freestone: {error}");
+                Ok(ExitCode::from(UNKNOWN))
+            }
+            code => code,
+        }
+    }
+
+    fn report(&self) -> Result<ExitCode, Error> {
         let session = Session::new(&self.daemon)?;
         let system = match self.wait {
             None => ask(&session, Duration::from_secs(SILENCE_S))?,
             Some(timeout) => wait(&session, timeout.map(Duration::from_secs))?,
         };
+        let problems = || session.client.get::<Vec<HealthProblem>>(&["health"]);
+        if self.check {
+            let problems = problems()?;
+            session.print(&problems, || list(&problems));
+            return Ok(ExitCode::from(severity(&problems)));
+        }
         session.print(&system, || show(&system));
-        Ok(())
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Exit code of `--check` without an answer.
+const UNKNOWN: u8 = 3;
+
+/// Exit code of `--check`.
+fn severity(problems: &[HealthProblem]) -> u8 {
+    let code = |problem: &HealthProblem| match problem.severity {
+        Severity::Warning => 1,
+        Severity::Critical => 2,
+    };
+    problems.iter().map(code).max().unwrap_or(0)
+}
+
+fn list(problems: &[HealthProblem]) -> String {
+    let line = |problem: &HealthProblem| format!("{}: {}", problem.severity, problem.text);
+    match problems {
+        [] => "no problems".into(),
+        problems => problems.iter().map(line).collect::<Vec<_>>().join("\n"),
     }
 }
 

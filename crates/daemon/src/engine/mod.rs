@@ -15,6 +15,7 @@ mod commits;
 mod copies;
 mod devices;
 mod exports;
+mod health;
 mod hosts;
 mod jobs;
 mod moves;
@@ -108,6 +109,7 @@ pub struct Engine {
     host_secrets: SecretFiles,
     confined: Confined,
     events: Arc<Events>,
+    problems_since: health::Since,
     spares: SparePool,
     counted: Arc<Counted>,
     started_ns: u64,
@@ -176,6 +178,7 @@ impl Engine {
             store,
             confined,
             events: Arc::default(),
+            problems_since: health::Since::default(),
             spares: SparePool::default(),
             counted: Arc::default(),
             started_ns: wall_ns(),

@@ -39,6 +39,7 @@ fn look_after(engine: &Weak<Engine>) {
             return;
         }
         engine.tell(&mut seen);
+        engine.health(); // notes when problems begin
         if engine.wants_refresh.load(Ordering::SeqCst) {
             let _alone = engine.change();
             engine.wants_refresh.store(false, Ordering::SeqCst);

@@ -118,6 +118,7 @@ fn api() -> OpenApiRouter<Context> {
         .routes(routes!(jobs::list))
         .routes(routes!(jobs::show, jobs::change, jobs::cancel))
         .routes(routes!(system::show))
+        .routes(routes!(system::health))
         .routes(routes!(system::events))
         .routes(routes!(system::stream))
         .routes(routes!(system::samples))

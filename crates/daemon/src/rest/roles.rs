@@ -185,6 +185,7 @@ pub const MATRIX: &[Row] = &[
     row(Method::DELETE, "/v1/jobs/{id}", OPERATES, &[]),
     row(Method::GET, "/v1/system", READS, &[]),
     row(Method::GET, "/v1/events", READS, &[]),
+    row(Method::GET, "/v1/health", READS, &[]),
     row(Method::GET, "/v1/events/stream", READS, &[]),
     row(Method::GET, "/v1/samples", READS, &[]),
 ];

@@ -3,7 +3,7 @@
 use super::answer::Failure;
 use super::request::Query;
 use super::{Context, run};
-use api::{Event, Problem, Samples, System};
+use api::{Event, HealthProblem, Problem, Samples, System};
 use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -20,6 +20,12 @@ use utoipa::IntoParams;
 #[utoipa::path(get, path = "/v1/system", tag = "system", responses((status = 200, body = System)))]
 pub async fn show(State(context): State<Context>) -> Result<Json<System>, Failure> {
     run(context, |engine| Ok(engine.system())).await.map(Json)
+}
+
+/// List the problems of all objects, critical ones first.
+#[utoipa::path(get, path = "/v1/health", tag = "system", responses((status = 200, body = Vec<HealthProblem>)))]
+pub async fn health(State(context): State<Context>) -> Result<Json<Vec<HealthProblem>>, Failure> {
+    run(context, |engine| Ok(engine.health())).await.map(Json)
 }
 
 /// Selection of events.

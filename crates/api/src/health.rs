@@ -1,0 +1,67 @@
+//! Health: problems that an operator should look at.
+
+use crate::words::words;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// A problem.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HealthProblem {
+    /// The kind of problem.
+    pub code: HealthCode,
+    /// Severity.
+    pub severity: Severity,
+    /// The kind of object: `array`, `device`, `export` or `volume`.
+    pub kind: String,
+    /// The name of the object.
+    pub object: String,
+    /// A sentence about it.
+    pub text: String,
+    /// Time since which the daemon has seen it, in nanoseconds since 1970.
+    pub since_ns: u64,
+}
+
+words! {
+    /// Severity of a problem.
+    Severity {
+        /// Data is available.
+        Warning = "warning",
+        /// Data is unavailable or lost.
+        Critical = "critical",
+    }
+}
+
+words! {
+    /// Kind of a problem.
+    HealthCode {
+        /// An array lacks more members than its redundancy covers.
+        ArrayFailed = "array-failed",
+        /// The daemon cannot run an array.
+        ArrayOffline = "array-offline",
+        /// Members of an array are missing or rebuilding.
+        ArrayDegraded = "array-degraded",
+        /// A scrub has found rows whose redundancy does not match the data.
+        MismatchedRows = "mismatched-rows",
+        /// A device cannot be opened.
+        DeviceNotOpen = "device-not-open",
+        /// The copy that a volume is has failed.
+        CopyFailed = "copy-failed",
+        /// An export is not served.
+        ExportWaiting = "export-waiting",
+    }
+}
+
+impl HealthCode {
+    /// The severity of problems of this kind.
+    pub const fn severity(self) -> Severity {
+        match self {
+            HealthCode::ArrayFailed | HealthCode::ArrayOffline | HealthCode::DeviceNotOpen => {
+                Severity::Critical
+            }
+            HealthCode::ArrayDegraded
+            | HealthCode::MismatchedRows
+            | HealthCode::CopyFailed
+            | HealthCode::ExportWaiting => Severity::Warning,
+        }
+    }
+}
