@@ -137,11 +137,14 @@ words! {
 }
 
 /// Command lines that attach clients to an export.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Attach {
-    /// Lines by program: `qemu` (9.2 and newer), `qemu-before-9.2`, `libvirt`, `cloud-hypervisor`,
-    /// `nvme`, `nbd-client`, `path`, …
+    /// Lines by program: `qemu` (9.2 and newer), `qemu-before-9.2`, `libvirt-disk` and
+    /// `libvirt-domain`, `cloud-hypervisor`, `nvme`, `nbd-client`, `path`, …
     pub lines: BTreeMap<String, String>,
+    /// Arguments by program, for programs without a shell: commands, or the options of one.
+    #[serde(default)]
+    pub argv: BTreeMap<String, Vec<Vec<String>>>,
 }
 
 impl Attach {

@@ -164,7 +164,7 @@ def an_export_says_how_it_is_attached(subject):
         line = daemon.cli("export", "show", "vm1", "--attach", "qemu", "--qemu", version)
         assert f"path={daemon.path('vm1.sock')},{reconnect} " in line and line.count("\n") == 1, line
     code, _, err = daemon.cli("export", "show", "vm1", "--attach", "floppy", check=False)
-    assert code == 2 and "nothing is known for floppy, but for cloud-hypervisor, libvirt, qemu, qemu-before-9.2" in err, err
+    assert code == 2 and "nothing is known for floppy, but for cloud-hypervisor, crosvm, firecracker, libvirt-disk, libvirt-domain, proxmox, qemu, qemu-before-9.2" in err, err
     daemon.cli("export", "delete", "vm1")
 
 

@@ -37,7 +37,7 @@ enum ExportCommand {
     Show {
         /// Its name
         name: String,
-        /// Print the command line that attaches it: qemu, libvirt, cloud-hypervisor, nvme,
+        /// Print the command line that attaches it: qemu, libvirt-disk, cloud-hypervisor, nvme,
         /// nbd-client, …
         #[arg(long, value_name = "PROGRAM")]
         attach: Option<String>,

@@ -2,89 +2,171 @@
 
 use crate::state::ExportRecord;
 use api::Attach;
-use serde_json::{Map, Value};
-use std::collections::BTreeMap;
+use serde_json::{Map, Value, json};
 
 /// Lines for an export, whose `fields` are as its kind describes them.
 pub fn attach(record: &ExportRecord, fields: &Map<String, Value>) -> Attach {
-    let text = |key: &str| fields.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
-    let name = &record.name;
-    let mut lines = BTreeMap::new();
-    let mut add = |program: &str, line: String| drop(lines.insert(program.to_owned(), line));
+    let mut lines = Lines::default();
     match &*record.kind {
-        "vhost-user-blk" => {
-            let socket = text("socket");
-            let queues = fields.get("queues").and_then(Value::as_u64).unwrap_or(1);
-            // reconnect is gone from the newest QEMU, and older ones know no reconnect-ms.
-            for (program, reconnect) in [("qemu", "reconnect-ms=100"), (Attach::OLD_QEMU, "reconnect=1")] {
-                add(
-                    program,
-                    format!(
-                        "-object memory-backend-memfd,id=mem,size=MEMORY,share=on -machine memory-backend=mem \
-                         -chardev socket,id={name},path={socket},{reconnect} \
-                         -device vhost-user-blk-pci,chardev={name},num-queues={queues}"
-                    ),
-                );
-            }
-            add(
-                "libvirt",
-                format!(
-                    "<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>\n\
-                     <disk type='vhostuser' device='disk'><driver name='qemu' type='raw' queues='{queues}'/>\
-                     <source type='unix' path='{socket}'><reconnect enabled='yes' timeout='1'/></source>\
-                     <target dev='vda' bus='virtio'/></disk>"
-                ),
-            );
-            add(
-                "cloud-hypervisor",
-                format!(
-                    "--memory size=MEMORY,shared=on --disk vhost_user=on,socket={socket},num_queues={queues}"
-                ),
-            );
+        "vhost-user-blk" => vhost_user_blk(&mut lines, &record.name, fields),
+        "nbd" => nbd(&mut lines, fields),
+        "nvme-tcp" => nvme_tcp(&mut lines, fields),
+        "ublk" => ublk(&mut lines, &record.name, &text(fields, "path")),
+        "vduse" => {
+            lines.add("vdpa", [["vdpa", "dev", "add", "name", &text(fields, "name"), "mgmtdev", "vduse"]])
         }
-        "nbd" => {
-            let export = text("name");
-            let uri = match (text("socket"), text("listen")) {
-                (socket, _) if !socket.is_empty() => format!("nbd+unix:///{export}?socket={socket}"),
-                (_, address) => format!("nbd://{address}/{export}"),
-            };
-            add("qemu", format!("-drive if=virtio,format=raw,file={uri}"));
-            add("nbdinfo", format!("nbdinfo {uri}"));
-            let client = match (text("socket"), text("listen").rsplit_once(':')) {
-                (socket, _) if !socket.is_empty() => {
-                    format!("nbd-client -N {export} -unix {socket} /dev/nbd0")
-                }
-                (_, Some((host, port))) => format!("nbd-client -N {export} {host} {port} /dev/nbd0"),
-                _ => String::new(),
-            };
-            if !client.is_empty() {
-                add("nbd-client", client);
-            }
-        }
-        "nvme-tcp" => {
-            let nqn = text("nqn");
-            let ports = fields.get("listen").and_then(Value::as_array).cloned().unwrap_or_default();
-            let connect = |port: &Value| {
-                let (host, service) = port.get("address")?.as_str()?.rsplit_once(':')?;
-                let host = host.trim_matches(['[', ']']);
-                Some(format!("nvme connect -t tcp -a {host} -s {service} -n {nqn}"))
-            };
-            let lines: Vec<String> = ports.iter().filter_map(connect).collect();
-            if !lines.is_empty() {
-                add("nvme", lines.join("\n"));
-            }
-        }
-        "ublk" => add("path", text("path")),
-        "vduse" => add("vdpa", format!("vdpa dev add name {0} mgmtdev vduse", text("name"))),
         _ => {}
     }
-    Attach { lines }
+    lines.0
+}
+
+#[derive(Default)]
+struct Lines(Attach);
+
+impl Lines {
+    /// Adds a text that is no command.
+    fn add_text(&mut self, program: &str, text: String) {
+        self.0.lines.insert(program.to_owned(), text);
+    }
+
+    /// Adds commands, or the options of one.
+    fn add<C: AsRef<[A]>, A: AsRef<str>>(&mut self, program: &str, commands: impl AsRef<[C]>) {
+        let command = |command: &C| command.as_ref().iter().map(|word| word.as_ref().to_owned()).collect();
+        let argv: Vec<Vec<String>> = commands.as_ref().iter().map(command).collect();
+        let line =
+            |command: &Vec<String>| command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+        self.add_text(program, argv.iter().map(line).collect::<Vec<_>>().join("\n"));
+        self.0.argv.insert(program.to_owned(), argv);
+    }
+}
+
+fn text(fields: &Map<String, Value>, key: &str) -> String {
+    fields.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_=+.,:/@%".contains(&byte);
+    match !word.is_empty() && word.bytes().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
+/// A text in an attribute of XML, which has single quotes.
+fn in_xml(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('\'', "&apos;")
+}
+
+/// A disk of libvirt. Its target is the last one, which another disk hardly has.
+fn libvirt_disk(kind: &str, driver: &str, source: &str) -> String {
+    format!(
+        "<disk type='{kind}' device='disk'><driver name='qemu' type='raw'{driver}/>{source}\
+         <target dev='vdz' bus='virtio'/></disk>"
+    )
+}
+
+fn vhost_user_blk(lines: &mut Lines, name: &str, fields: &Map<String, Value>) {
+    let socket = text(fields, "socket");
+    let queues = fields.get("queues").and_then(Value::as_u64).unwrap_or(1);
+    let qemu = |reconnect: &str| {
+        [
+            "-object".to_owned(),
+            "memory-backend-memfd,id=mem,size=MEMORY,share=on".to_owned(),
+            "-machine".to_owned(),
+            "memory-backend=mem".to_owned(),
+            "-chardev".to_owned(),
+            format!("socket,id={name},path={socket},{reconnect}"),
+            "-device".to_owned(),
+            format!("vhost-user-blk-pci,chardev={name},num-queues={queues}"),
+        ]
+    };
+    // reconnect is gone from the newest QEMU, and older ones know no reconnect-ms.
+    lines.add("qemu", [qemu("reconnect-ms=100")]);
+    lines.add(Attach::OLD_QEMU, [qemu("reconnect=1")]);
+    lines.add_text("proxmox", format!("args: {}", qemu("reconnect=1").map(|word| quoted(&word)).join(" ")));
+    let memory = "<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>";
+    lines.add_text("libvirt-domain", memory.to_owned());
+    let source = format!(
+        "<source type='unix' path='{}'><reconnect enabled='yes' timeout='1'/></source>",
+        in_xml(&socket)
+    );
+    lines.add_text("libvirt-disk", libvirt_disk("vhostuser", &format!(" queues='{queues}'"), &source));
+    let disk = format!("vhost_user=on,socket={socket},num_queues={queues}");
+    lines.add("cloud-hypervisor", [["--memory", "size=MEMORY,shared=on", "--disk", &disk]]);
+    lines.add("crosvm", [["--vhost-user", &format!("type=block,socket={socket}")]]);
+    let drive = json!({ "drive_id": name, "is_root_device": false, "socket": socket });
+    lines.add_text("firecracker", format!("PUT /drives/{name} {drive}"));
+}
+
+fn nbd(lines: &mut Lines, fields: &Map<String, Value>) {
+    let (export, socket, listen) = (text(fields, "name"), text(fields, "socket"), text(fields, "listen"));
+    let of_libvirt = |host: String| {
+        let source = format!("<source protocol='nbd' name='{}'>{host}</source>", in_xml(&export));
+        libvirt_disk("network", "", &source)
+    };
+    let uri = if socket.is_empty() {
+        format!("nbd://{listen}/{export}")
+    } else {
+        format!("nbd+unix:///{export}?socket={socket}")
+    };
+    lines.add("qemu", [["-drive", &format!("if=virtio,format=raw,file={uri}")]]);
+    lines.add("nbdinfo", [["nbdinfo", &uri]]);
+    if !socket.is_empty() {
+        lines.add("nbd-client", [["nbd-client", "-N", &export, "-unix", &socket, "/dev/nbd0"]]);
+        let host = format!("<host transport='unix' socket='{}'/>", in_xml(&socket));
+        lines.add_text("libvirt-disk", of_libvirt(host));
+    } else if let Some((host, port)) = listen.rsplit_once(':') {
+        let host = host.trim_matches(['[', ']']);
+        lines.add("nbd-client", [["nbd-client", "-N", &export, host, port, "/dev/nbd0"]]);
+        lines.add_text("libvirt-disk", of_libvirt(format!("<host name='{}' port='{port}'/>", in_xml(host))));
+    }
+}
+
+fn nvme_tcp(lines: &mut Lines, fields: &Map<String, Value>) {
+    let nqn = text(fields, "nqn");
+    let ports = fields.get("listen").and_then(Value::as_array).cloned().unwrap_or_default();
+    let address = |port: &Value| {
+        let (host, service) = port.get("address")?.as_str()?.rsplit_once(':')?;
+        let host = host.trim_matches(['[', ']']);
+        Some(["-t", "tcp", "-a", host, "-s", service].map(str::to_owned))
+    };
+    let addresses: Vec<[String; 6]> = ports.iter().filter_map(address).collect();
+    if addresses.is_empty() {
+        return;
+    }
+    let mut more = vec!["-n".to_owned(), nqn];
+    // A host waits that long for a server that restarts.
+    more.push("--ctrl-loss-tmo=600".into());
+    if text(fields, "tls") != "off" && fields.contains_key("tls") {
+        more.push("--tls".into());
+    }
+    if fields.get("authentication").and_then(Value::as_bool) == Some(true) {
+        more.push("--dhchap-secret=SECRET".into());
+    }
+    let connect = |address: &[String; 6]| {
+        let words = ["nvme".to_owned(), "connect".to_owned()].into_iter();
+        words.chain(address.iter().cloned()).chain(more.iter().cloned()).collect::<Vec<_>>()
+    };
+    lines.add("nvme", addresses.iter().map(connect).collect::<Vec<_>>());
+    let discovery = addresses.iter().map(|address| address.join(" ")).collect::<Vec<_>>();
+    lines.add_text("nvme-discovery.conf", discovery.join("\n"));
+}
+
+fn ublk(lines: &mut Lines, name: &str, path: &str) {
+    lines.add_text("path", path.to_owned());
+    let source = format!("<source dev='{}'/>", in_xml(path));
+    lines.add_text("libvirt-disk", libvirt_disk("block", " cache='none' io='native'", &source));
+    lines.add_text(
+        "fstab",
+        format!("{path} /mnt/{name} FILESYSTEM nofail,x-systemd.requires=freestoned.service 0 2"),
+    );
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use std::collections::BTreeMap;
 
     fn lines(kind: &str, fields: Value) -> BTreeMap<String, String> {
         let record = ExportRecord { name: "vm1".into(), kind: kind.into(), ..ExportRecord::default() };
@@ -103,13 +185,40 @@ mod tests {
         let nbd = lines("nbd", json!({ "listen": "127.0.0.1:10809", "name": "vm1" }));
         assert_eq!(nbd["nbd-client"], "nbd-client -N vm1 127.0.0.1 10809 /dev/nbd0");
         let nbd = lines("nbd", json!({ "socket": "/s", "name": "vm1" }));
-        assert_eq!(nbd["nbdinfo"], "nbdinfo nbd+unix:///vm1?socket=/s");
+        assert_eq!(nbd["nbdinfo"], "nbdinfo 'nbd+unix:///vm1?socket=/s'");
         let ports = json!([{ "address": "[::1]:4420" }, { "address": "10.0.0.1:4420" }]);
         let nvme = lines("nvme-tcp", json!({ "nqn": "nqn.x", "listen": ports }));
         assert_eq!(
             nvme["nvme"],
-            "nvme connect -t tcp -a ::1 -s 4420 -n nqn.x\nnvme connect -t tcp -a 10.0.0.1 -s 4420 -n nqn.x"
+            "nvme connect -t tcp -a ::1 -s 4420 -n nqn.x --ctrl-loss-tmo=600\n\
+             nvme connect -t tcp -a 10.0.0.1 -s 4420 -n nqn.x --ctrl-loss-tmo=600"
         );
+        assert_eq!(nvme["nvme-discovery.conf"], "-t tcp -a ::1 -s 4420\n-t tcp -a 10.0.0.1 -s 4420");
         assert_eq!(lines("ublk", json!({ "path": "/dev/ublkb0" }))["path"], "/dev/ublkb0");
+    }
+
+    #[test]
+    fn arguments_are_those_of_the_line_and_words_are_quoted() {
+        let record = ExportRecord { name: "vm1".into(), kind: "nbd".into(), ..ExportRecord::default() };
+        let fields = json!({ "socket": "/a b'/s<", "name": "vm1" });
+        let Attach { lines, argv } = attach(&record, fields.as_object().unwrap());
+        let uri = "nbd+unix:///vm1?socket=/a b'/s<";
+        assert_eq!(argv["nbdinfo"], [["nbdinfo", uri]]);
+        assert_eq!(lines["nbdinfo"], r"nbdinfo 'nbd+unix:///vm1?socket=/a b'\''/s<'");
+        assert!(lines["libvirt-disk"].contains("socket='/a b&apos;/s&lt;'"), "{}", lines["libvirt-disk"]);
+        assert!(!argv.contains_key("libvirt-disk"));
+    }
+
+    #[test]
+    fn secrets_and_tls_of_a_subsystem_are_asked_for() {
+        let ports = json!([{ "address": "10.0.0.1:4420" }]);
+        let fields = json!({ "nqn": "nqn.x", "listen": ports, "tls": "require", "authentication": true });
+        let line = &lines("nvme-tcp", fields)["nvme"];
+        assert!(line.ends_with("-n nqn.x --ctrl-loss-tmo=600 --tls --dhchap-secret=SECRET"), "{line}");
+        let line = &lines(
+            "nvme-tcp",
+            json!({ "nqn": "nqn.x", "listen": ports, "tls": "off", "authentication": false }),
+        )["nvme"];
+        assert!(line.ends_with("--ctrl-loss-tmo=600"), "{line}");
     }
 }
