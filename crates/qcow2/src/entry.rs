@@ -49,6 +49,12 @@ impl Entry {
     /// The bits of a bitmap that subclusters have when they read as zeroes.
     const ZEROES: u32 = 32;
 
+    /// Whether the subclusters of `mask` have neither data nor zeroes.
+    pub(crate) fn has_neither(self, mask: u32) -> bool {
+        let mask = u64::from(mask);
+        self.bitmap & (mask | mask << Entry::ZEROES) == 0
+    }
+
     /// The same entry with the subclusters of `mask` allocated.
     #[must_use]
     fn with_allocated(self, mask: u32) -> Entry {

@@ -42,6 +42,11 @@ pub enum Mutant {
     SubclustersNotCopied,
     /// A write to a cluster that its core had sets the entry, although another write was faster.
     CommitWithoutCompare,
+    /// Subclusters of a cluster that the disk has get their bits before their data is written.
+    SubclustersBeforeData,
+    /// Such subclusters get their bits, although the cluster has lost its place, or they have got
+    /// data meanwhile.
+    SubclustersWithoutCompare,
     /// Clusters that a core had and has not used stay taken.
     LentClustersLeak,
     /// A failed write does not give its new cluster back.
@@ -100,7 +105,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 44] = [
+    pub const ALL: [Mutant; 46] = [
         Mutant::EntryBeforeData,
         Mutant::EntryBeforeRefcount,
         Mutant::RefcountTableBeforeBlock,
@@ -118,6 +123,8 @@ impl Mutant {
         Mutant::WholeClusterAllocated,
         Mutant::SubclustersNotCopied,
         Mutant::CommitWithoutCompare,
+        Mutant::SubclustersBeforeData,
+        Mutant::SubclustersWithoutCompare,
         Mutant::LentClustersLeak,
         Mutant::FailedWriteLeaks,
         Mutant::DroppedTwice,

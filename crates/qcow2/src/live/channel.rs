@@ -39,6 +39,21 @@ impl Live {
         Some(self.place(entry, at))
     }
 
+    /// The byte of the file for whole subclusters of the disk that have neither data nor zeroes
+    /// yet, in a cluster with this entry, which only the disk refers to. While the cluster has its
+    /// place, they have neither until they are written or zeroed, and never again. The cluster
+    /// gets no place twice before the requests of now have ended, but for one in an external data
+    /// file.
+    fn unwritten(&self, entry: Entry, offset: u64, len: u64) -> Option<u64> {
+        let geometry = self.geometry();
+        let cluster = geometry.data_place(entry)?;
+        let may_write = geometry.is_own(entry) && !geometry.has_data_file;
+        let is_whole = offset.is_multiple_of(geometry.unit()) && len.is_multiple_of(geometry.unit());
+        let (place, run) = self.place(entry, offset).ok()?;
+        let is_unwritten = place == Place::Unallocated && len <= run;
+        (may_write && is_whole && is_unwritten).then_some(cluster + offset % geometry.cluster_size())
+    }
+
     /// The byte of the file, and the length of the run from there, at which the disk's bytes at
     /// `offset` can be written in place. `None` if the first one has no place of its own, or its
     /// entry is not here.
@@ -289,7 +304,13 @@ impl LiveChannel {
         let geometry = *self.content.places.geometry();
         let cluster_size = geometry.cluster_size();
         let (cluster, within) = (offset / cluster_size, offset % cluster_size);
-        match self.content.places.entry(offset) {
+        let entry = self.content.places.entry(offset);
+        if let Some(old) = entry
+            && let Some(place) = self.content.places.unwritten(old, offset, req.len)
+        {
+            return self.write_subclusters(req, offset, old, place).await;
+        }
+        match entry {
             Some(old) if within + req.len <= cluster_size && own_place(&geometry, old, cluster).is_none() => {
                 // Another write on this core may give the cluster a place, which this one then has.
                 let is_first = self.placing.borrow_mut().insert(cluster);
@@ -342,6 +363,32 @@ impl LiveChannel {
             home(&view).commit_lent(&view, cluster, old, place, range).await
         };
         Ok(if self.ask(commit).await? { len } else { 0 })
+    }
+
+    /// Writes whole subclusters to their place, which no read uses yet. They had neither data nor
+    /// zeroes when their cluster had the entry `old`. Other writes may use the place, too; the one
+    /// whose bits are set first is done, and the others begin again.
+    async fn write_subclusters(
+        &self,
+        req: &Request<'_>,
+        offset: u64,
+        old: Entry,
+        place: u64,
+    ) -> Result<u64, IoError> {
+        let cluster_size = self.content.places.geometry().cluster_size();
+        let (cluster, within, len) = (offset / cluster_size, offset % cluster_size, req.len);
+        self.check_inside(place, len)?;
+        let commit = move |view: Entries| async move {
+            home(&view).commit_subclusters(&view, cluster, old, within..within + len).await
+        };
+        if mutant::is(Mutant::SubclustersBeforeData) && !self.ask(commit).await? {
+            return Ok(0);
+        }
+        // Data is durable together with its entry, not before.
+        let data = req.with_flags(Flags::NONE);
+        self.content.data.channel.submit(&data, place).await?;
+        let is_set = mutant::is(Mutant::SubclustersBeforeData) || self.ask(commit).await?;
+        Ok(if is_set { len } else { 0 })
     }
 
     /// A cluster in the file for new data, and whether it reads as zeroes. This core gets several

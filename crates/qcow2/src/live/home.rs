@@ -18,7 +18,7 @@ use super::marks::{Mark, SnapshotPlace};
 use super::metadata::{Metadata, WORD};
 use super::refcounts::{Clusters, Refcounts};
 use super::restart::{Log, RestartLog};
-use crate::entry::{BadEntry, COPIED, Entry, Geometry, Place};
+use crate::entry::{BadEntry, COPIED, Entry, Geometry, OFFSET, Place};
 use crate::header::{be_bytes, be64};
 use crate::mutant::{self, Mutant};
 use block::{Channel, DeviceError, Flags, IoError, IoResult, Request};
@@ -435,6 +435,35 @@ impl Home {
             _ => self.take_back(view, vec![place]).await,
         }
         is_set
+    }
+
+    /// Ends a write to whole subclusters of a cluster of the disk, at `range` in it, which had
+    /// neither data nor zeroes when the cluster had the entry `old`. They get their bits if that is
+    /// still so at the same place. Else nothing has changed. Returns whether it was.
+    ///
+    /// # Errors
+    /// As [`Home::begin`].
+    pub(super) async fn commit_subclusters(
+        &self,
+        view: &Entries,
+        cluster: u64,
+        old: Entry,
+        range: Range<u64>,
+    ) -> Result<bool, IoError> {
+        let geometry = view.format().geometry;
+        let mask = geometry.subclusters_in(0, &range);
+        let mut locked = lock(view, cluster).await?;
+        let now = locked.entry;
+        let is_same = now.word == old.word && now.has_neither(mask);
+        if !is_same && !mutant::is(Mutant::SubclustersWithoutCompare) || view.format().is_corrupt() {
+            return Ok(false);
+        }
+        self.reserve_tables(view, cluster..cluster + 1).await?;
+        let new = geometry.written(now, old.word & OFFSET, mask);
+        self.set(view, &mut locked, new).await?;
+        drop(locked);
+        self.tidy(view);
+        Ok(true)
     }
 
     /// Sets an entry, whose data was written. The log has it first: others may complete writes to

@@ -117,6 +117,38 @@ fn a_write_to_a_subcluster_leaves_the_others_alone() {
 }
 
 #[test]
+fn a_write_of_whole_subclusters_asks_the_home_once_and_that_of_a_part_twice() {
+    let folder = Folder::new();
+    folder.img("create -f qcow2 -o extended_l2=on,cluster_size=128K disk.qcow2 1M");
+    let device = UringDevice::open(&Options::new(folder.path("disk.qcow2"))).unwrap();
+    let image = reactor::run(async move { Image::open(Arc::new(device)).await }).unwrap();
+    let cores = Cores::start(&[CoreConfig::default(), CoreConfig::default()]).unwrap();
+    let (home, user) = (cores.get(1), cores.get(0));
+    let others = Others { backing: None, data_file: None };
+    let device = Arc::new(LiveImage::open_on(home.clone(), image, others, 1 << 20, None).unwrap());
+    let write = |len: usize, at: u64| {
+        let device = device.clone();
+        let count = || home.call(|core| core.messages()).unwrap();
+        let before = count();
+        user.block_on(move |_| async move {
+            let buffer = reactor::current().buffers().take(len).await;
+            let channel = device.open_channel().unwrap();
+            buffer.transfer(&*channel, Op::Write, Flags::NONE, at).await.1.unwrap();
+        })
+        .unwrap();
+        count() - before - 1
+    };
+    write(4096, 0);
+    // Opening a channel, which a write in place needs, too.
+    let opened = write(4096, 0);
+    assert_eq!(write(4096, 8192) - opened, 1);
+    assert_eq!(write(8192, 16384) - opened, 1);
+    assert_eq!(write(1024, 32768) - opened, 2);
+    drop(device);
+    folder.img("check disk.qcow2");
+}
+
+#[test]
 fn zeroes_beside_zeroes_of_a_backing_file_need_no_room() {
     let folder = Folder::new();
     folder.img("create -f qcow2 base.qcow2 1M");
