@@ -438,6 +438,74 @@ fn images_are_committed_as_by_qemu() {
 }
 
 #[test]
+fn a_commit_has_the_options_of_qemu() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    std::fs::create_dir(folder.join("sub")).unwrap();
+    std::fs::write(folder.join("sub/base.raw"), [7; 1 << 20]).unwrap();
+    for arguments in ["-F raw -b base.raw sub/middle.qcow2", "-F qcow2 -b sub/middle.qcow2 top.qcow2"] {
+        assert!(qemu(folder, &format!("create -q -f qcow2 {arguments} 1M")).status.success());
+    }
+    write(folder, "sub/middle.qcow2", &["write -P 1 0 512k"]);
+    write(folder, "top.qcow2", &["write -P 2 256k 512k"]);
+    let absolute = folder.join("sub/base.raw");
+    let files = ["top.qcow2", "sub/middle.qcow2", "sub/base.raw"];
+    let read = || files.map(|name| std::fs::read(folder.join(name)).unwrap());
+    let before = read();
+    let restore = || {
+        files.iter().zip(&before).for_each(|(name, bytes)| std::fs::write(folder.join(name), bytes).unwrap());
+    };
+    let on_base = [[1; 256 << 10].as_slice(), &[2; 512 << 10], &[7; 256 << 10]].concat();
+    for (options, changed) in [
+        ("-q", 1),
+        ("-f qcow2 -d", 1),
+        ("-b sub/middle.qcow2", 1),
+        // The name is relative to the folder of the image over it.
+        ("-b base.raw -q -p", 2),
+        (&format!("-r 64M -b {}", absolute.display()), 2),
+    ] {
+        let is_kept = options.contains("-d") || options.contains("-b");
+        let theirs = qemu(folder, &format!("commit {options} top.qcow2"));
+        assert!(theirs.status.success(), "{options}: {theirs:?}");
+        let by_qemu = read();
+        restore();
+        let mine = ours(folder, &format!("commit --backing auto {options} top.qcow2"));
+        assert!(mine.status.success(), "{options}: {mine:?}");
+        assert_eq!(text(&mine.stdout), text(&theirs.stdout), "{options}");
+        let [top, middle, base] = read();
+        assert_eq!((top == before[0], middle == before[1]), (is_kept, changed == 2), "{options}");
+        assert!(base == if changed == 2 { &*on_base } else { &before[2] }, "{options}");
+        assert!(base == by_qemu[2], "{options}");
+        std::fs::write(folder.join("sub/theirs.qcow2"), &by_qemu[1]).unwrap();
+        std::fs::write(folder.join("sub/mine.qcow2"), middle).unwrap();
+        let same = qemu(folder, "compare -q -f qcow2 -F qcow2 sub/theirs.qcow2 sub/mine.qcow2");
+        assert!(same.status.success(), "{options}: {same:?}");
+        restore();
+    }
+    let printed = text(&ours(folder, "commit --backing auto -p top.qcow2").stdout);
+    assert!(
+        printed.starts_with("    (0.00/100%)\r") && printed.contains("    (25.00/100%)\r"),
+        "{printed:?}"
+    );
+    assert!(printed.ends_with("    (100.00/100%)\r\nImage committed.\n"), "{printed:?}");
+    restore();
+    let start = std::time::Instant::now();
+    assert!(ours(folder, "commit --backing auto -r 2M top.qcow2").status.success());
+    assert!(start.elapsed() >= std::time::Duration::from_millis(250), "512 KiB at 2 MiB a second");
+    restore();
+    for (options, why) in [
+        ("-b sub/base.raw", "top.qcow2: --base \"sub/base.raw\": no backing file of the image has this name"),
+        ("-b top.qcow2", "top.qcow2: --base \"top.qcow2\": no backing file of the image has this name"),
+        ("-f raw", "top.qcow2: the image has no backing file"),
+    ] {
+        let refused = ours(folder, &format!("commit --backing auto {options} top.qcow2"));
+        assert_eq!(refused.status.code(), Some(1), "{options}: {refused:?}");
+        assert!(text(&refused.stderr).contains(why), "{options}: {refused:?}");
+    }
+    assert!(read() == before);
+}
+
+#[test]
 fn maps_are_those_of_qemu() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();

@@ -6,7 +6,7 @@ use crate::tools::{Folder, file, mixed_writes};
 use base::Rng;
 use block::Device;
 use qcow2::offline::backing::{self, Backing};
-use qcow2::offline::commit::{Target, commit};
+use qcow2::offline::commit::{Options, Target, commit};
 use qcow2::offline::rebase::rebase;
 use qcow2::{Error, Image, Level, Others};
 use std::collections::{BTreeMap, BTreeSet};
@@ -165,7 +165,8 @@ fn a_committed_image_leaves_the_bytes_that_qemu_leaves() {
             std::fs::copy(folder.path("mine"), folder.path("theirs")).unwrap();
             folder.img(&format!("rebase -u -F {format} -b base.theirs theirs"));
             let (before, content) = (folder.raw("", "mine"), own(&folder, "mine"));
-            commit(&writable(&folder.path("mine")), target(&folder.path("base.mine"), base), is_kept)
+            let wanted = Options { is_kept, ..Options::default() };
+            commit(&writable(&folder.path("mine")), target(&folder.path("base.mine"), base), wanted)
                 .unwrap_or_else(|error| panic!("{when}: {error}"));
             folder.img(if is_kept { "commit -d theirs" } else { "commit theirs" });
             for image in ["mine", "base.mine"] {
@@ -199,11 +200,72 @@ fn an_image_whose_backing_file_has_one_is_committed() {
     let (before, kept) = (folder.raw("", "top"), folder.raw("-l kept", "middle"));
     let backing = Some(folder.open("low", Others::default()));
     let target = Target::Qcow2 { file: writable(&folder.path("middle")), backing };
-    commit(&writable(&folder.path("top")), target, false).unwrap();
+    commit(&writable(&folder.path("top")), target, Options::default()).unwrap();
     ["top", "middle"].iter().for_each(|image| drop(folder.img(&format!("check {image}"))));
     assert!(folder.raw("", "top") == before && folder.raw("", "middle") == before);
     // The snapshot has now the size of the disk for QEMU.
     assert!(folder.raw("-l kept", "middle")[..kept.len()] == kept);
+}
+
+/// Makes the images `middle` and `top` over `base`; returns the disk of `top`. `sizes`: theirs.
+fn make_chain(folder: &Folder, options: &'static str, base: Base, sizes: [u64; 2], seed: u64) -> Vec<u8> {
+    make_base(folder, "base", base, seed);
+    make_overlay(folder, "middle", "base", &(options, sizes[0], base, None), seed);
+    make_overlay(folder, "top", "middle", &(options, sizes[1], Some(("qcow2", 0)), None), seed + 1);
+    folder.raw("", "top")
+}
+
+#[test]
+fn a_commit_to_a_file_further_below_leaves_the_bytes_that_qemu_leaves() {
+    for (seed, (options, base, sizes)) in (1..).zip([
+        ("cluster_size=4096", ("raw", 1 << 20), [1 << 20, 1 << 20]),
+        // A shorter image between hides the target behind its end.
+        ("cluster_size=4096", ("qcow2", 2 << 20), [600 << 10, 3 << 19]),
+        ("cluster_size=65536", ("raw", 1 << 20), [3 << 20, 2 << 20]),
+        ("extended_l2=on,cluster_size=16384", ("qcow2", 1 << 20), [(700 << 10) + 512, 1 << 20]),
+    ]) {
+        let when = format!("{options}, {base:?}, {sizes:?}");
+        let folder = Folder::new();
+        let before = make_chain(&folder, options, Some(base), sizes, seed);
+        let read = |name: &str| std::fs::read(folder.path(name)).unwrap();
+        let [top, middle, old] = ["top", "middle", "base"].map(read);
+        let wanted = Options { between: vec![folder.file("middle")], ..Options::default() };
+        commit(&writable(&folder.path("top")), target(&folder.path("base"), Some(base)), wanted)
+            .unwrap_or_else(|error| panic!("{when}: {error}"));
+        assert!(folder.raw("", "top") == before, "{when}: other bytes");
+        assert!(
+            read("top") == top && read("middle") == middle,
+            "{when}: an image above the target has changed"
+        );
+        let bytes = || match base.0 {
+            "raw" => read("base"),
+            _ => folder.raw("", "base"),
+        };
+        let mine = bytes();
+        if base.0 == "qcow2" {
+            folder.img("check base");
+        }
+        std::fs::write(folder.path("base"), old).unwrap();
+        folder.img("commit -b base top");
+        assert!(mine == bytes(), "{when}: QEMU has other bytes");
+    }
+}
+
+#[test]
+fn a_commit_to_a_file_further_below_that_is_interrupted_leaves_the_bytes_of_the_disk() {
+    let folder = Folder::new();
+    let base = Some(("qcow2", 90 << 10));
+    let before = make_chain(&folder, "cluster_size=4096", base, [60 << 10, 160 << 10], 3);
+    let change = |open: &dyn Fn(&str) -> Arc<dyn Device>| {
+        let between = vec![folder.file("middle")];
+        let target = Target::Qcow2 { file: open("base"), backing: None };
+        commit(&open("top"), target, Options { between, ..Options::default() })
+    };
+    let interrupted = interrupt(&folder, &["top", "base"], change, |when, _| {
+        assert!(folder.raw("", "top") == before, "{when}: other bytes");
+        assert_valid(&folder, "base", when);
+    });
+    assert!(interrupted > 20, "{interrupted}");
 }
 
 /// Copies the files back, and runs `change` with ever more writes until it is done, each time up to
@@ -301,7 +363,7 @@ fn a_commit_that_is_interrupted_leaves_the_bytes_of_the_disk() {
                 Some(("raw", _)) => Target::Raw(open("base")),
                 _ => Target::Qcow2 { file: open("base"), backing: None },
             };
-            commit(&open("disk"), target, false)
+            commit(&open("disk"), target, Options::default())
         };
         interrupted += interrupt(&folder, &["disk", "base"], change, |when, is_done| {
             let when = format!("{options}, {base:?}, {when}");
@@ -357,7 +419,8 @@ fn images_that_cannot_be_rebased_or_committed_are_refused_and_keep_their_bytes()
         let error = rebase(&writable(&path), base(), None).unwrap_err();
         let unused = format!("{rebased}{} is unused", folder.file("base").name());
         refused(image, "rebase", error, if image == "none" { &unused } else { rebased });
-        let error = commit(&writable(&path), Target::Raw(writable(&folder.path("base"))), false).unwrap_err();
+        let error = commit(&writable(&path), Target::Raw(writable(&folder.path("base"))), Options::default())
+            .unwrap_err();
         refused(image, "commit", error, if committed.is_empty() { rebased } else { committed });
         let after = [std::fs::read(&path).unwrap(), std::fs::read(folder.path("base")).unwrap()];
         assert!(before == after, "{image} has changed");
@@ -365,7 +428,7 @@ fn images_that_cannot_be_rebased_or_committed_are_refused_and_keep_their_bytes()
     folder.img("create -f raw short 512k");
     let left = Arc::new(AtomicU64::new(u64::MAX));
     let fixed = stopping(writable(&folder.path("short")), left, true);
-    let error = commit(&writable(&folder.path("plain")), Target::Raw(fixed), false).unwrap_err();
+    let error = commit(&writable(&folder.path("plain")), Target::Raw(fixed), Options::default()).unwrap_err();
     assert!(error.to_string().contains(": 524288 bytes, not 1048576: "), "{error}");
     refused("short", "commit", error, "the size is fixed");
     let error = rebase(&writable(&folder.path("plain")), None, None).unwrap_err();

@@ -323,18 +323,55 @@ fn open_links(links: &[Link], cache_bytes: u64) -> Result<Option<Below>, DeviceE
     Ok(below)
 }
 
-/// The backing file of the image at `path` for a commit: opened for writing, over those below it,
-/// which are only read; `None` if the image names none.
+/// The files that a commit needs.
+pub struct CommitFiles {
+    /// The images between the image and the target, the nearest to the image first: only read.
+    pub between: Vec<Arc<dyn Device>>,
+    /// The target, opened for writing, over the backing files below it, which are only read.
+    pub target: Target,
+}
+
+/// Opens the files for a commit of the image at `path` to its nearest backing file, or to `base`.
+/// That name is relative to the folder of the image over the file, as for QEMU. `None` if there is
+/// no such backing file.
 ///
 /// # Errors
-/// As [`open_backing`]; when the file lacks writes of a server that was killed.
-pub fn open_target(
+/// As [`open_backing`]; when the target, or an image between, lacks writes of a server that was
+/// killed.
+pub fn open_for_commit(
     path: &Path,
     header: &Header,
     image_dir: Option<&Path>,
-) -> Result<Option<Target>, DeviceError> {
+    base: Option<&Path>,
+) -> Result<Option<CommitFiles>, DeviceError> {
     let links = chain(path, header, image_dir)?;
-    links.split_first().map(|(first, below)| target(first, below)).transpose()
+    let depth = match base {
+        Some(base) => place_in(&links, path, base)?,
+        None => 0,
+    };
+    let Some(link) = links.get(depth) else { return Ok(None) };
+    let target = target(link, &links[depth + 1..])?;
+    let open = |link: &Link| {
+        let file: Arc<dyn Device> = open_file(&link.path)?;
+        check_restored(&link.path, &read_header(file.clone())?)?;
+        Ok::<_, DeviceError>(file)
+    };
+    let between = links[..depth].iter().map(open).collect::<Result<_, _>>()?;
+    Ok(Some(CommitFiles { between, target }))
+}
+
+/// The place of the file `base` in the backing files of the image at `path`; behind all if it is
+/// none of them.
+fn place_in(links: &[Link], path: &Path, base: &Path) -> Result<usize, DeviceError> {
+    let mut over = in_real_directory(path)?;
+    for (place, link) in links.iter().enumerate() {
+        let named = directory_of(&over, None).join(base).canonicalize();
+        if named.is_ok_and(|named| named == link.path) {
+            return Ok(place);
+        }
+        over.clone_from(&link.path);
+    }
+    Ok(links.len())
 }
 
 /// The file `link` over those `below`, opened for writing.
