@@ -73,7 +73,7 @@ pub(super) struct Home {
     pub(super) log: OnceCell<Log>,
     pub(super) mark: Cell<Mark>,
     /// The features that the header has: incompatible, compatible, autoclear.
-    pub(super) written: Cell<[u64; 3]>,
+    pub(super) written: Cell<Option<[u64; 3]>>,
     pub(super) snapshots: Cell<SnapshotPlace>,
     /// One change of snapshots, or search for leaks, at a time.
     pub(super) holding: Permits,
@@ -234,7 +234,7 @@ impl Home {
             next_number: Cell::new(0),
             log: OnceCell::new(),
             mark: Cell::default(),
-            written: Cell::new([header.incompatible, header.compatible, header.autoclear]),
+            written: Cell::new(Some([header.incompatible, header.compatible, header.autoclear])),
             snapshots: Cell::new(SnapshotPlace::of(header)),
             holding: Permits::new(1),
             is_unsettled: Cell::new(false),

@@ -65,9 +65,11 @@ impl Home {
     pub(super) async fn write_mark(&self, view: &Entries, session: u32, is_dirty: bool) -> IoResult {
         let mark = Mark { session, is_dirty };
         let features = self.features(view, mark);
-        if view.format().header.version >= 3 && self.written.get() != features {
+        if view.format().header.version >= 3 && self.written.get() != Some(features) {
+            // A write that fails may have happened.
+            self.written.set(None);
             self.refcounts.write_header(at::INCOMPATIBLE, &be_bytes(features)).await?;
-            self.written.set(features);
+            self.written.set(Some(features));
         }
         self.mark.set(mark);
         Ok(())
