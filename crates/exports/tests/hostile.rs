@@ -10,11 +10,11 @@ use exports::Export;
 use exports::vhost_user_blk::{Config, MemoryFiles, VhostUserBlk};
 use reactor::{CoreConfig, Cores};
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use virtio::blk::*;
@@ -199,17 +199,37 @@ impl Drop for FilledEvent {
     }
 }
 
-/// Fills the counter of an event that has no other writer now. Afterwards the event is blocking
-/// again.
+/// Fills the counter of an event. Afterwards the event is blocking again.
 fn fill(mut event: &File) {
+    // Another that fills it would change the flags meanwhile.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
     let set_flags = |flags: libc::c_int| {
         // SAFETY: sets the flags of a descriptor of ours.
         assert_eq!(unsafe { libc::fcntl(event.as_raw_fd(), libc::F_SETFL, flags) }, 0);
     };
     set_flags(libc::O_NONBLOCK);
-    let _ = event.read(&mut [0; 8]);
-    event.write_all(&(u64::MAX - 1).to_ne_bytes()).unwrap();
+    loop {
+        let _ = event.read(&mut [0; 8]);
+        match event.write_all(&(u64::MAX - 1).to_ne_bytes()) {
+            Ok(()) => break,
+            // The core has signalled it in between.
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+    }
     set_flags(0);
+}
+
+/// Waits until an event is signalled, and takes its counter.
+fn take(mut event: &File) -> u64 {
+    let mut count = [0; 8];
+    loop {
+        match event.read_exact(&mut count) {
+            Ok(()) => return u64::from_ne_bytes(count),
+            // It is being filled.
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+    }
 }
 
 /// From now on every `write(2)` of the calling thread waits for the listener that is returned;
@@ -273,9 +293,8 @@ fn a_vmm_that_fills_its_call_event_stops_neither_its_core_nor_the_end_of_the_exp
         guest.vmm.send(Request::SetVringCall, &[0], &[call]);
         assert_eq!(guest.read(0, sector, 512), expected(sector * 512, 512));
         assert_eq!(neighbour.read(0, sector, 512), expected(sector * 512, 512), "another guest of the core");
-        let mut count = [0; 8];
-        (&*filled.event).read_exact(&mut count).unwrap();
-        assert_eq!(u64::from_ne_bytes(count) >= u64::MAX - 1, is_full, "the event was signalled");
+        let count = take(&filled.event);
+        assert_eq!(count >= u64::MAX - 1, is_full, "the event was signalled");
     }
     fill(&filled.event);
     // The exports end while it is full.
