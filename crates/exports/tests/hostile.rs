@@ -226,7 +226,7 @@ fn take(mut event: &File) -> u64 {
     loop {
         match event.read_exact(&mut count) {
             Ok(()) => return u64::from_ne_bytes(count),
-            // It is being filled.
+            // Another thread fills it at the moment.
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
     }
