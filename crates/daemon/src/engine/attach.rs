@@ -46,7 +46,7 @@ fn text(fields: &Map<String, Value>, key: &str) -> String {
 
 /// A word as a shell reads it.
 fn quoted(word: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_=+.,:/@%".contains(&byte);
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_=+.,:/@%?".contains(&byte);
     match !word.is_empty() && word.bytes().all(is_plain) {
         true => word.to_owned(),
         false => format!("'{}'", word.replace('\'', r"'\''")),
@@ -185,7 +185,7 @@ mod tests {
         let nbd = lines("nbd", json!({ "listen": "127.0.0.1:10809", "name": "vm1" }));
         assert_eq!(nbd["nbd-client"], "nbd-client -N vm1 127.0.0.1 10809 /dev/nbd0");
         let nbd = lines("nbd", json!({ "socket": "/s", "name": "vm1" }));
-        assert_eq!(nbd["nbdinfo"], "nbdinfo 'nbd+unix:///vm1?socket=/s'");
+        assert_eq!(nbd["nbdinfo"], "nbdinfo nbd+unix:///vm1?socket=/s");
         let ports = json!([{ "address": "[::1]:4420" }, { "address": "10.0.0.1:4420" }]);
         let nvme = lines("nvme-tcp", json!({ "nqn": "nqn.x", "listen": ports }));
         assert_eq!(
