@@ -42,7 +42,7 @@ struct Begun {
     migration: Migration,
     /// The backing file, open for writing.
     backing: Opened,
-    _writers: WritersAllowed,
+    writers: WritersAllowed,
     commit: Commit,
     /// The image.
     image: Arc<dyn Device>,
@@ -139,7 +139,7 @@ impl Engine {
         let migration = base.served.begin(backing.device.clone(), true)?;
         let device_name = Some(base.served.name().to_owned());
         let record = DeviceRecord { spec: committed.spec, device_name, ..record };
-        Ok(Begun { migration, backing, _writers: writers, commit, image: base.device, record })
+        Ok(Begun { migration, backing, writers, commit, image: base.device, record })
     }
 
     /// Continues recorded commits that do not run, if their devices are open. Runs within a change.
@@ -221,9 +221,7 @@ impl Engine {
             }
             return Err(error.into());
         }
-        let Begun {
-            migration, backing: Opened { device, live: image, backing_file }, _writers: writers, ..
-        } = begun;
+        let Begun { migration, backing: Opened { device, live: image, backing_file }, writers, .. } = begun;
         migration.complete();
         // The backing file keeps other writers out by itself.
         writers.keep();

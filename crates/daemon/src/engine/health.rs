@@ -62,9 +62,7 @@ fn of_array(array: &Array) -> Vec<HealthProblem> {
         ArrayState::Offline => Some(HealthCode::ArrayOffline),
     };
     let state = code.map(|code| {
-        let out = array.members.iter().filter(|member| member.state != MemberState::Live);
-        let out: Vec<String> = out.map(|member| format!("slot {} {}", member.slot, member.state)).collect();
-        let members = Some(out.join(", ")).filter(|out| !out.is_empty());
+        let members = members_out(array);
         let why = because(array.error.as_deref().or(members.as_deref()));
         problem(code, "array", name, format!("Array {name} is {}{why}", array.state))
     });
@@ -75,6 +73,13 @@ fn of_array(array: &Array) -> Vec<HealthProblem> {
         problem(HealthCode::MismatchedRows, "array", name, text)
     });
     state.into_iter().chain(scrub).collect()
+}
+
+/// The members of an array that are not live; `None` if all are.
+pub(super) fn members_out(array: &Array) -> Option<String> {
+    let out = array.members.iter().filter(|member| member.state != MemberState::Live);
+    let out: Vec<String> = out.map(|member| format!("slot {} {}", member.slot, member.state)).collect();
+    (!out.is_empty()).then(|| out.join(", "))
 }
 
 fn because(why: Option<&str>) -> String {

@@ -3,8 +3,8 @@
 
 use super::Engine;
 use super::bases::Base;
+use super::health::members_out;
 use crate::api_error::ApiError;
-use api::MemberState;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::Ordering;
@@ -39,7 +39,6 @@ fn look_after(engine: &Weak<Engine>) {
             return;
         }
         engine.tell(&mut seen);
-        engine.health(); // notes when problems begin
         if engine.wants_refresh.load(Ordering::SeqCst) {
             let _alone = engine.change();
             engine.wants_refresh.store(false, Ordering::SeqCst);
@@ -48,6 +47,7 @@ fn look_after(engine: &Weak<Engine>) {
         let began = Instant::now();
         if began >= next_try {
             engine.bring_about();
+            engine.health(); // notes when problems begin
             next_try = Instant::now() + RETRY.max(began.elapsed() * RETRY_FACTOR);
         }
     }
@@ -141,13 +141,7 @@ impl Engine {
             let is_new = !seen.0.contains_key(name);
             let (last_state, last_ns) = seen.0.entry(name.clone()).or_insert(("optimal", 0));
             if *last_state != state {
-                let out: Vec<String> = report
-                    .members
-                    .iter()
-                    .filter(|member| member.state != MemberState::Live)
-                    .map(|member| format!("slot {} {}", member.slot, member.state))
-                    .collect();
-                let text = if out.is_empty() { "every member is in sync".into() } else { out.join(", ") };
+                let text = members_out(&report).unwrap_or_else(|| "every member is in sync".into());
                 self.events.emit("array", name, state, text);
                 *last_state = state;
             }
