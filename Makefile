@@ -39,7 +39,7 @@ texts:
 # Most tests wait more than they compute.
 unit: export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(nproc))
 unit:
-	cargo test --workspace --locked
+	cargo test --workspace --locked --no-fail-fast
 
 simulate: ## About a minute of simulated crashes, and the seeds that once found something
 	$(SIM) --regressions crates/sim/regressions.txt --seeds 0..7000 --jobs 2
@@ -160,7 +160,7 @@ clients: ## QEMU, nbdkit and others of Debian trixie on target/release/libblkio.
 
 test: ## Everything: installs what is missing, passes all tests
 	@tests/timed --new
-	@$(MAKE) --no-print-directory all-suites; status=$$?; tests/timed --table; exit $$status
+	@$(MAKE) --no-print-directory --keep-going all-suites; status=$$?; tests/timed --table; exit $$status
 
 all-suites:
 	# Compilers and headers, which all that is built needs.
