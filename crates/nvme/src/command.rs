@@ -1,7 +1,7 @@
 //! Commands (Base 3.3.3.1): opcode, namespace, and the six command dwords that depend on the
 //! opcode. The transport adds identifier and data pointer.
 
-use crate::wire::{u32_at, u64_at};
+use crate::wire::{u16_at, u32_at, u64_at};
 use crate::{MAX_BLOCKS, MAX_RANGES};
 
 /// Opcodes of the NVM command set (NVM 3.2) and of the zoned one (ZNS 3.4).
@@ -34,6 +34,8 @@ pub mod opcode {
     pub const RESERVATION_ACQUIRE: u8 = 0x11;
     /// Base 7.4.
     pub const RESERVATION_RELEASE: u8 = 0x15;
+    /// NVM 3.2.2.
+    pub const COPY: u8 = 0x19;
 }
 
 /// Opcodes of admin commands (Base 5).
@@ -308,6 +310,17 @@ impl Command {
         Command { cdw: [ranges - 1, AD, 0, 0, 0, 0], ..Command::new(opcode::DATASET_MANAGEMENT, nsid) }
     }
 
+    /// Copies `ranges` ranges of the namespace to the blocks from `lba` on, one after the other.
+    /// The command's data lists them ([`copy_range`]). With `fua` the blocks are durable when it
+    /// completes.
+    ///
+    /// # Panics
+    /// With no ranges, or more than [`MAX_RANGES`].
+    pub fn copy(nsid: u32, lba: u64, ranges: u32, fua: bool) -> Command {
+        assert!((1..=MAX_RANGES).contains(&ranges), "{ranges} ranges");
+        Command::on_blocks(opcode::COPY, nsid, lba, ranges, if fua { FUA } else { 0 })
+    }
+
     /// Changes the state of the zone that starts at `lba`.
     pub const fn manage_zone(nsid: u32, lba: u64, action: ZoneSendAction) -> Command {
         let cdw = [lba as u32, (lba >> 32) as u32, 0, action as u32, 0, 0];
@@ -378,6 +391,51 @@ pub fn deallocate_range(lba: u64, blocks: u32) -> [u8; 16] {
     range
 }
 
+/// Bytes of a source range of a copy, in format 0.
+pub const COPY_RANGE_BYTES: usize = 32;
+
+/// The dwords of a copy, as a target parses them (NVM 3.2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// First block of the destination.
+    pub lba: u64,
+    /// Number of source ranges, 1 to [`MAX_RANGES`].
+    pub ranges: u32,
+    /// Format of their descriptors; 0 has [`COPY_RANGE_BYTES`].
+    pub format: u8,
+    /// The blocks must be durable when the command ends.
+    pub fua: bool,
+}
+
+impl Copy {
+    /// Parses command dwords 10 to 12.
+    pub const fn parse(cdw: &[u32; 6]) -> Copy {
+        Copy {
+            lba: cdw[0] as u64 | (cdw[1] as u64) << 32,
+            ranges: (cdw[2] & 0xff) + 1,
+            format: (cdw[2] >> 8) as u8 & 0xf,
+            fua: cdw[2] & FUA != 0,
+        }
+    }
+}
+
+/// Parses a source range of a copy, in format 0: first block, and number of blocks from 1 on.
+pub fn parse_copy_range(range: &[u8; COPY_RANGE_BYTES]) -> (u64, u32) {
+    (u64_at(range, 8), u32::from(u16_at(range, 16)) + 1)
+}
+
+/// One range of [`Command::copy`], in format 0, without protection information.
+///
+/// # Panics
+/// With no blocks, or more than [`MAX_BLOCKS`].
+pub fn copy_range(lba: u64, blocks: u32) -> [u8; COPY_RANGE_BYTES] {
+    assert!((1..=MAX_BLOCKS).contains(&blocks), "{blocks} blocks");
+    let mut range = [0; COPY_RANGE_BYTES];
+    range[8..16].copy_from_slice(&lba.to_le_bytes());
+    range[16..18].copy_from_slice(&((blocks - 1) as u16).to_le_bytes());
+    range
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -421,6 +479,21 @@ mod tests {
         assert_eq!(parse_deallocate_range(&deallocate_range(LBA, 77)), (LBA, 77));
         assert_eq!(dataset_management(&Command::deallocate(1, 256).cdw), (256, true));
         assert_eq!(dataset_management(&[0; 6]), (1, false));
+        let copy = Copy { lba: LBA, ranges: 256, format: 0, fua: true };
+        assert_eq!(Copy::parse(&Command::copy(1, LBA, 256, true).cdw), copy);
+        assert_eq!(Copy::parse(&[0, 0, 0x0000_0f00, 0, 0, 0]).format, 0xf);
+        assert_eq!(parse_copy_range(&copy_range(LBA, 1 << 16)), (LBA, 1 << 16));
+    }
+
+    #[test]
+    fn a_copy_counts_its_ranges_and_their_blocks_from_zero() {
+        let command = Command::copy(7, LBA, 2, false);
+        assert_eq!((command.opcode, command.nsid), (0x19, 7));
+        assert_eq!(command.cdw, [0x89ab_cdef, 0x0123_4567, 1, 0, 0, 0]);
+        let range = copy_range(LBA, 0x1122);
+        assert_eq!(range[..8], [0; 8]);
+        assert_eq!(range[8..16], [0xef, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01]);
+        assert_eq!((&range[16..18], &range[18..]), (&[0x21, 0x11][..], &[0; 14][..]));
     }
 
     #[test]

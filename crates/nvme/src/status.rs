@@ -175,6 +175,8 @@ named! {
     WRITE_TO_READ_ONLY_RANGE = 1 / 0x82;
     /// NVM: longer than a limit of the controller.
     COMMAND_SIZE_LIMIT_EXCEEDED = 1 / 0x83;
+    /// NVM: the source of a copy overlaps its destination.
+    OVERLAPPING_RANGE = 1 / 0x87;
 
     /// Zoned: the blocks cross the end of a zone.
     ZONE_BOUNDARY = 1 / 0xb8;

@@ -87,6 +87,8 @@ def _every_kind_of_command_arrives(guest, server, disk):
     guest.sh(f"dd if=/dev/{disk} of=/run/blocks bs=4k skip=512 count=1 2>/dev/null")
     compare = f"nvme compare /dev/{disk} -s 4096 -c 7 -z 4096 -d"
     guest.sh(f"{compare} /run/blocks && nvme verify /dev/{disk} -s 4096 -c 7 && nvme flush /dev/{disk} -n 1")
+    guest.sh(f"nvme copy /dev/{disk} --sdlba=0 --slbs=4096 --blocks=7")
+    guest.sh(f"dd if=/dev/{disk} bs=4k count=1 iflag=direct 2>/dev/null | cmp - /run/blocks")
     code, output = guest.sh(f"{compare} /dev/zero 2>&1", check=False)
     assert code != 0 and "Compare" in output, output
     for page in "smart-log", "error-log", "fw-log", "effects-log", "changed-ns-list-log":

@@ -5,6 +5,7 @@
 //! supports those that 5.1 of NVMe over Fabrics lists.
 
 use super::controller::MAX_EVENT_REQUESTS;
+use super::copy;
 use super::ports;
 use super::reading::Command;
 use super::session::{Failure, Reply, Session};
@@ -182,7 +183,7 @@ impl Session {
         let namespaces = &subsystem.namespaces;
         let all = |has: fn(&Namespace) -> bool| namespaces.iter().all(has);
         let is_cached = namespaces.iter().any(|namespace| namespace.limits.volatile_cache);
-        let mut commands = oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::VERIFY;
+        let mut commands = oncs::COMPARE | oncs::DATASET_MANAGEMENT | oncs::VERIFY | oncs::COPY;
         if subsystem.has_reservations() {
             commands |= oncs::RESERVATIONS;
         }
@@ -208,6 +209,7 @@ impl Session {
             completion_exponents: 0x44,
             namespaces: namespaces.len() as u32,
             commands,
+            copy_formats: copy::FORMATS,
             volatile_cache: FLUSH_ALL | u8::from(is_cached),
             max_allowed_namespaces: namespaces.len() as u32,
             ..self.common_data()
@@ -254,6 +256,9 @@ fn namespace_data(namespace: &Namespace, has_reservations: bool) -> NamespaceDat
         deallocate_granularity: units(limits.discard_alignment),
         deallocate_alignment: units(limits.discard_alignment),
         optimal_write: units(limits.optimal_io_size.max(limits.physical_block_size)),
+        copy_range_blocks: copy::max_blocks(limits.block_size) as u16,
+        copy_blocks: copy::max_blocks(limits.block_size),
+        copy_ranges: (nvme::MAX_RANGES - 1) as u8,
         reservations: match (has_reservations, namespace.reserved.can_persist()) {
             (false, _) => 0,
             (true, true) => reservation::CAPABILITIES | reservation::CAPABILITY_PERSISTS,

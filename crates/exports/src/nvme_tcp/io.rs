@@ -16,28 +16,35 @@ use nvme::fabrics::{self, FabricsType};
 use nvme::reservation::{Acquire, KEY_BYTES, KEYS_BYTES, Register, Release, Report};
 use nvme::{MAX_RANGES, Status, SubmissionEntry};
 
-/// Bytes that Compare and Verify process at a time.
+/// Bytes that Compare, Copy and Verify process at a time.
 pub(super) const PART: usize = 64 << 10;
 /// Bytes of one range of a dataset management command.
 const RANGE_BYTES: usize = 16;
 
 /// The target of a command.
-struct Place<'a> {
-    namespace: &'a Namespace,
-    target: &'a Target,
+pub(super) struct Place<'a> {
+    pub(super) namespace: &'a Namespace,
+    pub(super) target: &'a Target,
     gate: &'a Gate,
     controller: &'a Controller,
 }
 
 /// A byte range of a namespace.
 #[derive(Clone, Copy)]
-struct Bytes {
-    offset: u64,
-    len: u64,
+pub(super) struct Bytes {
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+impl Bytes {
+    pub(super) fn overlaps(&self, other: &Bytes) -> bool {
+        self.offset < other.offset + other.len && other.offset < self.offset + self.len
+    }
 }
 
 impl Place<'_> {
-    fn bytes(&self, lba: u64, blocks: u32) -> Result<Bytes, Status> {
+    /// The bytes of `blocks` blocks from `lba` on.
+    pub(super) fn bytes(&self, lba: u64, blocks: u32) -> Result<Bytes, Status> {
         let shift = self.namespace.block_shift();
         let end = lba.checked_add(blocks.into()).filter(|end| *end <= self.namespace.capacity() >> shift);
         end.ok_or(Status::LBA_OUT_OF_RANGE)?;
@@ -46,13 +53,13 @@ impl Place<'_> {
 
     /// Checks that no reservation forbids a read.
     #[inline]
-    fn admit_read(&self) -> Result<(), Status> {
+    pub(super) fn admit_read(&self) -> Result<(), Status> {
         self.controller.check_read(self.namespace.id)
     }
 
     /// As [`Place::admit_read`], for a write: now, and until the result is dropped.
     #[inline]
-    fn admit_write(&self) -> Result<Running, Status> {
+    pub(super) fn admit_write(&self) -> Result<Running, Status> {
         self.controller.check_write(self.namespace.id)?;
         Ok(self.gate.pass())
     }
@@ -77,6 +84,7 @@ impl Session {
             opcode::FLUSH => self.flush(&entry, link).await?,
             opcode::WRITE_ZEROES => self.write_zeroes(&entry, link).await?,
             opcode::DATASET_MANAGEMENT => self.manage_dataset(&mut command, link).await?,
+            opcode::COPY => self.copy(&mut command, link).await?,
             opcode::COMPARE => self.compare(&mut command, link).await?,
             opcode::VERIFY => self.verify(&entry, link).await?,
             opcode::RESERVATION_REPORT
@@ -102,7 +110,7 @@ impl Session {
         Ok(Reply::default())
     }
 
-    fn place(&self, nsid: u32) -> Result<Place<'_>, Status> {
+    pub(super) fn place(&self, nsid: u32) -> Result<Place<'_>, Status> {
         let controller = self.controller();
         let namespace = controller.subsystem.namespace(nsid).ok_or(Status::INVALID_NAMESPACE)?;
         Ok(Place { namespace, target: &self.targets()[nsid as usize - 1], gate: self.gate(nsid), controller })

@@ -106,7 +106,7 @@ fn effects(has_reservations: bool) -> Vec<u8> {
         opcode::RESERVATION_ACQUIRE,
         opcode::RESERVATION_RELEASE,
     ];
-    const CHANGING: [u8; 3] = [opcode::WRITE, opcode::WRITE_ZEROES, opcode::DATASET_MANAGEMENT];
+    const CHANGING: [u8; 4] = [opcode::WRITE, opcode::WRITE_ZEROES, opcode::DATASET_MANAGEMENT, opcode::COPY];
     let mut page = vec![0; 4096];
     let mut put = |place: usize, opcode: u8, effect: u32| {
         let at = place + 4 * usize::from(opcode);

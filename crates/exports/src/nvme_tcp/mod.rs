@@ -24,7 +24,7 @@
 //! | [`reading`], [`transfers`] | PDUs to commands and data |
 //! | [`session`] | a queue: from a command to its completion |
 //! | [`reservations`] | write access of hosts that share a namespace |
-//! | [`io`], [`admin`], [`log_pages`], [`lba_status`] | execution of commands |
+//! | [`io`], [`copy`], [`admin`], [`log_pages`], [`lba_status`] | execution of commands |
 //!
 //! Source: NVM Express Base Specification 2.0, NVM Command Set Specification 1.0 (for Get LBA
 //! Status 1.1), NVMe/TCP Transport Specification 1.0.
@@ -33,6 +33,7 @@ mod access;
 mod admin;
 mod authentication;
 mod controller;
+mod copy;
 mod failures;
 mod features;
 mod handshake;
@@ -98,8 +99,8 @@ const MAX_TRANSFER: u32 = 1 << 20;
 /// Maximum data of one H2CData PDU.
 const MAX_H2C_DATA: u32 = MAX_TRANSFER;
 
-/// Buffers of a connection that are not tied to requests: the stream buffer, and those of Compare
-/// and Verify.
+/// Buffers of a connection that are not tied to requests: the stream buffer, and those of Compare,
+/// Copy and Verify.
 const FIXED_BYTES: usize = (66 << 10) + 2 * io::PART;
 /// Memory guaranteed to an I/O queue: its longest command, and a few commands with in-capsule data.
 const IO_MINIMUM: Minimum =

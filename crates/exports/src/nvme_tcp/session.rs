@@ -56,6 +56,11 @@ pub(super) struct Reply {
 /// The failure of a command.
 pub(super) enum Failure {
     Status(Status),
+    /// A status with dwords 0 and 1 of the completion.
+    Detailed {
+        status: Status,
+        result: u64,
+    },
     /// The connection is broken: no completion can be sent.
     Gone,
 }
@@ -193,6 +198,12 @@ impl Session {
         Ok(Reply { data: Some(memory), ..Reply::default() })
     }
 
+    /// Sends the completion of a command that failed.
+    fn refuse(&self, command_id: u16, status: Status, result: u64, link: &Link) {
+        link.stats().count_failure();
+        self.answer(command_id, status, Reply { result, data: None }, link);
+    }
+
     /// Sends the completion of a command.
     fn answer(&self, command_id: u16, status: Status, reply: Reply, link: &Link) {
         let sq_head = match self.has_flow_control {
@@ -307,10 +318,8 @@ impl Protocol for Session {
         };
         match result {
             Ok(reply) => self.answer(command_id, Status::SUCCESS, reply, link),
-            Err(Failure::Status(status)) => {
-                link.stats().count_failure();
-                self.answer(command_id, status, Reply::default(), link);
-            }
+            Err(Failure::Status(status)) => self.refuse(command_id, status, 0, link),
+            Err(Failure::Detailed { status, result }) => self.refuse(command_id, status, result, link),
             Err(Failure::Gone) => link.drop_request(),
         }
     }

@@ -10,7 +10,7 @@ use nvme::command::{admin, cns, feature, log_page};
 use nvme::fabrics::discovery::{DiscoveryEntry, DiscoveryHeader};
 use nvme::fabrics::property::{Capabilities, Configuration, offset};
 use nvme::fabrics::{ANY_CONTROLLER, Connect, ConnectData, InvalidParameter, nqn};
-use nvme::identify::controller_data::ControllerData;
+use nvme::identify::controller_data::{ControllerData, oncs};
 use nvme::identify::lists::{NamespaceId, parse_descriptors, parse_namespaces};
 use nvme::identify::namespace_data::NamespaceData;
 use nvme::{Command, IDENTIFY_BYTES, IdentifyData, Namespace, Sgl, Status, SubmissionEntry};
@@ -63,7 +63,10 @@ fn a_controller_says_what_it_and_its_namespaces_are() {
     assert_eq!(parse_namespaces(&identify(&mut host, 1, cns::ACTIVE_NAMESPACES)).count(), 1);
     let second = identify(&mut host, 2, cns::NAMESPACE);
     assert_eq!(Namespace::parse(&second).unwrap().blocks, 4096);
-    let uuid = NamespaceData::parse(&second).nguid;
+    let NamespaceData { nguid: uuid, copy_range_blocks, copy_blocks, copy_ranges, .. } =
+        NamespaceData::parse(&second);
+    assert_eq!((copy_range_blocks, copy_blocks, copy_ranges), (32768, 32768, 255));
+    assert_eq!((controller.commands & oncs::COPY, controller.copy_formats), (oncs::COPY, 1));
     assert!(
         parse_descriptors(&identify(&mut host, 2, cns::DESCRIPTORS)).any(|id| id == NamespaceId::Uuid(uuid))
     );

@@ -1,11 +1,12 @@
 //! Commands of I/O queues.
 
+use crate::device::pattern;
 use crate::host::{Host, Pdu};
 use crate::server::{MIB, Server, export};
-use block::Op;
+use block::{IoError, Op};
 use drivers::mem::{MemDevice, Options as MemOptions};
 use exports::Export;
-use nvme::command::{deallocate_range, opcode};
+use nvme::command::{copy_range, deallocate_range, opcode};
 use nvme::fabrics::{Connect, ConnectData, Nqn};
 use nvme::{Command, Sgl, Status, SubmissionEntry};
 use std::collections::VecDeque;
@@ -107,6 +108,82 @@ fn compare_verify_write_zeroes_and_deallocate_work() {
     assert!(io.read(16, 8) == data[8192..12288], "nothing of it was done");
     let stats = &export.stats().queues[0];
     assert!(stats.requests(Op::Discard) == 3 && stats.requests(Op::WriteZeroes) == 2);
+}
+
+#[test]
+fn a_copy_gathers_its_ranges_in_their_order() {
+    let server = Server::start(64 * MIB);
+    let (_admin, mut io) = server.connect();
+    let data: Vec<u8> = (0..MIB).map(|i| (i / 512 * 7 + i / 11) as u8).collect();
+    assert_eq!(io.write(0, &data), Status::SUCCESS);
+    // One block, more than a part, and a range twice.
+    let ranges = [copy_range(9, 1), copy_range(100, 777), copy_range(9, 1), copy_range(2047, 1)].concat();
+    assert_eq!(io.run_with(&Command::copy(1, 5000, 4, true), &ranges).status, Status::SUCCESS);
+    let block = |lba: usize, blocks: usize| &data[lba * 512..][..blocks * 512];
+    assert!(io.read(5000, 780) == [block(9, 1), block(100, 777), block(9, 1), block(2047, 1)].concat());
+    let (stable, other) = server.device.stable_and_other_writes();
+    assert!(stable > 0 && other == 0);
+
+    // As much as a copy may be, in as many ranges as there may be.
+    let ranges: Vec<u8> = (0..256).flat_map(|i| copy_range(i * 8, 128)).collect();
+    assert_eq!(io.run_with(&Command::copy(1, 65536, 256, false), &ranges).status, Status::SUCCESS);
+    for i in [0, 100, 240] {
+        assert!(io.read(65536 + i * 128, 128) == block(i as usize * 8, 128), "{i}");
+    }
+}
+
+#[test]
+fn a_copy_that_is_not_allowed_changes_nothing() {
+    let server = Server::start(64 * MIB);
+    let (_admin, mut io) = server.connect();
+    assert_eq!(io.write(0, &[7; 4096]), Status::SUCCESS);
+    let before = server.device.executed();
+    let mut copy = |command: Command, ranges: &[[u8; 32]]| {
+        let done = io.run_with(&command, &ranges.concat());
+        (done.status, done.result)
+    };
+    let to = |lba| Command::copy(1, lba, 1, false);
+    let two = |lba| Command::copy(1, lba, 2, false);
+    let fine = copy_range(0, 8);
+    assert_eq!(copy(to(100), &[copy_range(0, 32769)]), (Status::COMMAND_SIZE_LIMIT_EXCEEDED, 0));
+    assert_eq!(copy(two(100), &[copy_range(0, 32768), fine]), (Status::COMMAND_SIZE_LIMIT_EXCEEDED, 0));
+    for command in [to(131_072), to(131_065), to(u64::MAX)] {
+        assert_eq!(copy(command, &[fine]), (Status::LBA_OUT_OF_RANGE, 0));
+    }
+    for lba in [131_065, u64::MAX] {
+        assert_eq!(copy(two(100), &[fine, copy_range(lba, 8)]), (Status::LBA_OUT_OF_RANGE, 0));
+    }
+    // The destination ends at block 108 + blocks.
+    for (lba, blocks) in [(0, 101), (100, 1), (108, 1), (50, 200)] {
+        let overlapping = copy_range(lba, blocks);
+        assert_eq!(copy(two(100), &[fine, overlapping]), (Status::OVERLAPPING_RANGE, 0), "{lba}");
+    }
+    assert_eq!(copy(two(100), &[fine]), (Status::INVALID_SGL_LENGTH, 0));
+    let mut command = to(100);
+    command.cdw[2] |= 1 << 8;
+    assert_eq!(copy(command, &[fine]), (Status::INVALID_FIELD, 0), "format 1");
+    assert_eq!(copy(Command { nsid: 2, ..to(100) }, &[fine]), (Status::INVALID_NAMESPACE, 0));
+    assert_eq!(server.device.executed(), before);
+    // The blocks before and after the destination are no overlap.
+    assert_eq!(copy(two(108), &[copy_range(100, 8), copy_range(117, 1)]), (Status::SUCCESS, 0));
+}
+
+#[test]
+fn a_copy_that_fails_names_the_range() {
+    let server = Server::with(MIB, |config| exports::nvme_tcp::Config { read_only: true, ..config });
+    let (_admin, mut io) = server.connect();
+    let done = io.run_with(&Command::copy(1, 100, 1, false), &copy_range(0, 8));
+    assert_eq!((done.status, done.result), (Status::WRITE_PROTECTED, 0));
+
+    let server = Server::start(MIB);
+    let (_admin, mut io) = server.connect();
+    assert_eq!(io.write(0, &[7; 4096]), Status::SUCCESS);
+    server.device.fail_at(8 * 512, IoError::Medium);
+    let ranges = [copy_range(0, 8), copy_range(8, 1), copy_range(0, 4)].concat();
+    let done = io.run_with(&Command::copy(1, 100, 3, false), &ranges);
+    assert_eq!((done.status, done.result), (Status::UNRECOVERED_READ_ERROR, 1));
+    let after: Vec<u8> = (108 * 512..113 * 512).map(pattern).collect();
+    assert!((io.read(100, 8), io.read(108, 5)) == (vec![7; 4096], after), "the ranges before it are copied");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::host::{Host, Pdu};
 use crate::server::{MIB, SUBSYSTEM, Server, wait_until};
 use exports::nvme_tcp::{Config, Nqn};
 use nvme::command::event::Event;
-use nvme::command::{cns, deallocate_range, feature, log_page, opcode};
+use nvme::command::{cns, copy_range, deallocate_range, feature, log_page, opcode};
 use nvme::fabrics::InvalidParameter;
 use nvme::identify::controller_data::{ControllerData, oncs};
 use nvme::identify::namespace_data::NamespaceData;
@@ -109,6 +109,8 @@ fn every_command_is_judged_by_what_the_specification_lets_a_stranger_do() {
             assert_eq!(io.run(&Command::flush(1), 0).status, writes);
             assert_eq!(io.run(&Command::flush(!0), 0).status, writes);
             assert_eq!(io.run_with(&Command::deallocate(1, 1), &range).status, writes);
+            let copy = io.run_with(&Command::copy(1, 64, 1, false), &copy_range(0, 1)).status;
+            assert_eq!(copy, writes, "it reads and writes");
             assert_eq!(io.write(0, &vec![peer.key as u8; 100 << 10]), writes, "its data is not asked for");
             assert_eq!(io.run(&on_block(opcode::VERIFY), 0).status, reads);
             let compare = io.run_with(&on_block(opcode::COMPARE), &[0; 512]).status;

@@ -31,6 +31,8 @@ pub mod oncs {
     pub const RESERVATIONS: u16 = 1 << 5;
     /// Verify.
     pub const VERIFY: u16 = 1 << 7;
+    /// Copy.
+    pub const COPY: u16 = 1 << 8;
 }
 
 /// Bits of [`ControllerData::attributes`] (CTRATT).
@@ -174,6 +176,8 @@ pub struct ControllerData {
     pub atomic_power_fail_blocks: u16,
     /// ACWU: blocks of the longest atomic compare and write, counted from 0.
     pub atomic_compare_blocks: u16,
+    /// OCFS: supported formats of the source ranges of a copy, a bit each.
+    pub copy_formats: u16,
     /// SGLS; [`sgls`].
     pub sgls: u32,
     /// MNAN: limit of namespaces at a time; 0 for NN.
@@ -231,6 +235,7 @@ impl ControllerData {
             atomic_blocks: u16_at(data, 526),
             atomic_power_fail_blocks: u16_at(data, 528),
             atomic_compare_blocks: u16_at(data, 532),
+            copy_formats: u16_at(data, 534),
             sgls: u32_at(data, 536),
             max_allowed_namespaces: u32_at(data, 540),
             subsystem: text_at(data, NQN.start, NQN.len()),
@@ -299,6 +304,7 @@ impl ControllerData {
         put(data, 526, self.atomic_blocks.to_le_bytes());
         put(data, 528, self.atomic_power_fail_blocks.to_le_bytes());
         put(data, 532, self.atomic_compare_blocks.to_le_bytes());
+        put(data, 534, self.copy_formats.to_le_bytes());
         put(data, 536, self.sgls.to_le_bytes());
         put(data, 540, self.max_allowed_namespaces.to_le_bytes());
     }

@@ -59,6 +59,12 @@ pub struct NamespaceData {
     pub deallocate_alignment: u16,
     /// NOWS: optimal write size, likewise.
     pub optimal_write: u16,
+    /// MSSRL: longest source range of a copy, in blocks.
+    pub copy_range_blocks: u16,
+    /// MCL: limit of the blocks of a copy.
+    pub copy_blocks: u32,
+    /// MSRC: limit of the source ranges of a copy, counted from 0.
+    pub copy_ranges: u8,
     /// ANAGRPID: the group that determines its access state; 0 for none.
     pub ana_group: u32,
     /// NSATTR bit 0: the namespace refuses writes at present.
@@ -90,6 +96,9 @@ impl NamespaceData {
             deallocate_granularity: u16_at(data, 68),
             deallocate_alignment: u16_at(data, 70),
             optimal_write: u16_at(data, 72),
+            copy_range_blocks: u16_at(data, 74),
+            copy_blocks: u32_at(data, 76),
+            copy_ranges: data[80],
             ana_group: u32_at(data, 92),
             is_write_protected: data[99] & 1 != 0,
             nguid: array_at(data, 104),
@@ -116,6 +125,9 @@ impl NamespaceData {
         put(&mut data, 68, self.deallocate_granularity.to_le_bytes());
         put(&mut data, 70, self.deallocate_alignment.to_le_bytes());
         put(&mut data, 72, self.optimal_write.to_le_bytes());
+        put(&mut data, 74, self.copy_range_blocks.to_le_bytes());
+        put(&mut data, 76, self.copy_blocks.to_le_bytes());
+        data[80] = self.copy_ranges;
         put(&mut data, 92, self.ana_group.to_le_bytes());
         data[99] = self.is_write_protected.into();
         put(&mut data, 104, self.nguid);
@@ -141,6 +153,9 @@ mod tests {
             write_granularity: 7,
             deallocate_granularity: 15,
             optimal_write: 31,
+            copy_range_blocks: 0x1122,
+            copy_blocks: 0x3344_5566,
+            copy_ranges: 255,
             is_write_protected: true,
             block_shift: 12,
             nguid: [7; 16],
@@ -149,6 +164,7 @@ mod tests {
         let bytes = data.encode();
         assert_eq!(bytes[24..27], [0b1_0001, 0, 0]);
         assert_eq!(bytes[128..132], [0, 0, 12, 0]);
+        assert_eq!(bytes[72..82], [31, 0, 0x22, 0x11, 0x66, 0x55, 0x44, 0x33, 255, 0]);
         assert_eq!(bytes[103..121], [0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0]);
         let expected = Namespace {
             blocks: 0x1_0000_0000,
