@@ -195,7 +195,10 @@ impl Drop for LiveChannel {
         // The end of the image frees those that are not returned.
         self.view().post(0, move |view| {
             let clusters = (first..first + count).collect();
-            reactor::current().spawn(async move { home(&view).take_back(&view, clusters).await });
+            reactor::current().spawn(async move {
+                let home = home(&view);
+                home.background.run(home.take_back(&view, clusters)).await;
+            });
         });
     }
 }

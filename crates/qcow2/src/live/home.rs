@@ -13,6 +13,7 @@
 //! the image is valid at every moment. A crash leaves clusters that are not free and not used, at
 //! most.
 
+use super::background::Background;
 use super::file::File;
 use super::marks::{Mark, SnapshotPlace};
 use super::metadata::{Metadata, WORD};
@@ -68,6 +69,7 @@ pub(super) struct Home {
     pub(super) quarantine: RefCell<BTreeMap<u64, Vec<u64>>>,
     /// One quarantine ends at a time.
     releasing: Permits,
+    pub(super) background: Background,
     next_number: Cell<u64>,
     /// Entries that were set, and not flushed, for the case of a kill.
     pub(super) log: OnceCell<Log>,
@@ -231,6 +233,7 @@ impl Home {
             dropped: RefCell::default(),
             quarantine: RefCell::default(),
             releasing: Permits::new(1),
+            background: Background::new(),
             next_number: Cell::new(0),
             log: OnceCell::new(),
             mark: Cell::default(),
@@ -512,8 +515,12 @@ impl Home {
         if is_full && self.flushing.waiting() == 0 {
             let view = view.clone();
             reactor::current().spawn(async move {
-                // The next flush of a client reports a failure.
-                let _ = home(&view).flush(&view).await;
+                let home = home(&view);
+                let flush = async {
+                    // The next flush of a client reports a failure.
+                    let _ = home.flush(&view).await;
+                };
+                home.background.run(flush).await;
             });
         }
     }
@@ -741,7 +748,8 @@ impl Home {
             if !mutant::is(Mutant::ReleaseBeforeGrace) {
                 view.grace().await;
             }
-            home(&view).release(&view, number).await;
+            let home = home(&view);
+            home.background.run(home.release(&view, number)).await;
         });
     }
 
@@ -749,7 +757,7 @@ impl Home {
     async fn release(&self, view: &Entries, number: u64) {
         let release = async {
             let clusters = self.quarantine.borrow_mut().remove(&number);
-            if let Some(clusters) = clusters {
+            if let Some(clusters) = clusters.filter(|_| !self.background.is_closed()) {
                 let _ = self.drop_references(view, &clusters).await;
             }
         };
@@ -776,21 +784,30 @@ impl Home {
     }
 
     /// Writes everything, and cuts off the end of the file that is not used, down to `least` bytes.
+    /// No request is in flight then, and none follows, as the core may end.
     ///
     /// # Errors
     /// The device's. The image is valid, and may have clusters that are not free and not used.
     pub(super) async fn close(&self, view: &Entries, least: u64) -> IoResult {
         self.changes.take();
+        self.background.ended().await;
         // A search for leaks, or a change of snapshots, ends first.
-        self.holding.during(1, self.flush(view)).await?;
+        let flushed = self.holding.during(1, self.flush(view)).await;
         // A core that still has a view may be waiting for this.
-        if view.is_alone() {
+        if flushed.is_ok() && view.is_alone() {
             for number in self.quarantines() {
                 self.release(view, number).await;
             }
         }
+        let finish = async {
+            self.background.close();
+            flushed?;
+            self.finish(view, least).await
+        };
         // One that has begun changes refcounts.
-        self.releasing.during(1, self.finish(view, least)).await
+        let finished = self.releasing.during(1, finish).await;
+        self.background.ended().await;
+        finished
     }
 
     /// Writes refcounts, and cuts off the end of the file.

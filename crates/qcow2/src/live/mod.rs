@@ -20,6 +20,7 @@
 //! | [`metadata`] | the properties that all cores know |
 //! | [`refcounts`] | which clusters are free |
 //! | [`restart`] | entries that outlive a kill of the process |
+//! | [`background`] | work that no request waits for |
 //! | [`session`] | the mark of a writer, and what an earlier one has left |
 //! | [`leaks`] | frees what a crash has left |
 //! | [`stream`] | data of the backing file, copied while the image is in use |
@@ -27,6 +28,7 @@
 //! | [`snapshots`] | internal snapshots, made and deleted while the image is in use |
 //! | [`file`](mod@file) | reads and writes of metadata |
 
+mod background;
 mod bitmaps;
 mod channel;
 mod clear;

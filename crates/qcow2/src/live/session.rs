@@ -46,7 +46,10 @@ impl Home {
         }
         if last > 0 {
             let view = view.clone();
-            reactor::current().spawn(async move { home(&view).end_leaks(&view).await });
+            reactor::current().spawn(async move {
+                let home = home(&view);
+                home.background.run(home.end_leaks(&view)).await;
+            });
         }
         Ok(())
     }

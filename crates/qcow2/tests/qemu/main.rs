@@ -5,6 +5,7 @@ mod backing;
 mod bitmap_changes;
 mod bitmaps;
 mod changes;
+mod closing;
 mod damage;
 mod disk;
 mod imago;

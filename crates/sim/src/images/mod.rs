@@ -83,6 +83,9 @@ fn run(world: &Rc<World>, seed: u64, boot: &Boot, is_logged: bool) {
                 let crash = boot.crash_at_end.map(|crash| world.machine.from_now(crash));
                 world.machine.crash_at(crash);
                 drop(image);
+                if world.machine.in_flight() > 0 && world.machine.is_on() {
+                    world.fail("the image was closed while requests of it were in flight".into());
+                }
                 world.machine.crash_at(None);
                 stream::look(world, &simulation, true);
                 // A write that failed may leave a table and a block that nothing refers to.
