@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import subprocess
+import time
 import urllib.parse
 
 from playwright.sync_api import expect, sync_playwright
@@ -17,7 +18,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 WEB = os.environ.get("WEB_DIR", os.path.join(REPO, "target", "web"))
 AXE = os.path.join(WEB, "axe", "package", "axe.min.js")
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-TIMEOUT_MS = 10_000
+TIMEOUT_MS = 60_000
 MOST_TABS = 250  # a page with more stops than this cannot be worked with a keyboard
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 # Every view, with what shows most.
@@ -190,6 +191,13 @@ class Web:
 
     def wait_closed(self):
         expect(self.dialog()).to_have_count(0)
+
+    def wait_until(self, is_so, seen):
+        """Waits for what no locator can say; fails with what `seen` returns."""
+        until = time.monotonic() + TIMEOUT_MS / 1000
+        while not is_so():
+            assert time.monotonic() < until, f"not in time: {seen()}"
+            self.page.wait_for_timeout(50)
 
     def sent(self, method, path):
         """The bodies of such requests, the newest last."""

@@ -32,9 +32,9 @@ def members_have_plots_and_numbers(web):
     expect(table.locator("tbody tr").nth(1)).to_contain_text(re.compile(r"/dev/sdc[\d,]+[\d.]+ MiB/s[\d.]+ µs / [\d.]+ µs"))
     plot = page.get_by_role("img", name=re.compile(r"^IOPS of slot 0 of data in the last two minutes. Now: reads [\d,]+, writes [\d,]+\.$"))
     expect(plot).to_be_visible()
-    page.wait_for_timeout(2500)
-    assert "L" in plot.locator("path.line.read").get_attribute("d")
-    assert "L" in table.locator("tbody tr").nth(1).locator("path.line.read").first.get_attribute("d")
+    # A line needs two samples.
+    expect(plot.locator("path.line.read")).to_have_attribute("d", re.compile("L"))
+    expect(table.locator("tbody tr").nth(1).locator("path.line.read").first).to_have_attribute("d", re.compile("L"))
     Keyboard(page).choose("Plots of", "3")
     expect(page.get_by_role("img", name=re.compile("^Bandwidth of slot 3 of data"))).to_be_visible()
 

@@ -38,7 +38,7 @@ def health_changes_when_an_event_says_so(web):
     with web.mock.state.lock:
         web.mock.state.arrays["data"]["members"][0].update(state="missing")
         web.mock.emit("array", "data", "degraded", "The array data is degraded")
-    expect(page.locator("#health")).to_have_text("! 1 array degraded", timeout=3000)
+    expect(page.locator("#health")).to_have_text("! 1 array degraded")
 
 
 def the_picture_shows_everything_and_how_it_hangs_together(web):
