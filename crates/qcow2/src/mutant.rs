@@ -61,6 +61,10 @@ pub enum Mutant {
     EntryNotLogged,
     /// The restart log begins behind entries that a flush has not written yet.
     LogForgottenEarly,
+    /// The restart log begins behind entries that it has, and that are not set yet.
+    LogForgetsGroup,
+    /// An entry is set before its group is in the restart log.
+    GroupNotAwaited,
     /// The restart log has room for an entry when its ring is full.
     FullLogIgnored,
     /// A restart log counts after power loss.
@@ -105,7 +109,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 46] = [
+    pub const ALL: [Mutant; 48] = [
         Mutant::EntryBeforeData,
         Mutant::EntryBeforeRefcount,
         Mutant::RefcountTableBeforeBlock,
@@ -132,6 +136,8 @@ impl Mutant {
         Mutant::CloseWithoutRefcounts,
         Mutant::EntryNotLogged,
         Mutant::LogForgottenEarly,
+        Mutant::LogForgetsGroup,
+        Mutant::GroupNotAwaited,
         Mutant::FullLogIgnored,
         Mutant::LogOfEarlierStart,
         Mutant::LogOfOtherSession,

@@ -470,7 +470,7 @@ impl Home {
     }
 
     /// Sets an entry, whose data was written. The log has it first: others may complete writes to
-    /// its place as soon as it is set. No flush begins in between, as that is one step of the home.
+    /// its place as soon as it is set. The log knows until then that a flush may lack it.
     ///
     /// # Errors
     /// When the log has no room, and a flush fails; when it cannot be written: nothing has changed.
@@ -478,11 +478,11 @@ impl Home {
         if let Some(log) = self.log.get() {
             while log.is_full() {
                 self.flush(view).await?;
+                // Entries that the log has may have to be set first.
+                yield_now().await;
             }
-            log.note(locked.cluster, entry).map_err(|error| {
-                tracing::error!(%error, "the restart log of an image cannot be written");
-                IoError::Medium
-            })?;
+            log.note(locked.cluster, entry).await?;
+            log.note_set();
         }
         self.note_use(view.format().geometry.host_clusters(entry));
         view.format().set.fetch_add(1, Ordering::AcqRel);
@@ -700,7 +700,7 @@ impl Home {
         self.begun.set(number);
         let now = metadata.set.load(Ordering::Acquire);
         let dropped = self.dropped.take();
-        let logged = self.log.get().map_or(0, Log::end);
+        let logged = self.log.get().map_or(0, Log::set_end);
         if mutant::is(Mutant::ReleaseBeforeFlush) {
             self.quarantine(view, dropped.clone());
         }

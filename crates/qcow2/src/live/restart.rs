@@ -26,15 +26,24 @@
 //! | 4096 | 32 each | cluster of the disk, entry (two words), low half of the record's number, CRC-32C of these and the session |
 //!
 //! All numbers are little-endian.
+//!
+//! The entries of one turn of the home are a *group*: one write adds them. The next group is
+//! written when all entries of the last one are set, so a flush knows which records it makes
+//! unnecessary.
 
 use crate::entry::Entry;
 use crate::header::Header;
 use crate::mutant::{self, Mutant};
-use std::cell::Cell;
+use block::{IoError, IoResult};
+use reactor::yield_now;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::future::poll_fn;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
 
 const MAGIC: [u8; 8] = *b"FREESTLG";
 const HEADER_BYTES: usize = 44;
@@ -116,7 +125,8 @@ impl RestartLog {
         if len < whole {
             self.file.write_all_at(&vec![0; (whole - len) as usize], len)?;
         }
-        let log = Log { log: self, first: Cell::new(0), end: Cell::new(0) };
+        let [first, written, end, group_start, set] = [const { Cell::new(0) }; 5];
+        let log = Log { log: self, first, written, end, group_start, set, group: RefCell::default() };
         log.write_header(0)?;
         Ok(log)
     }
@@ -132,9 +142,44 @@ struct Start {
 /// A log in use.
 pub(super) struct Log {
     log: RestartLog,
-    /// Number of the first record that counts, and of the next one.
+    /// Number of the first record that counts, of the first that is not in the file yet, and of the
+    /// next one.
     first: Cell<u64>,
+    written: Cell<u64>,
     end: Cell<u64>,
+    /// Number of the first record of the last group in the file.
+    group_start: Cell<u64>,
+    /// So many entries that the file has were set.
+    set: Cell<u64>,
+    /// The records that are not in the file.
+    group: RefCell<Option<Rc<Group>>>,
+}
+
+/// Records that one write adds to the log.
+#[derive(Default)]
+struct Group {
+    records: RefCell<Vec<[u8; RECORD_BYTES as usize]>>,
+    /// The result of the write, once it has one.
+    result: Cell<Option<IoResult>>,
+    waiting: RefCell<Vec<Waker>>,
+}
+
+impl Group {
+    fn end(&self, result: IoResult) {
+        self.result.set(Some(result));
+        self.waiting.take().into_iter().for_each(Waker::wake);
+    }
+
+    async fn ended(&self) -> IoResult {
+        poll_fn(|cx| match self.result.get() {
+            Some(result) => Poll::Ready(result),
+            None => {
+                self.waiting.borrow_mut().push(cx.waker().clone());
+                Poll::Pending
+            }
+        })
+        .await
+    }
 }
 
 impl Log {
@@ -162,25 +207,70 @@ impl Log {
             && !mutant::is(Mutant::FullLogIgnored)
     }
 
-    /// Adds the entry of a cluster. There is room.
+    /// Adds the entry of a cluster. There is room. The caller then sets the entry and calls
+    /// [`Log::note_set`], both at once.
     ///
     /// # Errors
-    /// When the file cannot be written: nothing is added.
-    pub(super) fn note(&self, cluster: u64, entry: Entry) -> io::Result<()> {
+    /// [`IoError::Medium`] when the file cannot be written: nothing is added.
+    pub(super) async fn note(&self, cluster: u64, entry: Entry) -> IoResult {
         if mutant::is(Mutant::EntryNotLogged) {
             return Ok(());
         }
-        let (number, records) = (self.end.get(), self.log.records);
         let mut record = [0; RECORD_BYTES as usize];
         for (at, value) in [(0, cluster), (8, entry.word), (16, entry.bitmap)] {
             record[at..at + 8].copy_from_slice(&value.to_le_bytes());
         }
+        let number = self.end.get();
         record[24..28].copy_from_slice(&(number as u32).to_le_bytes());
         let sum = sum_of(&record, self.log.session);
         record[28..].copy_from_slice(&sum.to_le_bytes());
-        self.log.file.write_all_at(&record, place(number, records))?;
         self.end.set(number + 1);
+        let known = self.group.borrow().clone();
+        let is_first = known.is_none();
+        let group = known.unwrap_or_else(|| self.group.borrow_mut().insert(Rc::default()).clone());
+        group.records.borrow_mut().push(record);
+        if !is_first {
+            return if mutant::is(Mutant::GroupNotAwaited) { Ok(()) } else { group.ended().await };
+        }
+        loop {
+            yield_now().await;
+            if self.set.get() == self.written.get() || mutant::is(Mutant::GroupNotAwaited) {
+                break;
+            }
+        }
+        self.group.take();
+        let written = self.write(&group.records.borrow()).map_err(|error| {
+            tracing::error!(%error, "the restart log of an image cannot be written");
+            // A part of the group may be there, whose clusters get another use.
+            let first = place(self.written.get(), self.log.records);
+            let _ = self.log.file.write_all_at(&[0; RECORD_BYTES as usize], first);
+            IoError::Medium
+        });
+        match written {
+            Ok(()) => self.group_start.set(self.written.replace(self.end.get())),
+            Err(_) => self.end.set(self.written.get()),
+        }
+        group.end(written);
+        written
+    }
+
+    /// Writes all records that are not in the file.
+    fn write(&self, records: &[[u8; RECORD_BYTES as usize]]) -> io::Result<()> {
+        let mut number = self.written.get();
+        let mut rest = records;
+        while !rest.is_empty() {
+            let ring = u64::from(self.log.records);
+            let (part, behind) = rest.split_at(rest.len().min((ring - number % ring) as usize));
+            self.log.file.write_all_at(part.as_flattened(), place(number, self.log.records))?;
+            number += part.len() as u64;
+            rest = behind;
+        }
         Ok(())
+    }
+
+    /// Notes that an entry was set, which [`Log::note`] has added.
+    pub(super) fn note_set(&self) {
+        self.set.set(self.set.get() + 1);
     }
 
     /// Gives back the room of a log that is no longer needed.
@@ -195,9 +285,11 @@ impl Log {
         self.end.get() - self.first.get() > u64::from(self.log.records) / 2
     }
 
-    /// The number of the next record.
-    pub(super) fn end(&self) -> u64 {
-        self.end.get()
+    /// A number of a record, before which all entries are set.
+    pub(super) fn set_end(&self) -> u64 {
+        // Those of the last group may not all be set.
+        let is_set = self.set.get() == self.written.get() || mutant::is(Mutant::LogForgetsGroup);
+        if is_set { self.written.get() } else { self.group_start.get() }
     }
 
     /// Forgets the records before the number `first`, whose entries are durable.
@@ -237,6 +329,7 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use block::{IoFuture, join_all};
 
     fn log(file: &File, start: u8, session: u32) -> RestartLog {
         RestartLog::new(file.try_clone().unwrap(), [start; 16], session, 4)
@@ -246,14 +339,29 @@ mod tests {
         Entry { word, bitmap: word + 1 }
     }
 
+    /// Adds and sets entries of clusters, as a group.
+    fn note(log: &Rc<Log>, entries: &[(u64, u64)]) -> IoResult {
+        let (log, entries) = (log.clone(), entries.to_vec());
+        reactor::run(async move {
+            let noted = entries.into_iter().map(|(cluster, word)| {
+                let log = log.clone();
+                IoFuture::new(async move {
+                    log.note(cluster, entry(word)).await?;
+                    log.note_set();
+                    Ok(())
+                })
+            });
+            join_all(noted).await
+        })
+    }
+
     #[test]
     fn a_killed_process_leaves_the_last_entry_of_each_cluster() {
         let file = tempfile::tempfile().unwrap();
         assert!(log(&file, 1, 7).entries(7).unwrap().is_empty(), "an empty file");
-        let first = log(&file, 1, 7).begin(0).unwrap();
-        for (cluster, word) in [(5, 10), (6, 20), (5, 30)] {
-            first.note(cluster, entry(word)).unwrap();
-        }
+        let first = Rc::new(log(&file, 1, 7).begin(0).unwrap());
+        note(&first, &[(5, 10), (6, 20)]).unwrap();
+        note(&first, &[(5, 30)]).unwrap();
         let found = log(&file, 1, 8).entries(7).unwrap();
         assert_eq!(found, BTreeMap::from([(5, entry(30)), (6, entry(20))]));
         for (start, session) in [(1, 8), (2, 7)] {
@@ -267,18 +375,22 @@ mod tests {
     #[test]
     fn a_full_log_has_room_again_after_a_flush() {
         let file = tempfile::tempfile().unwrap();
-        let used = log(&file, 1, 7).begin(0).unwrap();
+        let used = Rc::new(log(&file, 1, 7).begin(0).unwrap());
         for number in 0..4 {
             assert!(!used.is_full());
-            used.note(number, entry(number)).unwrap();
+            note(&used, &[(number, number)]).unwrap();
         }
         assert!(used.is_full() && used.is_half_full());
         used.forget(3).unwrap();
         assert!(!used.is_full() && !used.is_half_full());
-        (9..11).for_each(|number| used.note(number, entry(number)).unwrap());
+        // A group that goes over the end of the ring.
+        used.forget(4).unwrap();
+        note(&used, &[(8, 8)]).unwrap();
+        used.forget(4).unwrap();
+        note(&used, &[(9, 9), (10, 10), (11, 11)]).unwrap();
         let found: Vec<u64> = log(&file, 1, 8).entries(7).unwrap().into_keys().collect();
-        assert_eq!(found, [3, 9, 10]);
-        used.forget(used.end()).unwrap();
+        assert_eq!(found, [8, 9, 10, 11]);
+        used.forget(used.set_end()).unwrap();
         assert!(log(&file, 1, 8).entries(7).unwrap().is_empty());
         used.close();
         assert_eq!(file.metadata().unwrap().len(), 0);
@@ -287,12 +399,34 @@ mod tests {
     #[test]
     fn a_damaged_record_ends_the_log() {
         let file = tempfile::tempfile().unwrap();
-        let used = log(&file, 1, 7).begin(0).unwrap();
-        (0..3).for_each(|number| used.note(number, entry(number)).unwrap());
+        let used = Rc::new(log(&file, 1, 7).begin(0).unwrap());
+        note(&used, &[(0, 0), (1, 1), (2, 2)]).unwrap();
         file.write_all_at(&[0xff], RING + RECORD_BYTES + 3).unwrap();
         let found: Vec<u64> = log(&file, 1, 8).entries(7).unwrap().into_keys().collect();
         assert_eq!(found, [0]);
         file.write_all_at(&[0xff], 33).unwrap();
         assert!(log(&file, 1, 8).entries(7).unwrap().is_empty(), "a damaged header");
+    }
+
+    #[test]
+    fn a_flush_forgets_no_group_whose_entries_are_not_all_set() {
+        let file = tempfile::tempfile().unwrap();
+        let used = Rc::new(log(&file, 1, 7).begin(0).unwrap());
+        note(&used, &[(1, 1)]).unwrap();
+        let later = used.clone();
+        reactor::run(async move { later.note(2, entry(2)).await.unwrap() });
+        assert_eq!((used.end.get(), used.set_end()), (2, 1));
+        used.note_set();
+        assert_eq!(used.set_end(), 2);
+    }
+
+    #[test]
+    fn a_group_that_cannot_be_written_is_not_added() {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        let mut used = log(path.as_file(), 1, 7).begin(0).unwrap();
+        used.log.file = File::open(path.path()).unwrap();
+        let used = Rc::new(used);
+        assert_eq!(note(&used, &[(1, 1), (2, 2)]), Err(IoError::Medium));
+        assert_eq!((used.end.get(), used.set_end()), (0, 0));
     }
 }

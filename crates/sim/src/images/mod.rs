@@ -68,8 +68,7 @@ fn run_boots(plan: &Plan, world: &Rc<World>, is_tracing: bool) {
 
 /// Runs a boot to its end. `is_logged`: it and the next boot have the restart log.
 fn run(world: &Rc<World>, seed: u64, boot: &Boot, is_logged: bool) {
-    world.machine.power_on();
-    world.machine.set_kill(boot.is_kill);
+    world.begin_boot(boot.is_kill);
     let simulation = Simulation::start(seed, world.shape.cores + 1);
     world.machine.crash_at(boot.crash);
     let leaks = check(world, &simulation, world.leaks.take());

@@ -117,6 +117,10 @@ impl Plan {
                 (boot.crash, boot.crash_at_end) = (None, Some(kind(count)));
             }
         }
+        // Requests that end at the same time change entries in the same turn.
+        if rng.one_in(4) {
+            shape.latency_ns = 1;
+        }
         Plan { seed, shape, boots }
     }
 }

@@ -16,8 +16,10 @@ use qcow2::write::{Options, Output, Writer};
 use qcow2::{Others, RestartLog};
 use std::cell::{Cell, RefCell};
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Wake, Waker};
 
 /// Bytes of a part of the backing file that may have no data: a whole number of blocks.
 const HOLE: usize = 4096;
@@ -29,6 +31,38 @@ pub enum Pending {
     Made(String, Oracle, Ticket, bool),
     /// This snapshot may exist no more.
     Deleted(String),
+}
+
+/// The content of the restart log's file when power goes, or the process is killed. Requests that
+/// have begun still end then, and write to it.
+struct LogAtEnd {
+    log: File,
+    bytes: Mutex<Option<Vec<u8>>>,
+}
+
+impl LogAtEnd {
+    fn new(log: &File) -> Arc<LogAtEnd> {
+        Arc::new(LogAtEnd { log: log.try_clone().expect("a descriptor"), bytes: Mutex::default() })
+    }
+
+    fn bytes(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
+        self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the file the content that it had then.
+    fn restore(&self) {
+        let Some(bytes) = self.bytes().take() else { return };
+        let restored = self.log.set_len(bytes.len() as u64).and_then(|()| self.log.write_all_at(&bytes, 0));
+        restored.expect("a temporary file");
+    }
+}
+
+impl Wake for LogAtEnd {
+    fn wake(self: Arc<Self>) {
+        let mut bytes = vec![0; self.log.metadata().expect("a temporary file").len() as usize];
+        self.log.read_exact_at(&mut bytes, 0).expect("a temporary file");
+        *self.bytes() = Some(bytes);
+    }
 }
 
 /// All that a run is about.
@@ -55,6 +89,7 @@ pub struct World {
     pub bitmap: Option<Bitmap>,
     /// The file of the restart log.
     pub log: File,
+    log_at_end: Arc<LogAtEnd>,
     /// How often the machine was started.
     pub starts: Cell<u8>,
     /// Clusters that leaked when the image was closed, if it was and no power has been lost since.
@@ -110,6 +145,7 @@ impl World {
             has_volatile_cache: true,
             keeps_failed_writes: false,
         };
+        let log = tempfile::tempfile().expect("a temporary file");
         Rc::new(World {
             machine,
             file,
@@ -123,7 +159,8 @@ impl World {
             made: Cell::default(),
             is_unsettled: Cell::default(),
             bitmap,
-            log: tempfile::tempfile().expect("a temporary file"),
+            log_at_end: LogAtEnd::new(&log),
+            log,
             starts: Cell::default(),
             leaks: Cell::new(Some(0)),
             had_session: Cell::default(),
@@ -171,9 +208,17 @@ impl World {
         RestartLog::new(file, [self.starts.get(); 16], session, self.shape.log_records)
     }
 
+    /// Turns power on, for a boot that ends with a kill or a power loss.
+    pub fn begin_boot(&self, is_kill: bool) {
+        self.machine.power_on();
+        self.machine.set_kill(is_kill);
+        self.machine.wake_at_crash(&Waker::from(self.log_at_end.clone()));
+    }
+
     /// Power has gone, or the process was killed, and every request has ended. `is_logged`: a
     /// restart log has, and the next process reads, what a kill would lose.
     pub fn end_boot(&self, is_logged: bool) {
+        self.log_at_end.restore();
         let mut oracle = self.disk.oracle.borrow_mut();
         match self.machine.is_kill() {
             true if is_logged => oracle.kill(),
