@@ -36,6 +36,8 @@ fn check_one(key: &str, value: &str) -> Result<(), ApiError> {
 pub fn changed(before: &Labels, change: &LabelsChange) -> Result<Labels, ApiError> {
     let mut after = before.clone();
     for (key, value) in change {
+        // The key of a label that is removed, too.
+        check_one(key, value.as_deref().unwrap_or_default())?;
         match value {
             Some(value) => drop(after.insert(key.clone(), value.clone())),
             None => drop(after.remove(key)),
@@ -81,7 +83,8 @@ mod tests {
         let after = changed(&labels(&[("a", "1"), ("b", "1"), ("c", "1")]), &change).unwrap();
         assert_eq!(after, labels(&[("a", "2"), ("c", "1")]));
         assert_eq!(describe(&after), "labels: a=2, c=1");
-        let change = [("a=".to_owned(), Some(String::new()))].into();
-        assert!(changed(&after, &change).is_err());
+        for (key, value) in [("a=", Some(String::new())), ("a=", None), ("", None)] {
+            assert!(changed(&after, &[(key.to_owned(), value)].into()).is_err(), "{key:?}");
+        }
     }
 }

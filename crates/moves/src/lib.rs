@@ -90,9 +90,12 @@ pub enum Resumed {
     Open,
 }
 
+/// Start of the name of a copy until it is whole; the UUID of the copy follows.
+const COPY_PREFIX: &str = "moving-";
+
 /// The name of a copy until it is whole.
 fn name_of_copy(copy: Uuid) -> String {
-    format!("moving-{copy}")
+    format!("{COPY_PREFIX}{copy}")
 }
 
 /// Makes room of `size` bytes for a copy. A start deletes it unless it knows of it.
@@ -107,14 +110,15 @@ pub fn make_room(pool: &Pool, copy: Uuid, size: u64) -> Result<Info, PoolError> 
 /// Whether a volume is a copy that is not whole: it holds what others had in its place, and is
 /// never shown.
 pub fn is_unfinished_copy(info: &Info) -> bool {
-    info.name.as_str() == name_of_copy(info.uuid)
+    info.name.as_str().starts_with(COPY_PREFIX) && info.name.as_str() == name_of_copy(info.uuid)
 }
 
 /// Whether a volume at a place is a copy that is not whole yet, or what a whole one was copied
 /// from.
 pub fn is_hidden(records: &Records, place: &str, info: &Info) -> bool {
     let counts_not = |record: &MoveRecord| place == if record.is_done { &record.from } else { &record.to };
-    is_unfinished_copy(info) || records.get(&info.uuid.to_string()).is_some_and(counts_not)
+    let is_left = || records.get(&info.uuid.to_string()).is_some_and(counts_not);
+    is_unfinished_copy(info) || !records.is_empty() && is_left()
 }
 
 /// Whether the new place has the volume itself, not a copy of another identity. The pool says that
@@ -123,7 +127,8 @@ pub fn is_hidden(records: &Records, place: &str, info: &Info) -> bool {
 /// damage, delete nothing.
 fn has_switched<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> bool {
     let to = owner.pool(&record.to);
-    to.is_ok_and(|pool| pool.volumes().iter().any(|info| info.uuid.to_string() == uuid))
+    let uuid = Uuid::parse_hyphenated(uuid);
+    to.is_ok_and(|pool| uuid.is_some_and(|uuid| pool.volume_with(uuid).is_some()))
 }
 
 /// Deletes copies in these pools that nothing will finish: a move failed, and its copy could not be

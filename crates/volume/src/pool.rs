@@ -288,6 +288,12 @@ impl Pool {
         state.table.volumes.iter().map(|record| state.info(record)).collect()
     }
 
+    /// The volume with this UUID.
+    pub fn volume_with(&self, uuid: Uuid) -> Option<Info> {
+        let state = self.lock();
+        state.table.volumes.iter().find(|record| record.uuid == uuid).map(|record| state.info(record))
+    }
+
     /// Creates a volume that reads as zeroes: [`Pool::reserve_volume`], zeroing and commit.
     ///
     /// # Errors

@@ -14,10 +14,10 @@ TOKEN = "contract-0123456789abcdef0123"
 OPTIONS = ["--phases", "coverage,fuzzing", "--exclude-path", "/v1/events/stream", "-n", "40", "--seed", "1",
            "--exclude-checks", "positive_data_acceptance", "--generation-allow-x00", "false"]
 
-# A list that is longer than the document allows may be a body that is longer than any may be: 413 refuses it, too.
+# A list that is longer than the document allows may be a body or a query that is longer than any may be: 413 and 414 refuse it, too.
 CONFIGURATION = """
 [checks.negative_data_rejection]
-expected-statuses = ["400", "401", "403", "404", "405", "406", "409", "413", "415", "422", "428", "429", "5xx"]
+expected-statuses = ["400", "401", "403", "404", "405", "406", "409", "413", "414", "415", "422", "428", "429", "5xx"]
 """
 
 

@@ -76,7 +76,7 @@ def _free_port():
 
 def _bench(device, *options):
     done = subprocess.run([paths.FREESTONE, "bench", "--device", device, "--rw", "randrw", "--bs", "4K", "--verify", "--json", *options],
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, f"{device}: {done.stdout}{done.stderr}"
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -115,5 +115,5 @@ class _Swarm:
         return self
 
     def __exit__(self, *exc):
-        said, _ = self.process.communicate(timeout=60)
+        said, _ = self.process.communicate(timeout=600)
         self.did = json.loads(said)

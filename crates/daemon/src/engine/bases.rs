@@ -91,18 +91,26 @@ impl PlannedPool {
 impl Live {
     /// Every volume, with the name of what it is on.
     pub fn all_volumes(&self) -> impl Iterator<Item = (&str, Info)> {
-        let pools =
-            self.bases.iter().filter_map(|(name, base)| Some((name, base.as_ref().ok()?.pool.as_ref()?)));
-        let volumes =
-            pools.flat_map(|(name, pool)| pool.volumes().into_iter().map(|info| (name.as_str(), info)));
-        volumes.filter_map(|(name, info)| Some((name, self.shown(name, info)?)))
+        let volumes = self
+            .pools()
+            .flat_map(|(base, pool)| pool.volumes().into_iter().map(move |info| (base.as_str(), info)));
+        volumes.filter_map(|(base, info)| Some((base, self.shown(base, info)?)))
+    }
+
+    /// As [`Live::all_volumes`], those with this UUID.
+    fn volumes_with(&self, uuid: Uuid) -> impl Iterator<Item = (&str, Info)> {
+        self.pools()
+            .filter_map(move |(base, pool)| Some((base.as_str(), self.shown(base, pool.volume_with(uuid)?)?)))
     }
 
     /// The volume with this name or UUID, the pool that it is in, and what that is on.
     pub fn volume(&self, key: &str) -> Result<(String, Arc<Pool>, Info), ApiError> {
-        let uuid = Uuid::parse_hyphenated(key);
-        let mut found =
-            self.all_volumes().filter(|(_, info)| Some(info.uuid) == uuid || info.name.as_str() == key);
+        let by_uuid = Uuid::parse_hyphenated(key).into_iter().flat_map(|uuid| self.volumes_with(uuid));
+        let mut found: Vec<(&str, Info)> = by_uuid.collect();
+        if found.is_empty() {
+            found = self.all_volumes().filter(|(_, info)| info.name.as_str() == key).collect();
+        }
+        let mut found = found.into_iter();
         let Some((base, info)) = found.next() else { return Err(ApiError::not_found("volume", key)) };
         if found.next().is_some() {
             let detail = format!("there are several volumes called {key}: say which by UUID");

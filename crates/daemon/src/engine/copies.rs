@@ -61,8 +61,8 @@ impl Live {
     /// The volume in the room of a base's pool: none if the room is hidden. An incomplete copy has
     /// the name that it will have.
     pub fn shown(&self, base: &str, info: Info) -> Option<Info> {
-        let copy = self.state.copies.get(&info.uuid.to_string());
-        match copy.filter(|_| ::moves::is_unfinished_copy(&info)) {
+        let copy = ::moves::is_unfinished_copy(&info).then(|| self.state.copies.get(&info.uuid.to_string()));
+        match copy.flatten() {
             Some(copy) => Some(Info { name: Name::new(&copy.name).ok()?, ..info }),
             None => (!::moves::is_hidden(&self.state.moves, base, &info)).then_some(info),
         }
@@ -421,5 +421,5 @@ fn about(copy: &CopyRecord) -> String {
 
 /// The room of a volume in a pool.
 fn room(pool: &Pool, uuid: &str) -> Option<Info> {
-    pool.volumes().into_iter().find(|info| info.uuid.to_string() == uuid)
+    pool.volume_with(Uuid::parse_hyphenated(uuid)?)
 }
