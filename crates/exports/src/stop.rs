@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// Raised once to end a control thread.
+/// Raised to end a control thread, or to give it orders.
 pub(crate) struct StopSignal {
     event: OwnedFd,
 }
@@ -19,6 +19,13 @@ impl StopSignal {
         let one = 1u64;
         // SAFETY: writes 8 bytes from a live variable; the counter is far from full.
         unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
+    }
+
+    /// Takes the signal back, for a thread that has seen its orders.
+    pub(crate) fn lower(&self) {
+        let mut count = 0u64;
+        // SAFETY: reads 8 bytes into a live variable; the descriptor is non-blocking.
+        unsafe { libc::read(self.event.as_raw_fd(), (&raw mut count).cast(), 8) };
     }
 
     /// Waits for the signal, at most `timeout`. Returns whether it is raised.

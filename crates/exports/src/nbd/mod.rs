@@ -36,8 +36,8 @@ mod wire;
 pub use crate::stream::{Address, MemoryBudget, Security};
 
 use crate::stream::{
-    AcceptHandler, Acceptor, Admitted, Applicant, ConnectionLimits, ConnectionSlots, FRAGMENT, Minimum,
-    Origin, Parts, Places, Registry,
+    AcceptHandler, Acceptor, Admitted, Applicant, ConnectionLimits, ConnectionSlots, FRAGMENT, Listener,
+    Minimum, Origin, Parts, Places, Registry,
 };
 use crate::{Error, Export, Stats, check_cores};
 use block::{Device, DirtyBitmap, Limits};
@@ -173,7 +173,7 @@ impl Nbd {
             name: name.clone().into(),
             config: config.clone(),
         };
-        let acceptor = Acceptor::open(&config.address, name, handler)?;
+        let acceptor = Acceptor::open(Listener::bind(&config.address)?, name, handler)?;
         Ok(Nbd { registry, device, capacity, stats, places, acceptor: Some(acceptor) })
     }
 

@@ -10,8 +10,8 @@
 //! A revoked controller refuses every command that uses a namespace, also those that were received
 //! before. [`super::reservations::settle`] then waits for the writes that were admitted earlier.
 
-use crate::Error;
 use nvme::fabrics::{Nqn, NqnError};
+use nvme_auth::tls_key::TlsSecret;
 use nvme_auth::{Choices, HostKeys, HostSecrets, Keys, SecretsError, TlsKeys};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -197,28 +197,14 @@ impl Access {
 /// The access in force.
 pub(super) struct AdmittedHosts {
     pub(super) access: Access,
-    /// With the keys of all hosts.
-    pub(super) server: Option<tls::Server>,
-    /// Counts changes, from 1 on: the generation of the discovery log page.
-    pub(super) generation: u64,
+    /// The TLS keys of all hosts, for the subsystem and for discovery.
+    pub(super) secrets: Vec<TlsSecret>,
 }
 
 impl AdmittedHosts {
     /// Access to a subsystem.
-    ///
-    /// # Errors
-    /// When TLS refuses the keys.
-    pub(super) fn new(access: Access, subsystem: &Nqn) -> Result<AdmittedHosts, Error> {
-        let server = access.tls.as_ref().map(|tls| tls.server(subsystem)).transpose()?;
-        Ok(AdmittedHosts { access, server, generation: 1 })
-    }
-}
-
-impl Security {
-    /// The TLS configuration for `subsystem` (or discovery), with the keys of all hosts.
-    fn server(&self, subsystem: &Nqn) -> Result<tls::Server, Error> {
-        let secrets = self.keys.secrets(&[subsystem, &Nqn::discovery()]);
-        let secrets = secrets.into_iter().map(|secret| (secret.identity, secret.key));
-        tls::Server::with_secrets(secrets).map_err(|error| Error::Config(format!("TLS: {error}")))
+    pub(super) fn new(access: Access, subsystem: &Nqn) -> AdmittedHosts {
+        let keys = access.tls.as_ref().map(|tls| tls.keys.secrets(&[subsystem, &Nqn::discovery()]));
+        AdmittedHosts { access, secrets: keys.unwrap_or_default() }
     }
 }

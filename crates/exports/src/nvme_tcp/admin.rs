@@ -146,7 +146,10 @@ impl Session {
 
     fn identify_discovery(&self, entry: &SubmissionEntry) -> Result<IdentifyData, Failure> {
         match entry.cdw[0] as u8 {
-            cns::CONTROLLER => Ok(self.common_data().encode()),
+            cns::CONTROLLER => {
+                let async_events = oaes::DISCOVERY_LOG;
+                Ok(ControllerData { async_events, ..self.common_data() }.encode())
+            }
             _ => Err(Status::INVALID_FIELD.into()),
         }
     }
@@ -155,7 +158,6 @@ impl Session {
     fn common_data(&self) -> ControllerData {
         let controller = self.controller();
         let subsystem = &controller.subsystem;
-        let nqn = if controller.is_discovery { fabrics::nqn::DISCOVERY } else { subsystem.nqn.as_str() };
         ControllerData {
             serial: subsystem.serial.clone(),
             model: "Freestone".into(),
@@ -170,7 +172,7 @@ impl Session {
             keep_alive_granularity: KEEP_ALIVE_UNITS,
             max_commands: MAX_ENTRIES as u16,
             sgls: sgls::SUPPORTED | sgls::OFFSET | sgls::TRANSPORT,
-            subsystem: nqn.into(),
+            subsystem: subsystem.nqn.as_str().into(),
             command_capsule_units: (64 + IN_CAPSULE_BYTES) / 16,
             response_capsule_units: 1,
             max_data_descriptors: 1,

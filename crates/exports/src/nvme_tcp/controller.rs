@@ -11,7 +11,9 @@ use super::refusal::Refusal;
 use super::reservations::Rights;
 use super::subsystem::Subsystem;
 use nvme::Status;
-use nvme::command::event::{CONFIG_ASYMMETRIC_ACCESS, CONFIG_NAMESPACE_ATTRIBUTES, Event};
+use nvme::command::event::{
+    CONFIG_ASYMMETRIC_ACCESS, CONFIG_DISCOVERY_LOG, CONFIG_NAMESPACE_ATTRIBUTES, Event,
+};
 use nvme::fabrics::InvalidParameter;
 use nvme::fabrics::property::{Configuration, ControllerStatus};
 use nvme::reservation::{Happening, NOTIFICATION_BYTES, Notification};
@@ -75,6 +77,9 @@ struct Events {
     /// notified.
     has_access_changed: bool,
     is_told_of_access: bool,
+    /// The same for the subsystems that a discovery controller lists.
+    has_listing_changed: bool,
+    is_told_of_listing: bool,
     /// Reservation notifications since the host read the log page, and their total count.
     notifications: VecDeque<Notification>,
     notified: u64,
@@ -92,7 +97,6 @@ impl Controller {
     pub(super) fn new(
         id: u16,
         host: Host,
-        is_discovery: bool,
         keep_alive_ms: u32,
         subsystem: &Arc<Subsystem>,
         port: &Arc<Port>,
@@ -101,7 +105,7 @@ impl Controller {
         Controller {
             id,
             host,
-            is_discovery,
+            is_discovery: subsystem.is_discovery(),
             subsystem: subsystem.clone(),
             port: port.clone(),
             rights: subsystem.namespaces.iter().map(|_| AtomicU8::new(MAY_READ | MAY_WRITE)).collect(),
@@ -321,6 +325,19 @@ impl Controller {
         (events.has_access_changed, events.is_told_of_access) = (false, false);
     }
 
+    /// Records that the subsystems that a discovery controller lists, or their hosts, have changed.
+    pub(super) fn note_listing(&self) {
+        let mut shared = self.shared();
+        shared.events.has_listing_changed = true;
+        shared.events.wake();
+    }
+
+    /// Clears the pending change of the listed subsystems: the host reads them.
+    pub(super) fn forget_listing(&self) {
+        let events = &mut self.shared().events;
+        (events.has_listing_changed, events.is_told_of_listing) = (false, false);
+    }
+
     /// The changed namespaces; `is_read` clears the list.
     pub(super) fn changed(&self, is_read: bool) -> BTreeSet<u32> {
         let events = &mut self.shared().events;
@@ -393,6 +410,7 @@ impl Controller {
         match due {
             Some(Event::ASYMMETRIC_ACCESS) => events.is_told_of_access = true,
             Some(Event::RESERVATION) => events.is_told_of_reservations = true,
+            Some(Event::DISCOVERY_LOG) => events.is_told_of_listing = true,
             _ => events.is_told = true,
         }
         Poll::Ready(due)
@@ -429,6 +447,10 @@ impl Events {
         let has_access_changed = !self.is_told_of_access && self.has_access_changed;
         if has_access_changed && self.config & CONFIG_ASYMMETRIC_ACCESS != 0 {
             return Some(Event::ASYMMETRIC_ACCESS);
+        }
+        let has_listing_changed = !self.is_told_of_listing && self.has_listing_changed;
+        if has_listing_changed && self.config & CONFIG_DISCOVERY_LOG != 0 {
+            return Some(Event::DISCOVERY_LOG);
         }
         let has_notification = !self.is_told_of_reservations && !self.notifications.is_empty();
         has_notification.then_some(Event::RESERVATION)

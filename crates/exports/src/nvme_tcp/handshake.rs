@@ -4,13 +4,15 @@
 //! Source: NVMe/TCP Transport Specification 1.0, 3.2 (initialization); Base Specification 2.0, 6.3
 //! (Connect).
 
-use super::access::Proof;
+use super::access::{Proof, Security};
 use super::authentication::{Answer, Authentication};
-use super::ports::Port;
+use super::directory::{Directory, PortalTls};
 use super::refusal::Refusal;
+use super::service::Service;
+use super::session::Agreed;
 use super::subsystem::{Admission, Subsystem};
 use super::{ADMIN_MINIMUM, IN_CAPSULE_BYTES, IO_MINIMUM, MAX_H2C_DATA};
-use crate::stream::{Applicant, ConnectionSlot, ConnectionSlots, Handshake, HandshakeStep, NoSlot, Origin};
+use crate::stream::{Applicant, ConnectionSlot, Handshake, HandshakeStep, NoSlot, Origin};
 use nvme::fabrics::{
     CONNECT_DATA_BYTES, Connect, ConnectData, ConnectResponse, FabricsType, InvalidParameter, Nqn,
 };
@@ -28,32 +30,31 @@ const TLS_HANDSHAKE: u8 = 0x16;
 
 /// The handshake of one newcomer.
 pub(super) struct NvmeHandshake {
-    subsystem: Arc<Subsystem>,
-    /// The port that the host connected to.
-    port: Arc<Port>,
+    entrance: Arc<Entrance>,
     /// The identity that the newcomer's TLS key proves: the host, and the subsystem of the key.
     proven: Option<(Nqn, Nqn)>,
     /// The framing of received and sent PDUs, negotiated by the ICReq.
     framing: Option<(Framing, Framing)>,
-    admission: Option<Admission>,
+    admission: Option<(Arc<Service>, Admission)>,
     /// The pending authentication, once the host has named itself.
     authentication: Option<Authentication>,
     /// The head of the submission queue.
     head: u16,
     peer: Box<str>,
     origin: Origin,
-    slots: Arc<ConnectionSlots>,
     /// The queue's slot, once the host has authenticated.
     slot: Option<ConnectionSlot>,
 }
 
-/// The negotiated values.
-pub(super) struct Agreed {
-    pub(super) admission: Admission,
-    /// The framing of received and sent PDUs.
-    pub(super) framing: (Framing, Framing),
-    /// The head of the submission queue.
-    pub(super) head: u16,
+/// A port of a portal, where hosts choose a subsystem.
+pub(super) struct Entrance {
+    pub(super) directory: Arc<Directory>,
+    /// The discovery subsystem.
+    pub(super) discovery: Arc<Service>,
+    /// The index of the port.
+    pub(super) port: usize,
+    /// The portal's name, for logs.
+    pub(super) portal: Arc<str>,
 }
 
 /// A protocol error, for the host and the log.
@@ -64,16 +65,9 @@ struct Rejected {
 }
 
 impl NvmeHandshake {
-    pub(super) fn new(
-        subsystem: Arc<Subsystem>,
-        port: Arc<Port>,
-        slots: Arc<ConnectionSlots>,
-        peer: &str,
-        origin: Origin,
-    ) -> NvmeHandshake {
+    pub(super) fn new(entrance: Arc<Entrance>, peer: &str, origin: Origin) -> NvmeHandshake {
         NvmeHandshake {
-            subsystem,
-            port,
+            entrance,
             proven: None,
             framing: None,
             admission: None,
@@ -81,28 +75,27 @@ impl NvmeHandshake {
             head: 0,
             peer: peer.into(),
             origin,
-            slots,
             slot: None,
         }
     }
 
-    /// The negotiated values, once the handshake has reached [`HandshakeStep::Serve`], and the
-    /// queue's slot (discovery has none).
-    pub(super) fn agreed(self) -> Option<(Agreed, Option<ConnectionSlot>)> {
-        let agreed = Agreed { admission: self.admission?, framing: self.framing?, head: self.head };
-        Some((agreed, self.slot))
+    /// The chosen subsystem and the negotiated values, once the handshake has reached
+    /// [`HandshakeStep::Serve`], and the queue's slot (discovery has none).
+    pub(super) fn agreed(self) -> Option<(Arc<Service>, Agreed, Option<ConnectionSlot>)> {
+        let ((service, admission), framing) = (self.admission?, self.framing?);
+        let agreed = Agreed { admission, framing, head: self.head };
+        Some((service, agreed, self.slot))
     }
 
     fn next(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, HandshakeStep), Rejected> {
         let is_new = self.framing.is_none() && self.proven.is_none();
-        if let (true, Some(first)) = (is_new, input.first())
-            && let Some(security) = &self.subsystem.admitted().access.tls
-        {
-            if *first == TLS_HANDSHAKE {
+        if let (true, Some(first)) = (is_new, input.first()) {
+            let tls = self.entrance.directory.tls();
+            if *first == TLS_HANDSHAKE && tls != PortalTls::Off {
                 return Ok((0, HandshakeStep::Secured));
             }
-            if security.is_required {
-                let (export, peer) = (&*self.subsystem.export, &*self.peer);
+            if tls == PortalTls::Required {
+                let (export, peer) = (&*self.entrance.portal, &*self.peer);
                 tracing::warn!(export, peer, "host refused: it connected without TLS, which is required");
                 return Ok((0, HandshakeStep::Leave));
             }
@@ -159,10 +152,10 @@ impl NvmeHandshake {
                 other => other,
             },
             (true, None) => match self.connect(&entry, data) {
-                Ok(admission) => self.welcome(admission),
+                Ok((service, admission)) => self.welcome(service, admission),
                 Err(refusal) => {
                     let status = refusal.status;
-                    tracing::info!(export = &*self.subsystem.export, %status, "host refused");
+                    tracing::info!(export = self.name(), %status, "host refused");
                     (Err(refusal), HandshakeStep::Leave)
                 }
             },
@@ -172,7 +165,11 @@ impl NvmeHandshake {
     }
 
     /// Admits a queue; its host may still have to authenticate.
-    fn welcome(&mut self, admission: Admission) -> (Result<Answer, Refusal>, HandshakeStep) {
+    fn welcome(
+        &mut self,
+        service: Arc<Service>,
+        admission: Admission,
+    ) -> (Result<Answer, Refusal>, HandshakeStep) {
         let controller = &admission.membership.controller;
         let authentication =
             |proof: Proof| Authentication::new(controller, admission.queue_id, &self.peer, proof);
@@ -180,13 +177,14 @@ impl NvmeHandshake {
         let (controller_id, needs_authentication) = (controller.id, self.authentication.is_some());
         let (is_discovery, host) = (controller.is_discovery, controller.host.nqn.clone());
         let result = ConnectResponse { controller_id, needs_authentication }.result();
-        self.admission = Some(admission);
+        let slots = service.slots[self.entrance.port].clone();
+        self.admission = Some((service, admission));
         let connected = match (is_discovery, needs_authentication) {
             (true, _) => Ok(()),
             (false, false) => self.take_slot(self.proven.is_some()),
             // The slot is taken once the host has authenticated. Without a free slot it need not
             // start.
-            (false, true) => self.slots.check(self.applicant(host.as_str(), true), &self.peer),
+            (false, true) => slots.check(self.applicant(host.as_str(), true), &self.peer),
         };
         if connected.is_err() {
             self.admission = None;
@@ -204,24 +202,25 @@ impl NvmeHandshake {
 
     /// Takes the slot of an admitted queue.
     fn take_slot(&mut self, is_proven: bool) -> Result<(), NoSlot> {
-        let Some(admission) = &self.admission else { return Ok(()) };
+        let Some((service, admission)) = &self.admission else { return Ok(()) };
         let host = &admission.membership.controller.host.nqn;
         let minimum = if admission.queue_id == 0 { ADMIN_MINIMUM } else { IO_MINIMUM };
-        self.slot = Some(self.slots.take(self.applicant(host.as_str(), is_proven), minimum, &self.peer)?);
+        let slots = &service.slots[self.entrance.port];
+        self.slot = Some(slots.take(self.applicant(host.as_str(), is_proven), minimum, &self.peer)?);
         Ok(())
     }
 
     /// Admits the queue of an authenticated host: takes its slot and adds it to the controller.
     fn begin(&mut self) -> Result<(), Refusal> {
         self.take_slot(true).map_err(|_| Status::CONNECT_CONTROLLER_BUSY)?;
-        self.admission.as_mut().map_or(Ok(()), |admission| admission.membership.join())
+        self.admission.as_mut().map_or(Ok(()), |(_, admission)| admission.membership.join())
     }
 
     /// Sends the completion of a command.
     fn answer(&mut self, command_id: u16, result: Result<Answer, Refusal>, output: &mut Vec<u8>) {
         let (_, framing) = self.framing.expect("initialized before");
         let mut completion = CompletionEntry::new(command_id, Status::SUCCESS);
-        if let Some(admission) = &self.admission {
+        if let Some((_, admission)) = &self.admission {
             self.head = (self.head + 1) % admission.entries;
             completion.sq_id = admission.queue_id;
             completion.sq_head = if admission.has_flow_control { self.head } else { 0xffff };
@@ -248,7 +247,8 @@ impl NvmeHandshake {
         output.extend(&bytes[..len]);
     }
 
-    fn connect(&self, entry: &SubmissionEntry, data: &[u8]) -> Result<Admission, Refusal> {
+    /// Chooses the subsystem, and validates the Connect there.
+    fn connect(&self, entry: &SubmissionEntry, data: &[u8]) -> Result<(Arc<Service>, Admission), Refusal> {
         if FabricsType::of(entry) != Some(FabricsType::Connect) {
             return Err(Status::COMMAND_SEQUENCE_ERROR.into());
         }
@@ -256,32 +256,55 @@ impl NvmeHandshake {
             matches!(entry.sgl, Sgl::InCapsule { offset: 0, len } if len as usize == CONNECT_DATA_BYTES);
         let data = data.first_chunk::<CONNECT_DATA_BYTES>().filter(|_| is_whole);
         let data = data.ok_or(Status::INVALID_SGL_LENGTH)?;
-        let parsed: Result<ConnectData, InvalidParameter> = ConnectData::parse(data);
-        if self.subsystem.failures.are_too_many(&self.peer) {
+        let (connect, data) = (Connect::parse(&entry.cdw), ConnectData::parse(data)?);
+        let Entrance { directory, discovery, port, .. } = &*self.entrance;
+        let service = match data.subsystem.is_discovery() {
+            true => Some(discovery.clone()),
+            false => directory.find(&data.subsystem),
+        };
+        let subsystem = service.as_ref().map(|service| &service.subsystem);
+        if subsystem.is_some_and(|subsystem| subsystem.failures.are_too_many(&self.peer)) {
             return Err(Status::CONNECT_CONTROLLER_BUSY.into());
         }
-        let data = parsed?;
-        self.check_proof(&data)?;
-        self.subsystem.connect(&self.port, &Connect::parse(&entry.cdw), &data)
+        self.check_proof(&data, subsystem)?;
+        if connect.record_format != 0 {
+            return Err(Status::CONNECT_INCOMPATIBLE_FORMAT.into());
+        }
+        let service = service.ok_or(InvalidParameter::SUBSYSTEM)?;
+        let admission = service.subsystem.connect(&service.subsystem.ports[*port], &connect, &data)?;
+        Ok((service, admission))
     }
 }
 
 impl NvmeHandshake {
-    /// Checks that a newcomer may use this host's name: a host with a key must have used it for
-    /// TLS.
-    fn check_proof(&self, data: &ConnectData) -> Result<(), Refusal> {
-        let admitted = self.subsystem.admitted();
-        let has_key = |host| admitted.access.tls.as_ref().is_some_and(|security| security.keys.have(host));
-        let is_right = match &self.proven {
-            Some((host, subsystem)) => *host == data.host && *subsystem == data.subsystem,
-            // Discovery is open to all.
-            None => data.subsystem.is_discovery() || !has_key(&data.host),
+    /// The name of the export, or of the portal while no subsystem is chosen. For logs.
+    fn name(&self) -> &str {
+        let export = self.admission.as_ref().map(|(service, _)| &*service.subsystem.export);
+        export.unwrap_or(&self.entrance.portal)
+    }
+
+    /// Checks that a newcomer may use this host's name for the subsystem: a host with a key must
+    /// have used it for TLS, and every host where TLS is required. No key is known for discovery,
+    /// which is open to all, or for an unknown subsystem.
+    fn check_proof(&self, data: &ConnectData, subsystem: Option<&Arc<Subsystem>>) -> Result<(), Refusal> {
+        let needs_key = |security: &Security| security.is_required || security.keys.have(&data.host);
+        let is_right = match (&self.proven, subsystem) {
+            (Some((host, subsystem)), _) => *host == data.host && *subsystem == data.subsystem,
+            (None, Some(subsystem)) => !subsystem.admitted().access.tls.as_ref().is_some_and(needs_key),
+            (None, None) => true,
         };
         if is_right {
             return Ok(());
         }
-        let (export, host, is_tls) = (&*self.subsystem.export, data.host.as_str(), self.proven.is_some());
-        tracing::warn!(export, host, is_tls, "host refused: no TLS key for its name and this subsystem");
+        let (export, host, is_tls) = (self.name(), data.host.as_str(), self.proven.is_some());
+        let subsystem = data.subsystem.as_str();
+        tracing::warn!(
+            export,
+            subsystem,
+            host,
+            is_tls,
+            "host refused: no TLS key for its name and this subsystem"
+        );
         Err(Status::CONNECT_INVALID_HOST.into())
     }
 }
@@ -297,13 +320,17 @@ impl Handshake for NvmeHandshake {
         self.proven = identity.and_then(named_by);
     }
 
+    fn is_cancelled(&self) -> bool {
+        self.admission.as_ref().is_some_and(|(service, _)| service.is_closed())
+    }
+
     fn advance(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, HandshakeStep), String> {
         let mut used = 0;
         loop {
             let (len, step) = match self.next(&input[used..], output) {
                 Ok(progress) => progress,
                 Err(Rejected { fatal, pdu }) => {
-                    tracing::warn!(export = &*self.subsystem.export, %fatal, "client disconnected: protocol error in the handshake");
+                    tracing::warn!(export = self.name(), %fatal, "client disconnected: protocol error in the handshake");
                     let mut bytes = [0; MAX_TERMINATION_BYTES];
                     let len = TermReq::encode(fatal, Side::Controller, &pdu, &mut bytes);
                     output.extend(&bytes[..len]);

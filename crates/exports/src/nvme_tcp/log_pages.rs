@@ -1,18 +1,13 @@
 //! Log pages (Base 5.16): their content, and the part that a host requests.
 
-use super::access::Access;
 use super::controller::Controller;
+use super::discovery::{self, Catalog, Visitor};
 use crate::stream::Link;
 use nvme::command::{admin, log_page, opcode};
-use nvme::fabrics::discovery::{
-    DiscoveryEntry, DiscoveryHeader, SECURITY_TLS, TREQ_NOT_REQUIRED, TREQ_REQUIRED,
-};
-use nvme::fabrics::{self, Nqn};
+use nvme::fabrics;
 use nvme::identify::lists::encode_namespaces;
 use nvme::{Status, SubmissionEntry, lba_status};
 use socket2::SockRef;
-use std::net::SocketAddr;
-use std::sync::Arc;
 
 /// Longest part of a page that one command can read.
 const MAX_BYTES: u64 = super::MAX_TRANSFER as u64;
@@ -40,9 +35,19 @@ pub(super) fn read(
         return Err(Status::INVALID_FIELD);
     }
     let is_read = cdw[0] & RETAIN == 0;
+    if let Some(catalog) = &controller.subsystem.catalog {
+        return match cdw[0] as u8 {
+            log_page::DISCOVERY => {
+                // First: a change during the read is another event.
+                if is_read {
+                    controller.forget_listing();
+                }
+                discovery_log(controller, &**catalog, link, start, len as usize)
+            }
+            _ => Err(Status::INVALID_LOG_PAGE),
+        };
+    }
     let page = match cdw[0] as u8 {
-        log_page::DISCOVERY if controller.is_discovery => discovery(controller, link),
-        _ if controller.is_discovery => return Err(Status::INVALID_LOG_PAGE),
         // Failed commands are not recorded.
         log_page::ERROR_INFORMATION => vec![0; 64],
         log_page::SMART => smart(),
@@ -119,38 +124,15 @@ fn effects(has_reservations: bool) -> Vec<u8> {
     page
 }
 
-/// The discovery entries: first the port that the host connected to, then the others.
-fn discovery(controller: &Controller, link: &Link) -> Vec<u8> {
-    let subsystem = &controller.subsystem;
+/// A part of the discovery log, for the host of a discovery controller.
+fn discovery_log(
+    controller: &Controller,
+    catalog: &dyn Catalog,
+    link: &Link,
+    start: u64,
+    len: usize,
+) -> Result<Vec<u8>, Status> {
     let address = SockRef::from(link.socket()).local_addr().ok().and_then(|address| address.as_socket());
-    let admitted = &subsystem.admitted();
-    let may_come = admitted.access.allows(&controller.host.nqn);
-    let entries = |here: SocketAddr| {
-        let own = with_security(&admitted.access, DiscoveryEntry::tcp(here, Nqn::discovery()));
-        let ways = subsystem.ports.iter().filter(move |_| may_come).filter_map(move |port| {
-            let is_this = Arc::ptr_eq(port, &controller.port);
-            let address = if is_this { here } else { port.address(here)? };
-            let way = with_security(&admitted.access, DiscoveryEntry::tcp(address, subsystem.nqn.clone()));
-            Some(DiscoveryEntry { port_id: port.id, ..way })
-        });
-        std::iter::once(DiscoveryEntry { port_id: controller.port.id, ..own }).chain(ways)
-    };
-    let entries: Vec<DiscoveryEntry> = address.into_iter().flat_map(entries).collect();
-    let header =
-        DiscoveryHeader { generation: admitted.generation, records: entries.len() as u64, record_format: 0 };
-    let mut page = header.encode().to_vec();
-    entries.iter().for_each(|entry| page.extend(entry.encode()));
-    page
-}
-
-/// Adds to an entry whether the subsystem supports or requires TLS.
-fn with_security(access: &Access, entry: DiscoveryEntry) -> DiscoveryEntry {
-    match &access.tls {
-        None => entry,
-        Some(tls) => DiscoveryEntry {
-            security: SECURITY_TLS,
-            requirements: if tls.is_required { TREQ_REQUIRED } else { TREQ_NOT_REQUIRED },
-            ..entry
-        },
-    }
+    let (host, port, is_secured) = (&controller.host.nqn, controller.port.id, link.is_secured());
+    discovery::read(catalog, &Visitor { host, is_secured, port, address }, start, len)
 }

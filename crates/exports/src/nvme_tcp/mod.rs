@@ -1,21 +1,24 @@
 //! An NVMe/TCP subsystem that exports block devices to hosts on a network.
 //!
 //! ```text
-//!   host ──► control thread: accept, ICReq, Connect (pure) ──► a core, by queue ─► Session ─► device
-//!            one for all handshakes                            one connection is one queue
+//!   host ──► portal: accept, ICReq, Connect (pure) ──► a core, by queue ─► Session ─► device
+//!            one control thread per address            one connection is one queue
 //! ```
 //!
 //! A host connects an admin queue, which creates a [`controller`], then any number of I/O queues.
 //! One core serves each queue. Short write data arrives in the command capsule. Longer data is
-//! requested (R2T) once there is memory for it, so a queue never blocks. The discovery subsystem
-//! lists this subsystem.
+//! requested (R2T) once there is memory for it, so a queue never blocks.
 //!
-//! An export may listen on several addresses, each a port of the subsystem. Hosts then have several
+//! Several exports may share a [`portal`]; otherwise an export has one of its own. The discovery
+//! subsystem of a portal lists its subsystems.
+//!
+//! A portal may listen on several addresses, each a port of its subsystems. Hosts then have several
 //! paths, and learn which is best ([`ports`]). A controller belongs to the port that its host
 //! connected to.
 //!
 //! | module | purpose |
 //! |---|---|
+//! | [`portal`], [`directory`], [`service`] | listening addresses, and the subsystems that hosts find there |
 //! | [`handshake`] | negotiates with a newcomer until its queue exists |
 //! | [`authentication`] | authenticates the host, if required |
 //! | [`ports`] | the addresses of the subsystem, and their access states |
@@ -24,7 +27,7 @@
 //! | [`reading`], [`transfers`] | PDUs to commands and data |
 //! | [`session`] | a queue: from a command to its completion |
 //! | [`reservations`] | write access of hosts that share a namespace |
-//! | [`io`], [`copy`], [`admin`], [`log_pages`], [`lba_status`] | execution of commands |
+//! | [`io`], [`copy`], [`admin`], [`log_pages`], [`discovery`], [`lba_status`] | execution of commands |
 //!
 //! Source: NVM Express Base Specification 2.0, NVM Command Set Specification 1.0 (for Get LBA
 //! Status 1.1), NVMe/TCP Transport Specification 1.0.
@@ -34,6 +37,8 @@ mod admin;
 mod authentication;
 mod controller;
 mod copy;
+mod directory;
+mod discovery;
 mod failures;
 mod features;
 mod handshake;
@@ -41,33 +46,32 @@ mod host;
 mod io;
 mod lba_status;
 mod log_pages;
+mod portal;
 mod ports;
 mod reading;
 mod refusal;
 mod reservations;
+mod service;
 mod session;
 mod subsystem;
 mod transfers;
 
 pub use crate::stream::{Address, MemoryBudget};
 pub use access::{Access, Auth, Hosts, HostsError, MAX_HOSTS, NO_HOST, Security};
+pub use directory::MAX_SUBSYSTEMS;
 pub use nvme::fabrics::{Nqn, NqnError};
 pub use nvme_auth::{Choices, Group, Hash, HostSecrets, Keys, SecretText, SecretsError, TlsKeys};
+pub use portal::{DEFAULT_PORTAL_CLIENTS, MAX_PORTAL_CLIENTS, Portal, PortalConfig};
 pub use ports::{AccessState, PortConfig};
 
-use crate::stream::{
-    AcceptHandler, Acceptor, Admitted, ConnectionLimits, ConnectionSlots, Memory, Minimum, Origin, Parts,
-    Places, Registry,
-};
+use crate::stream::{ConnectionLimits, Memory, Minimum};
 use crate::{Error, Export, Stats, check_cores};
 use access::AdmittedHosts;
 use block::{Device, Limits, SharedRole};
-use handshake::NvmeHandshake;
 use nvme::tcp::{DIGEST_BYTES, DataDigest};
-use ports::Port;
 use reactor::CoreRef;
 use reservations::{Registrar, Reserved};
-use session::Session;
+use service::{Service, ServiceCores};
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -122,7 +126,10 @@ pub struct NamespaceConfig {
 /// Configuration of an NVMe/TCP export.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The listening addresses; the first one names the export.
+    /// The portal that it shares with other exports. `None`: it has a portal of its own.
+    pub portal: Option<Arc<Portal>>,
+    /// The listening addresses of its own portal; the first one names the export. None with a
+    /// shared portal.
     pub ports: Vec<PortConfig>,
     /// The subsystem's name.
     pub nqn: Nqn,
@@ -164,6 +171,7 @@ impl Config {
     /// A subsystem that any host may use.
     pub fn new(address: Address, nqn: Nqn) -> Config {
         Config {
+            portal: None,
             ports: vec![PortConfig { address, state: AccessState::Optimized }],
             nqn,
             serial: None,
@@ -181,8 +189,17 @@ impl Config {
         }
     }
 
-    /// `nvme-tcp:` and the first address.
+    /// A subsystem at a shared portal, that any host may use.
+    pub fn at_portal(portal: Arc<Portal>, nqn: Nqn) -> Config {
+        let no_address = Address::Tcp(String::new());
+        Config { portal: Some(portal), ports: Vec::new(), ..Config::new(no_address, nqn) }
+    }
+
+    /// `nvme-tcp:` and the first address, or the names of portal and subsystem.
     pub fn name(&self) -> String {
+        if let Some(portal) = &self.portal {
+            return format!("nvme-tcp:{}:{}", portal.name(), self.nqn.as_str());
+        }
         let addresses = self.ports.iter().map(|port| port.address.to_string());
         format!("nvme-tcp:{}", addresses.take(1).collect::<String>())
     }
@@ -208,7 +225,9 @@ impl Config {
             namespaces.iter().map(|n| n.device.limits().block_size).find(|size| *size > 64 << 10);
         let uuids: Vec<[u8; 16]> = namespaces.iter().filter_map(|namespace| namespace.uuid).collect();
         let is_twice = uuids.iter().collect::<BTreeSet<_>>().len() < uuids.len();
-        let fault = if !(1..=MAX_PORTS).contains(&self.ports.len()) {
+        let fault = if self.portal.is_some() && !self.ports.is_empty() {
+            "addresses of its own: the portal has the addresses".into()
+        } else if self.portal.is_none() && !(1..=MAX_PORTS).contains(&self.ports.len()) {
             format!("{} addresses: want 1 to {MAX_PORTS}", self.ports.len())
         } else if !(1..=MAX_CLIENTS).contains(&self.clients) {
             format!("{} clients: want 1 to {MAX_CLIENTS}", self.clients)
@@ -245,22 +264,19 @@ impl Config {
 
 /// A running export. Dropping it completes the commands in flight, then disconnects its hosts.
 pub struct NvmeTcp {
-    subsystem: Arc<Subsystem>,
-    registry: Registry,
-    stats: Arc<Stats>,
-    places: Arc<Places>,
-    /// One per port.
-    slots: Vec<Arc<ConnectionSlots>>,
-    /// One per port.
-    acceptors: Vec<Acceptor>,
+    portal: Arc<Portal>,
+    /// Whether the portal ends with the export.
+    is_own: bool,
+    service: Arc<Service>,
 }
 
 impl NvmeTcp {
     /// Starts to export devices as namespaces, numbered from 1. Hosts may connect once this
-    /// returns.
+    /// returns, and the portal accepts hosts.
     ///
     /// # Errors
-    /// When the configuration is invalid, or the system refuses a socket or thread.
+    /// When the configuration is invalid, the portal has a subsystem of this name, or the system
+    /// refuses a socket or thread.
     pub fn start(
         namespaces: &[NamespaceConfig],
         cores: &[CoreRef],
@@ -268,10 +284,10 @@ impl NvmeTcp {
     ) -> Result<NvmeTcp, Error> {
         config.check(cores.len(), namespaces)?;
         let name: Arc<str> = config.name().into();
-        let places = Places::new(cores, &config.core_map)?;
+        let service_cores = ServiceCores::new(cores, &config.core_map)?;
         let open = |(id, namespace): (u32, &NamespaceConfig)| namespace.open(id, &config);
         let namespaces = (1..).zip(namespaces).map(open).collect::<Result<_, _>>()?;
-        let admitted = AdmittedHosts::new(config.access.clone(), &config.nqn)?;
+        let admitted = AdmittedHosts::new(config.access.clone(), &config.nqn);
         let registrar = Registrar::new(cores.to_vec(), config.reservations.is_some())?;
         if !config.nqn.is_qualified() {
             let nqn = config.nqn.as_str();
@@ -282,44 +298,33 @@ impl NvmeTcp {
             );
         }
         let serial = config.serial.clone().unwrap_or_else(|| hex(&identity(&[config.nqn.as_str()])[..10]));
-        let nqn = config.nqn.clone();
-        let connection_limits = config.connection_limits();
-        let Config { ports, queues, memory, controller_ids, role, .. } = config;
-        let states = ports.iter().map(|port| port.state);
-        let port = |(id, state)| Arc::new(Port::new(id, state, role.clone()));
-        let of_states = (1..).zip(states).map(port).collect();
+        let limits = config.connection_limits();
+        let Config { portal, ports, nqn, queues, memory, controller_ids, role, .. } = config;
+        let is_own = portal.is_none();
+        let portal = match portal {
+            Some(portal) => portal,
+            None => {
+                let (name, serial, cores) = (name.clone(), serial.clone(), service_cores.clone());
+                Portal::of_export(name, serial, ports, limits.clone(), memory.clone(), cores)?
+            }
+        };
         let subsystem = Subsystem::new(
             nqn,
+            None,
             serial,
-            of_states,
+            portal.ports(role.as_ref()),
             namespaces,
             admitted,
             queues,
             controller_ids,
             role,
-            name.clone(),
+            name,
             registrar,
         );
-        let subsystem = Arc::new(subsystem);
-        let (registry, stats) = (Registry::new(), Arc::new(Stats::new(cores.len())));
-        let mut export =
-            NvmeTcp { subsystem, registry, stats, places, slots: Vec::new(), acceptors: Vec::new() };
-        for (port, listens) in export.subsystem.ports.clone().iter().zip(&ports) {
-            let slots = ConnectionSlots::new(connection_limits.clone(), memory.clone(), name.clone());
-            export.slots.push(slots.clone());
-            let handler = NvmeAcceptHandler {
-                subsystem: export.subsystem.clone(),
-                port: port.clone(),
-                slots,
-                registry,
-                stats: export.stats.clone(),
-                places: export.places.clone(),
-                next: usize::from(port.id) - 1,
-                name: name.clone(),
-            };
-            let acceptor = Acceptor::open(&listens.address, name.to_string(), handler)?;
-            port.opened(acceptor.address());
-            export.acceptors.push(acceptor);
+        let service = portal.add(Arc::new(subsystem), &limits, &memory, service_cores)?;
+        let export = NvmeTcp { portal, is_own, service };
+        if is_own {
+            export.portal.accept()?;
         }
         Ok(export)
     }
@@ -331,22 +336,22 @@ impl NvmeTcp {
 
     /// As [`NvmeTcp::address`], for every port.
     pub fn addresses(&self) -> impl Iterator<Item = &str> {
-        self.acceptors.iter().map(Acceptor::address)
+        self.portal.addresses()
     }
 
     /// The access state of a port, given its index in the configuration.
     pub fn access_state(&self, port: usize) -> Option<AccessState> {
-        self.subsystem.ports.get(port).map(|port| port.state())
+        self.service.subsystem.ports.get(port).map(|port| port.state())
     }
 
     /// Sets the access state of a port. Commands in flight complete as before; hosts that enabled
     /// the event are notified. Returns `false` when the port does not exist.
     pub fn set_access_state(&self, port: usize, state: AccessState) -> bool {
-        let Some(port) = self.subsystem.ports.get(port) else { return false };
+        let Some(port) = self.service.subsystem.ports.get(port) else { return false };
         if port.set_state(state) {
-            let (export, port, state) = (&*self.subsystem.export, port.id, state.name());
+            let (export, port, state) = (&*self.service.subsystem.export, port.id, state.name());
             tracing::info!(export, port, state, "access state of a port changed");
-            self.subsystem.note_access(port);
+            self.service.subsystem.note_access(port);
         }
         true
     }
@@ -395,103 +400,31 @@ fn data_digest(memory: &mut Memory, start: usize, len: usize) -> [u8; DIGEST_BYT
 
 impl Export for NvmeTcp {
     fn stats(&self) -> &Stats {
-        &self.stats
+        &self.service.cores.stats
     }
 
     /// Notifies hosts that enabled the events of the namespaces that have changed, and of a change
     /// of this host's role.
     fn notify_resize(&self) -> Limits {
-        self.subsystem.refresh();
-        self.subsystem.namespaces[0].device.limits()
+        self.service.subsystem.refresh();
+        self.service.subsystem.namespaces[0].device.limits()
     }
 
     fn remap(&self, cores: &[usize]) -> Result<(), Error> {
-        self.places.remap(cores)
+        self.service.cores.places.remap(cores)
     }
 
     fn set_access(&self, access: Access) -> Result<(), Error> {
-        let admitted = AdmittedHosts::new(access, &self.subsystem.nqn)?;
-        for slots in &self.slots {
-            slots.set_listed(admitted.access.listed(), admitted.access.is_closed());
-        }
-        self.subsystem.admit_only(admitted);
-        Ok(())
+        self.portal.set_access(&self.service, access)
     }
 }
 
 impl Drop for NvmeTcp {
     fn drop(&mut self) {
-        self.acceptors.drain(..).for_each(Acceptor::close);
-        self.registry.drain(self.places.cores());
-    }
-}
-
-/// Starts handshakes at one port and passes queues to cores, on its control thread.
-struct NvmeAcceptHandler {
-    subsystem: Arc<Subsystem>,
-    port: Arc<Port>,
-    slots: Arc<ConnectionSlots>,
-    registry: Registry,
-    stats: Arc<Stats>,
-    places: Arc<Places>,
-    /// The core of the next admin queue.
-    next: usize,
-    name: Arc<str>,
-}
-
-impl AcceptHandler for NvmeAcceptHandler {
-    type Handshake = NvmeHandshake;
-
-    fn greet(&mut self, peer: &str, origin: Origin) -> NvmeHandshake {
-        NvmeHandshake::new(self.subsystem.clone(), self.port.clone(), self.slots.clone(), peer, origin)
-    }
-
-    fn tls(&self) -> Option<tls::Server> {
-        self.subsystem.admitted().server.clone()
-    }
-
-    fn admit(&mut self, admitted: Admitted<NvmeHandshake>) {
-        let Some((agreed, slot)) = admitted.handshake.agreed() else { return };
-        // Only discovery connections have no slot yet.
-        let visit =
-            || self.slots.visit(admitted.origin, ADMIN_MINIMUM, admitted.wire.socket(), &admitted.peer);
-        let Ok(slot) = slot.map_or_else(visit, Ok) else { return };
-        let controller = agreed.admission.membership.controller.clone();
-        let (queue, entries) = (agreed.admission.queue_id, agreed.admission.entries);
-        // Controllers are distributed over the cores, and the queues of each controller, too.
-        let turn = match queue {
-            0 => self.next,
-            queue => usize::from(queue) - 1,
-        };
-        let place = self.places.of_turn(turn);
-        if queue == 0 {
-            self.next = turn.wrapping_add(1);
+        match self.is_own {
+            true => self.portal.close(),
+            false => self.portal.remove(&self.service),
         }
-        let (peer, host) = (admitted.peer, controller.host.nqn.as_str());
-        tracing::info!(
-            export = &*self.name,
-            peer,
-            host,
-            controller = controller.id,
-            port = self.port.id,
-            queue,
-            tls = admitted.wire.agreed(),
-            core = place,
-            "host connected"
-        );
-        controller.attach(queue, admitted.wire.socket());
-        let (weak, early) = (Arc::downgrade(admitted.wire.socket()), admitted.early);
-        let parts = Parts {
-            wire: admitted.wire,
-            peer,
-            export: self.name.clone(),
-            stats: self.stats.queues[place].clone(),
-            slot,
-            connected: self.stats.connect(),
-        };
-        let open = move || Session::open(agreed, &early, &weak);
-        if self.registry.serve(&self.places.cores()[place], parts, entries.into(), open).is_err() {
-            tracing::warn!(export = &*self.name, core = place, "host disconnected: the core has stopped");
-        }
+        self.service.cores.drain();
     }
 }

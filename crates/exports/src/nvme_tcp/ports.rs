@@ -14,8 +14,8 @@ use crate::stream::Address;
 use block::SharedRole;
 use nvme::Status;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 /// The ANA group of every namespace.
 pub(super) const GROUP: u32 = 1;
@@ -89,25 +89,24 @@ pub(super) struct Port {
     changes: AtomicU64,
     /// The role of this host, if other hosts serve the device too.
     role: Option<Arc<SharedRole>>,
-    /// The listening address once it is known; `None` if it is not an IP socket.
-    address: OnceLock<Option<SocketAddr>>,
+    /// The listening address; `None` if it is not an IP socket.
+    address: Option<SocketAddr>,
 }
 
 impl Port {
-    pub(super) fn new(id: u16, state: AccessState, role: Option<Arc<SharedRole>>) -> Port {
-        let state = AtomicU8::new(state as u8);
-        Port { id, state, changes: AtomicU64::new(1), role, address: OnceLock::new() }
-    }
-
-    /// Sets the listening address.
-    pub(super) fn opened(&self, address: &str) {
-        let _ = self.address.set(address.parse().ok()); // it is opened once
+    pub(super) fn new(
+        id: u16,
+        state: AccessState,
+        address: Option<SocketAddr>,
+        role: Option<Arc<SharedRole>>,
+    ) -> Port {
+        Port { id, state: AtomicU8::new(state as u8), changes: AtomicU64::new(1), role, address }
     }
 
     /// The address of this port for a host that connected to `here` of another port. If this port
     /// listens on all addresses, the host should use the one that it connected to.
     pub(super) fn address(&self, here: SocketAddr) -> Option<SocketAddr> {
-        let own = (*self.address.get()?)?;
+        let own = self.address?;
         match own.ip().is_unspecified() {
             true => Some(SocketAddr::new(here.ip(), own.port())),
             false => Some(own),
@@ -177,7 +176,7 @@ mod tests {
 
     #[test]
     fn the_page_is_laid_out_as_the_specification_has_it() {
-        let port = Port::new(2, AccessState::NonOptimized, None);
+        let port = Port::new(2, AccessState::NonOptimized, None, None);
         let page = port.log_page(3, false);
         assert_eq!(page.len(), 16 + 32 + 3 * 4);
         assert_eq!(page[..10], [1, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
@@ -194,7 +193,7 @@ mod tests {
         for (place, name) in AccessState::names().into_iter().enumerate() {
             let state = AccessState::parse(name).unwrap();
             assert_eq!((state as usize, state.name()), (place, name));
-            let port = Port::new(1, state, None);
+            let port = Port::new(1, state, None, None);
             assert_eq!(port.check_access().is_ok(), place < 2, "{name}");
             assert_eq!(port.state(), state);
         }
@@ -204,7 +203,7 @@ mod tests {
     #[test]
     fn a_port_of_a_standby_is_inaccessible_and_counts_the_changes_of_its_role() {
         let role = SharedRole::new(HostRole::Standby);
-        let port = Port::new(1, AccessState::NonOptimized, Some(role.clone()));
+        let port = Port::new(1, AccessState::NonOptimized, None, Some(role.clone()));
         let seen = || (port.state(), port.log_page(1, true)[0]);
         assert_eq!(seen(), (AccessState::Inaccessible, 1));
         role.set(HostRole::Active);
@@ -217,12 +216,10 @@ mod tests {
     #[test]
     fn a_port_at_any_address_is_found_where_the_host_came() {
         let here: SocketAddr = "10.0.0.7:4420".parse().unwrap();
-        let port = Port::new(1, AccessState::Optimized, None);
-        assert_eq!(port.address(here), None, "it does not listen yet");
-        port.opened("0.0.0.0:4421");
-        assert_eq!(port.address(here), Some("10.0.0.7:4421".parse().unwrap()));
-        let port = Port::new(2, AccessState::Optimized, None);
-        port.opened("192.168.0.1:4420");
+        let port = |address: &str| Port::new(1, AccessState::Optimized, address.parse().ok(), None);
+        assert_eq!(port("/run/socket").address(here), None);
+        assert_eq!(port("0.0.0.0:4421").address(here), Some("10.0.0.7:4421".parse().unwrap()));
+        let port = port("192.168.0.1:4420");
         assert_eq!(port.address(here), Some("192.168.0.1:4420".parse().unwrap()));
     }
 }

@@ -1,10 +1,9 @@
 //! An NVMe/TCP connection after its handshake: one queue of a controller.
 
 use super::controller::Controller;
-use super::handshake::Agreed;
 use super::reading::{Command, Found as Read, Reader, Rejected};
 use super::reservations::Gate;
-use super::subsystem::Membership;
+use super::subsystem::{Admission, Membership};
 use super::transfers::{Ended, Transfers};
 use super::{MAX_TRANSFER, data_digest};
 use crate::Error;
@@ -42,6 +41,15 @@ pub(super) struct Session {
     reader: RefCell<Reader>,
     transfers: RefCell<Transfers>,
     membership: Membership,
+}
+
+/// The values that a handshake has negotiated.
+pub(super) struct Agreed {
+    pub(super) admission: Admission,
+    /// The framing of received and sent PDUs.
+    pub(super) framing: (Framing, Framing),
+    /// The head of the submission queue.
+    pub(super) head: u16,
 }
 
 /// The result of a successful command.
@@ -89,7 +97,7 @@ impl Session {
                 gates.push(namespace.reserved.gate());
             }
         } else {
-            current().spawn(listen(controller.clone(), socket.clone()));
+            current().spawn(listen(Arc::downgrade(controller), socket.clone()));
         }
         Ok(Session {
             targets,
@@ -337,16 +345,18 @@ impl Protocol for Session {
 }
 
 /// Disconnects a controller whose keep-alive timeout has expired. `socket` is that of its admin
-/// queue.
-async fn listen(controller: Arc<Controller>, socket: Weak<OwnedFd>) {
+/// queue. While it sleeps it keeps neither, nor the devices of an export that has ended.
+async fn listen(controller: Weak<Controller>, socket: Weak<OwnedFd>) {
     /// Interval of the check when there is no keep-alive timeout.
     const IDLE_NS: u64 = 1_000_000_000;
     let core = current();
     let mut silent_since = core.now_ns();
+    let limit_of = |controller: Arc<Controller>| u64::from(controller.keep_alive_ms()) * 1_000_000;
     while socket.strong_count() > 0 {
-        let limit_ns = u64::from(controller.keep_alive_ms()) * 1_000_000;
+        let Some(limit_ns) = controller.upgrade().map(limit_of) else { return };
         core.sleep(if limit_ns == 0 { IDLE_NS } else { (limit_ns / 4).clamp(1_000_000, IDLE_NS) }).await;
         let now = core.now_ns();
+        let Some(controller) = controller.upgrade() else { return };
         if controller.take_heard() || limit_ns == 0 {
             silent_since = now;
         } else if now - silent_since > limit_ns {

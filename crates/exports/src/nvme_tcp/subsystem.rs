@@ -2,6 +2,7 @@
 
 use super::access::{AdmittedHosts, Proof};
 use super::controller::Controller;
+use super::discovery::Catalog;
 use super::failures::Failures;
 use super::host::Host;
 use super::ports::Port;
@@ -44,9 +45,12 @@ impl Namespace {
     }
 }
 
-/// The subsystem of an export.
+/// The subsystem of an export, or the discovery subsystem of a portal.
 pub(super) struct Subsystem {
     pub(super) nqn: Nqn,
+    /// The subsystems that it lists, if it is the discovery subsystem. It has no namespaces then,
+    /// and is open to all.
+    pub(super) catalog: Option<Arc<dyn Catalog>>,
     pub(super) serial: String,
     /// In the order of their identifiers.
     pub(super) ports: Vec<Arc<Port>>,
@@ -122,6 +126,7 @@ impl Subsystem {
     #[expect(clippy::too_many_arguments, reason = "one parameter per field")]
     pub(super) fn new(
         nqn: Nqn,
+        catalog: Option<Arc<dyn Catalog>>,
         serial: String,
         ports: Vec<Arc<Port>>,
         namespaces: Vec<Namespace>,
@@ -138,6 +143,7 @@ impl Subsystem {
         let noted_changes = AtomicU64::new(role.as_ref().map_or(0, |role| role.changes()));
         Subsystem {
             nqn,
+            catalog,
             serial,
             ports,
             namespaces,
@@ -152,6 +158,11 @@ impl Subsystem {
         }
     }
 
+    /// Whether this is the discovery subsystem.
+    pub(super) fn is_discovery(&self) -> bool {
+        self.catalog.is_some()
+    }
+
     /// Looks up a namespace by identifier.
     pub(super) fn namespace(&self, id: u32) -> Option<&Namespace> {
         self.namespaces.get(id.checked_sub(1)? as usize)
@@ -164,16 +175,9 @@ impl Subsystem {
         connect: &Connect,
         data: &ConnectData,
     ) -> Result<Admission, Refusal> {
-        if connect.record_format != 0 {
-            return Err(Status::CONNECT_INCOMPATIBLE_FORMAT.into());
-        }
-        let is_discovery = data.subsystem.is_discovery();
-        if !is_discovery && data.subsystem != self.nqn {
-            return Err(InvalidParameter::SUBSYSTEM.into());
-        }
         // Discovery is open to all; a host without access finds no entry.
         let admitted = self.admitted();
-        if !is_discovery && !admitted.access.allows(&data.host) {
+        if !admitted.access.allows(&data.host) {
             return Err(Status::CONNECT_INVALID_HOST.into());
         }
         if data.host_id == [0; 16] {
@@ -184,12 +188,12 @@ impl Subsystem {
         }
         let host = Host { nqn: data.host.clone(), id: data.host_id };
         let controller = match connect.queue_id {
-            0 => self.create(port, host, is_discovery, connect.keep_alive_ms, data.controller_id)?,
-            _ => self.join(port, &host, is_discovery, connect.queue_id, data.controller_id)?,
+            0 => self.create(port, host, connect.keep_alive_ms, data.controller_id)?,
+            _ => self.join(port, &host, connect.queue_id, data.controller_id)?,
         };
         let mut membership =
             Membership { controller, queue_id: connect.queue_id, has_joined: connect.queue_id == 0 };
-        let proof = if is_discovery { None } else { admitted.access.proof(&data.host) };
+        let proof = admitted.access.proof(&data.host);
         match proof {
             Some(_) => membership.controller.check_join(connect.queue_id)?,
             None => membership.join()?,
@@ -208,13 +212,10 @@ impl Subsystem {
         self.lock().admitted.clone()
     }
 
-    /// Admits these hosts from now on. Returns when the controllers of all other hosts are gone,
-    /// and none of their commands is in flight that can change a namespace. Must not be called on
-    /// a core.
-    pub(super) fn admit_only(self: &Arc<Self>, admitted: AdmittedHosts) {
+    /// Admits these hosts from now on, and revokes the controllers of others. Returns those.
+    pub(super) fn admit(&self, admitted: AdmittedHosts) -> Vec<Arc<Controller>> {
         let mut controllers = self.lock();
-        let generation = controllers.admitted.generation.wrapping_add(1);
-        controllers.admitted = Arc::new(AdmittedHosts { generation, ..admitted });
+        controllers.admitted = Arc::new(admitted);
         controllers.living.retain(|controller| controller.strong_count() > 0);
         let access = &controllers.admitted.access;
         let living = controllers.living.iter().filter_map(Weak::upgrade);
@@ -222,8 +223,13 @@ impl Subsystem {
             living.filter(|controller| !access.allows(&controller.host.nqn)).collect();
         lost.iter().for_each(|controller| controller.revoke());
         controllers.open.retain(|_, controller| !controller.is_revoked());
-        drop(controllers);
-        for controller in &lost {
+        lost
+    }
+
+    /// Ends revoked controllers. Returns when none of their commands is in flight that can change a
+    /// namespace. Must not be called on a core.
+    pub(super) fn disconnect(&self, revoked: &[Arc<Controller>]) {
+        for controller in revoked {
             controller.end();
             let (export, host, id) = (&*self.export, controller.host.nqn.as_str(), controller.id);
             tracing::info!(export, host, controller = id, "host disconnected: it may not connect any more");
@@ -237,7 +243,6 @@ impl Subsystem {
         self: &Arc<Self>,
         port: &Arc<Port>,
         host: Host,
-        is_discovery: bool,
         keep_alive_ms: u32,
         wanted: u16,
     ) -> Result<Arc<Controller>, Refusal> {
@@ -246,7 +251,7 @@ impl Subsystem {
         }
         let mut controllers = self.lock();
         // Again: it may have lost its access since the first check.
-        if !is_discovery && !controllers.admitted.access.allows(&host.nqn) {
+        if !controllers.admitted.access.allows(&host.nqn) {
             return Err(Status::CONNECT_INVALID_HOST.into());
         }
         let (first, last) = (*self.controller_ids.start(), *self.controller_ids.end());
@@ -254,12 +259,10 @@ impl Subsystem {
         let id = after_last.find(|id| !controllers.open.contains_key(id));
         let id = id.ok_or(Status::CONNECT_CONTROLLER_BUSY)?;
         controllers.last = id;
-        let controller = Arc::new(Controller::new(id, host, is_discovery, keep_alive_ms, self, port));
+        let controller = Arc::new(Controller::new(id, host, keep_alive_ms, self, port));
         controllers.open.insert(id, controller.clone());
-        if !is_discovery {
-            controllers.living.retain(|controller| controller.strong_count() > 0);
-            controllers.living.push(Arc::downgrade(&controller));
-        }
+        controllers.living.retain(|controller| controller.strong_count() > 0);
+        controllers.living.push(Arc::downgrade(&controller));
         drop(controllers);
         // Later changes of rights reach the new controller.
         for namespace in &self.namespaces {
@@ -274,14 +277,13 @@ impl Subsystem {
         &self,
         port: &Arc<Port>,
         host: &Host,
-        is_discovery: bool,
         queue_id: u16,
         id: u16,
     ) -> Result<Arc<Controller>, Refusal> {
         let controller = self.lock().open.get(&id).cloned();
         let is_its = |controller: &Arc<Controller>| {
             let is_hers = controller.host.nqn == host.nqn && Arc::ptr_eq(&controller.port, port);
-            is_hers && !controller.is_discovery && !is_discovery
+            is_hers && !self.is_discovery()
         };
         let controller = controller.filter(is_its).ok_or(InvalidParameter::CONTROLLER_ID)?;
         if controller.host.id != host.id {
@@ -342,6 +344,12 @@ impl Subsystem {
         let controllers = self.controllers();
         let of_port = controllers.iter().filter(|controller| controller.port.id == port);
         of_port.for_each(|controller| controller.note_access());
+    }
+
+    /// Notifies hosts of the discovery subsystem that the listed subsystems, or their hosts, have
+    /// changed.
+    pub(super) fn note_listing(&self) {
+        self.controllers().iter().for_each(|controller| controller.note_listing());
     }
 
     /// The controllers, in the order of their identifiers.

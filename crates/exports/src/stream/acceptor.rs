@@ -13,22 +13,23 @@
 
 use super::connection_slots::oldest_of_most;
 use super::log_limit::LogLimit;
-use super::{Address, Listener, Origin, Wire};
+use super::{Listener, Origin, Wire};
 use crate::Error;
 use crate::stop::{StopSignal, poll};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tls::{Plain, Session, SessionError};
 
 /// Time limit of a handshake: a program needs milliseconds; interactive use is not supported.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Maximum number of pending handshakes: all queues of two hosts with the most queues, which
-/// connect before the first is served.
-const MAX_NEWCOMERS: usize = 128;
+/// Maximum number of pending handshakes of one export: all queues of two hosts with the most
+/// queues, which connect before the first is served.
+pub(crate) const MAX_NEWCOMERS: usize = 128;
 /// Maximum unparsed bytes of one newcomer.
 const MAX_UNREAD: usize = 64 << 10;
 /// Pause after an error of accept(2), most likely because the process ran out of descriptors.
@@ -50,6 +51,11 @@ pub(crate) trait Handshake: Send + 'static {
     /// TLS is established. `identity` names the newcomer's key, if it authenticated with one.
     fn secured(&mut self, identity: Option<&str>) {
         let _ = identity;
+    }
+
+    /// Whether the newcomer must leave because its export is gone: see [`Acceptor::settle`].
+    fn is_cancelled(&self) -> bool {
+        false
     }
 }
 
@@ -74,6 +80,8 @@ pub(crate) enum HandshakeStep {
 pub(crate) trait AcceptHandler: Send + 'static {
     /// The handshake of this protocol.
     type Handshake: Handshake;
+    /// Maximum number of pending handshakes.
+    const MAX_NEWCOMERS: usize = MAX_NEWCOMERS;
     /// Returns whether a peer that has just connected may start the handshake.
     fn may_come(&mut self, peer: &str, origin: Origin) -> bool {
         let _ = (peer, origin);
@@ -102,27 +110,52 @@ pub(crate) struct Admitted<T> {
     pub(crate) origin: Origin,
 }
 
-/// A running acceptor: its control thread and stop signal.
+/// A running acceptor: its control thread and the orders for it.
 pub(crate) struct Acceptor {
-    stop: Arc<StopSignal>,
+    orders: Arc<Orders>,
     thread: JoinHandle<()>,
     address: String,
 }
 
+/// Orders for a control thread.
+struct Orders {
+    signal: StopSignal,
+    given: Mutex<Vec<Order>>,
+}
+
+enum Order {
+    /// End.
+    Stop,
+    /// Disconnect cancelled newcomers, and report that.
+    Settle(SyncSender<()>),
+}
+
+impl Orders {
+    fn give(&self, order: Order) {
+        self.given.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+        self.signal.raise();
+    }
+
+    fn take(&self) -> Vec<Order> {
+        self.signal.lower();
+        std::mem::take(&mut *self.given.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
 impl Acceptor {
-    /// Listens at `address`. Clients can connect once this returns.
+    /// Accepts clients of `listener`, also those that wait there already.
     ///
     /// # Errors
-    /// When the system refuses the socket or the thread.
+    /// When the system refuses the thread.
     pub(crate) fn open<H: AcceptHandler>(
-        address: &Address,
+        listener: Listener,
         name: String,
         host: H,
     ) -> Result<Acceptor, Error> {
         let failed = |source| Error::System { action: "start the export's control thread", source };
-        let listener = Listener::bind(address)?;
         let address = listener.local_address();
-        let stop = Arc::new(StopSignal::new().map_err(failed)?);
+        let signal = StopSignal::new().map_err(failed)?;
+        let orders = Arc::new(Orders { signal, given: Mutex::default() });
         let acceptor = AcceptorThread {
             listener,
             host,
@@ -130,13 +163,13 @@ impl Acceptor {
             rejections: LogLimit::default(),
             name: name.clone(),
         };
-        let signal = stop.clone();
+        let given = orders.clone();
         let thread = std::thread::Builder::new()
             .name(name.chars().take(15).collect())
             .stack_size(STACK_BYTES)
-            .spawn(move || acceptor.run(&signal))
+            .spawn(move || acceptor.run(&given))
             .map_err(failed)?;
-        Ok(Acceptor { stop, thread, address })
+        Ok(Acceptor { orders, thread, address })
     }
 
     /// The address that clients connect to.
@@ -144,10 +177,18 @@ impl Acceptor {
         &self.address
     }
 
+    /// Disconnects newcomers that are cancelled. Returns when they are gone, and every client that
+    /// was admitted before is on its core.
+    pub(crate) fn settle(&self) {
+        let (done, settled) = sync_channel(1);
+        self.orders.give(Order::Settle(done));
+        let _ = settled.recv(); // fails when the thread is gone, and its newcomers with it
+    }
+
     /// Stops accepting and disconnects clients in their handshake. Clients that are served stay
     /// connected.
     pub(crate) fn close(self) {
-        self.stop.raise();
+        self.orders.give(Order::Stop);
         if self.thread.join().is_err() {
             tracing::error!("the acceptor thread of an export panicked");
         }
@@ -181,26 +222,44 @@ struct Newcomer<T> {
 }
 
 impl<H: AcceptHandler> AcceptorThread<H> {
-    fn run(mut self, stop: &StopSignal) {
+    fn run(mut self, orders: &Orders) {
         let mut fds = Vec::new();
         loop {
             fds.clear();
-            fds.push(libc::pollfd { fd: stop.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+            fds.push(libc::pollfd { fd: orders.signal.as_raw_fd(), events: libc::POLLIN, revents: 0 });
             fds.push(libc::pollfd { fd: self.listener.as_raw_fd(), events: libc::POLLIN, revents: 0 });
             fds.extend(self.newcomers.iter().map(Newcomer::interest));
             poll(&mut fds, self.timeout_ms());
             if fds[0].revents != 0 {
-                return;
+                match self.obey(orders) {
+                    true => return,
+                    // The newcomers are others now.
+                    false => continue,
+                }
             }
             // From the back: `swap_remove` fills the gap with the last entry, which has had its
             // turn.
             for place in (0..self.newcomers.len()).rev() {
                 self.attend(place, fds[2 + place].revents != 0);
             }
-            if fds[1].revents != 0 && !self.accept() && stop.wait(PAUSE) {
-                return;
+            if fds[1].revents != 0 && !self.accept() {
+                orders.signal.wait(PAUSE);
             }
         }
+    }
+
+    /// Carries orders out. Returns whether one of them is to stop.
+    fn obey(&mut self, orders: &Orders) -> bool {
+        for order in orders.take() {
+            match order {
+                Order::Stop => return true,
+                Order::Settle(done) => {
+                    self.newcomers.retain(|newcomer| !newcomer.handshake.is_cancelled());
+                    let _ = done.send(());
+                }
+            }
+        }
+        false
     }
 
     /// Milliseconds until the next handshake deadline, or -1 without newcomers.
@@ -229,7 +288,7 @@ impl<H: AcceptHandler> AcceptorThread<H> {
             if !self.host.may_come(&connection.peer, connection.origin) {
                 continue;
             }
-            if self.newcomers.len() == MAX_NEWCOMERS {
+            if self.newcomers.len() == H::MAX_NEWCOMERS {
                 self.evict();
             }
             let newcomer = Newcomer {

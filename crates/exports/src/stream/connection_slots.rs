@@ -96,8 +96,10 @@ pub(crate) enum NoSlot {
     Memory,
 }
 
-/// The connection slots of one listener.
+/// The connection slots of an export at one listener.
 pub(crate) struct ConnectionSlots {
+    /// Slots that several exports share; each connection takes one of them, too.
+    shared: Option<Arc<ConnectionSlots>>,
     budget: MemoryBudget,
     export: Arc<str>,
     table: Mutex<Table>,
@@ -126,6 +128,8 @@ pub(crate) struct ConnectionSlot {
     id: u64,
     /// The memory guaranteed to its connection.
     reserved: Option<Reserved>,
+    /// Its slot among those that several exports share.
+    _shared: Option<Box<ConnectionSlot>>,
 }
 
 impl ConnectionSlot {
@@ -148,7 +152,18 @@ impl ConnectionSlots {
         budget: MemoryBudget,
         export: Arc<str>,
     ) -> Arc<ConnectionSlots> {
+        ConnectionSlots::within(None, limits, budget, export)
+    }
+
+    /// As [`ConnectionSlots::new`]; each connection also takes one of the `shared` slots.
+    pub(crate) fn within(
+        shared: Option<Arc<ConnectionSlots>>,
+        limits: ConnectionLimits,
+        budget: MemoryBudget,
+        export: Arc<str>,
+    ) -> Arc<ConnectionSlots> {
         Arc::new(ConnectionSlots {
+            shared,
             budget,
             export,
             table: Mutex::new(Table { limits, next_id: 0, taken: Vec::new() }),
@@ -172,6 +187,10 @@ impl ConnectionSlots {
         minimum: Minimum,
         peer: &str,
     ) -> Result<ConnectionSlot, NoSlot> {
+        let shared = match &self.shared {
+            Some(shared) => Some(Box::new(shared.take(applicant, Minimum::default(), peer)?)),
+            None => None,
+        };
         let mut table = self.table();
         let judged = table.judge(applicant);
         let reserved = judged.and_then(|()| self.budget.reserve(minimum).ok_or(NoSlot::Memory));
@@ -186,7 +205,7 @@ impl ConnectionSlots {
         let host = applicant.host.map(Box::from);
         let id = table.add(applicant.origin, host, applicant.is_proven, None);
         drop(table);
-        Ok(ConnectionSlot { slots: self.clone(), id, reserved })
+        Ok(ConnectionSlot { slots: self.clone(), id, reserved, _shared: shared })
     }
 
     /// Checks whether [`ConnectionSlots::take`] would succeed now.
@@ -194,6 +213,9 @@ impl ConnectionSlots {
     /// # Errors
     /// As [`ConnectionSlots::take`], and logged likewise.
     pub(crate) fn check(&self, applicant: Applicant<'_>, peer: &str) -> Result<(), NoSlot> {
+        if let Some(shared) = &self.shared {
+            shared.check(applicant, peer)?;
+        }
         let judged = self.table().judge(applicant);
         judged.inspect_err(|reason| self.note_refusal(applicant, peer, *reason))
     }
@@ -237,7 +259,7 @@ impl ConnectionSlots {
         }
         let id = table.add(origin, None, false, Some(Arc::downgrade(socket)));
         drop(table);
-        Ok(ConnectionSlot { slots: self.clone(), id, reserved })
+        Ok(ConnectionSlot { slots: self.clone(), id, reserved, _shared: None })
     }
 
     fn note_refusal(&self, applicant: Applicant<'_>, peer: &str, reason: NoSlot) {
@@ -385,6 +407,27 @@ mod tests {
         let count = |limits| fill(&slots(limits), of(A, Some("nqn.a"), true)).0.len();
         assert_eq!(count(only.clone()), 64, "no other host may come");
         assert_eq!(count(ConnectionLimits { is_closed: false, ..only }), 48, "others may");
+    }
+
+    #[test]
+    fn exports_share_slots_and_each_has_limits_of_its_own() {
+        let limits = |total| ConnectionLimits { total, ..ConnectionLimits::default() };
+        let shared = slots(limits(5));
+        let one = |total| {
+            let budget = MemoryBudget::new(0);
+            ConnectionSlots::within(Some(shared.clone()), limits(total), budget, "export".into())
+        };
+        let (first, second) = (one(3), one(4));
+        let (taken, reason) = fill(&first, of(A, None, false));
+        assert_eq!((taken.len(), reason), (3, NoSlot::Total(3)));
+        assert_eq!(shared.table().taken.len(), 3, "a refused connection gives the shared slot back");
+        let (others, reason) = fill(&second, of(B, None, false));
+        assert_eq!((others.len(), reason), (2, NoSlot::Total(5)));
+        assert_eq!(second.check(of(B, None, false), "peer"), Err(NoSlot::Total(5)));
+        drop(taken);
+        assert_eq!(fill(&second, of(B, None, false)).0.len(), 2);
+        drop(others);
+        assert_eq!(shared.table().taken.len(), 0);
     }
 
     #[test]

@@ -119,6 +119,11 @@ impl Link {
         self.wire.socket()
     }
 
+    /// Whether the connection has TLS.
+    pub(crate) fn is_secured(&self) -> bool {
+        self.wire.is_secured()
+    }
+
     /// The socket and its TLS session.
     #[inline]
     pub(super) fn wire(&self) -> &Wire {

@@ -46,6 +46,11 @@ impl Wire {
         self.tls.as_ref().is_some_and(|tls| tls.borrow().has_more())
     }
 
+    /// Whether the connection has TLS.
+    pub(super) fn is_secured(&self) -> bool {
+        self.tls.is_some()
+    }
+
     /// The negotiated TLS version and cipher suite, for logs.
     pub(crate) fn agreed(&self) -> Option<String> {
         self.tls.as_ref().map(|tls| tls.borrow().agreed())

@@ -98,9 +98,14 @@ impl Host {
 
     /// An I/O queue of this one's controller, with the same digests.
     pub fn io_queue(&self, queue: u16, entries: u32) -> Host {
+        self.io_queue_of(crate::server::SUBSYSTEM, queue, entries)
+    }
+
+    /// The same of a subsystem with another name.
+    pub fn io_queue_of(&self, subsystem: &str, queue: u16, entries: u32) -> Host {
         let io = Host::initialized(&self.address, self.framing.header_digest, self.framing.data_digest);
         let mut io = io.of(self.identity.clone());
-        let done = io.connect(crate::server::SUBSYSTEM, queue, entries, self.controller, 0);
+        let done = io.connect(subsystem, queue, entries, self.controller, 0);
         assert_eq!(done.status, Status::SUCCESS);
         io
     }

@@ -13,6 +13,7 @@ mod hostile;
 mod io;
 mod lba_status;
 mod places;
+mod portal;
 mod removal;
 mod reservations;
 mod server;

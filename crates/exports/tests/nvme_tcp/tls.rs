@@ -1,6 +1,7 @@
 //! Hosts that come through TLS, and those that should.
 
 use crate::host::{HOST, HOST_ID, Host};
+use crate::portal::{Site, discovered_by};
 use crate::server::{MIB, SUBSYSTEM, Server, only};
 use exports::Export;
 use exports::nvme_tcp::{Access, Config, Nqn, Security, TlsKeys};
@@ -23,17 +24,32 @@ fn key() -> nvme_auth::TlsKey {
     nvme_auth::TlsKey::parse(text).unwrap()
 }
 
+/// A host's key for another subsystem.
+fn other_key() -> nvme_auth::TlsKey {
+    let text = "NVMeTLSkey-1:01:ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj/jBqb2:";
+    nvme_auth::TlsKey::parse(text).unwrap()
+}
+
+/// Access by TLS with a key of the host HOST.
+fn with_key(key: nvme_auth::TlsKey, is_required: bool) -> Access {
+    let keys = Arc::new(TlsKeys::of_hosts([(name(HOST), key)]));
+    Access { tls: Some(Security { keys, is_required }), ..Access::default() }
+}
+
 /// A subsystem that has a key of the host HOST.
 fn server(is_required: bool) -> Server {
-    let keys = Arc::new(TlsKeys::of_hosts([(name(HOST), key())]));
-    let access = Access { tls: Some(Security { keys, is_required }), ..Access::default() };
-    Server::with(8 * MIB, |config| Config { access, ..config })
+    Server::with(8 * MIB, |config| Config { access: with_key(key(), is_required), ..config })
 }
 
 /// Starts a proxy that forwards through TLS to `to`, and returns its address. It uses the key that
 /// `host` has for `subsystem`, derived in the way with this number.
 fn through_tls(to: &str, host: &str, subsystem: &str, way: usize) -> String {
-    let secret = key().secrets(&name(host), &name(subsystem)).swap_remove(way);
+    through_tls_with(&key(), to, host, subsystem, way)
+}
+
+/// As [`through_tls`], with another key.
+fn through_tls_with(key: &nvme_auth::TlsKey, to: &str, host: &str, subsystem: &str, way: usize) -> String {
+    let secret = key.secrets(&name(host), &name(subsystem)).swap_remove(way);
     let file = tempfile::NamedTempFile::new().unwrap();
     let hex: String = secret.key.iter().map(|byte| format!("{byte:02x}")).collect();
     std::fs::write(file.path(), format!("{}:{hex}\n", secret.identity)).unwrap();
@@ -145,8 +161,12 @@ fn a_key_is_good_for_its_host_and_its_subsystem_only() {
 
 #[test]
 fn where_tls_is_required_no_client_is_served_in_the_clear() {
-    let server = server(true);
-    let mut host = Host::silent(server.address());
+    refuses_the_clear(server(true).address());
+}
+
+/// Checks that a client without TLS gets no answer.
+fn refuses_the_clear(address: &str) {
+    let mut host = Host::silent(address);
     let request = nvme::tcp::IcReq { align_bytes: 4, header_digest: false, data_digest: false, max_r2t: 1 };
     host.stream.write_all(&request.encode()).unwrap();
     let mut answer = Vec::new();
@@ -200,4 +220,70 @@ fn a_key_that_comes_later_is_required_of_its_host_alone() {
 /// Whether no handshake succeeds at the address of a proxy.
 fn tls_fails(proxy: &str) -> bool {
     Host::silent(proxy).is_disconnected()
+}
+
+const FIRST: &str = "nqn.2014-08.org.example:disk-a";
+const SECOND: &str = "nqn.2014-08.org.example:disk-b";
+const OPEN: &str = "nqn.2014-08.org.example:disk-c";
+
+/// Each of two subsystems at one portal has a key of its own for the same host.
+#[test]
+fn a_key_leads_to_its_subsystem_at_a_portal_and_to_no_other() {
+    let mut site = Site::new(|config| config);
+    site.add(FIRST, |config| Config { access: with_key(key(), true), ..config });
+    site.add(SECOND, |config| Config { access: with_key(other_key(), true), ..config });
+    for way in 0..3 {
+        let first = through_tls(site.address(), HOST, FIRST, way);
+        let second = through_tls_with(&other_key(), site.address(), HOST, SECOND, way);
+        assert_eq!(connect(&first, FIRST, HOST).1, Status::SUCCESS, "{way}");
+        assert_eq!(connect(&second, SECOND, HOST).1, Status::SUCCESS, "{way}");
+        assert_eq!(connect(&first, SECOND, HOST).1, Status::CONNECT_INVALID_HOST);
+        assert_eq!(connect(&second, FIRST, HOST).1, Status::CONNECT_INVALID_HOST);
+        assert_eq!(connect(&first, FIRST, OTHER).1, Status::CONNECT_INVALID_HOST);
+        // The key of one is not that of the other.
+        assert!(tls_fails(&through_tls(site.address(), HOST, SECOND, way)));
+    }
+    // Every subsystem requires TLS, so nothing is served in the clear.
+    refuses_the_clear(site.address());
+    let discovery = through_tls(site.address(), HOST, nqn::DISCOVERY, 0);
+    assert_eq!(discovered(&discovery, site.address()), [FIRST, SECOND]);
+    // The keys of an export end with it, and new ones come with it.
+    drop(site.exports.pop());
+    assert!(tls_fails(&through_tls_with(&other_key(), site.address(), HOST, SECOND, 0)));
+    let first = through_tls(site.address(), HOST, FIRST, 0);
+    assert_eq!(connect(&first, FIRST, HOST).1, Status::SUCCESS);
+    site.exports[0].set_access(with_key(other_key(), true)).unwrap();
+    assert!(tls_fails(&through_tls(site.address(), HOST, FIRST, 0)));
+    let first = through_tls_with(&other_key(), site.address(), HOST, FIRST, 0);
+    assert_eq!(connect(&first, FIRST, HOST).1, Status::SUCCESS);
+}
+
+#[test]
+fn a_portal_serves_subsystems_with_and_without_tls() {
+    let mut site = Site::new(|config| config);
+    site.add(FIRST, |config| Config { access: with_key(key(), true), ..config });
+    site.add(SECOND, |config| Config { access: with_key(other_key(), false), ..config });
+    site.add(OPEN, |config| config);
+    let clear = site.address().to_owned();
+    assert_eq!(connect(&clear, OPEN, HOST).1, Status::SUCCESS);
+    assert_eq!(connect(&clear, FIRST, HOST).1, Status::CONNECT_INVALID_HOST);
+    assert_eq!(connect(&clear, FIRST, OTHER).1, Status::CONNECT_INVALID_HOST, "TLS is required");
+    assert_eq!(connect(&clear, SECOND, HOST).1, Status::CONNECT_INVALID_HOST, "it has a key");
+    assert_eq!(connect(&clear, SECOND, OTHER).1, Status::SUCCESS);
+    let first = through_tls(&clear, HOST, FIRST, 0);
+    assert_eq!(connect(&first, FIRST, HOST).1, Status::SUCCESS);
+    assert_eq!(connect(&first, OPEN, HOST).1, Status::CONNECT_INVALID_HOST);
+    // In the clear, no name is shown of a subsystem that is not served so.
+    assert_eq!(discovered(&clear, &clear), [SECOND, OPEN]);
+    let discovery = through_tls(&clear, HOST, nqn::DISCOVERY, 0);
+    assert_eq!(discovered(&discovery, &clear), [FIRST, SECOND, OPEN]);
+}
+
+/// The subsystems that HOST discovers at an address, which the target knows as `own`.
+fn discovered(address: &str, own: &str) -> Vec<String> {
+    let (mut admin, status) = connect(address, nqn::DISCOVERY, HOST);
+    assert_eq!(status, Status::SUCCESS);
+    admin.enable();
+    admin.address = own.to_owned();
+    discovered_by(&mut admin)
 }

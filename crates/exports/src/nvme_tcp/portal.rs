@@ -1,0 +1,340 @@
+//! A portal: listening addresses where hosts find many subsystems.
+//!
+//! ```text
+//!   host ──► control thread: accept, ICReq, Connect ──► the subsystem with the name in the Connect
+//!            one per address, for all subsystems   └──► discovery: lists the subsystems for this host
+//! ```
+//!
+//! Each address is a port of every subsystem. A portal has a limit of connections, and each
+//! subsystem its own. An export without a shared portal opens one of its own, with one subsystem.
+
+use super::access::AdmittedHosts;
+use super::directory::Directory;
+use super::handshake::{Entrance, NvmeHandshake};
+use super::ports::{Port, PortConfig};
+use super::reservations::Registrar;
+use super::service::{Service, ServiceCores};
+use super::session::Session;
+use super::subsystem::Subsystem;
+use super::{ADMIN_MINIMUM, Access, CONTROLLER_IDS, MAX_PORTS, hex, identity};
+use crate::stream::{
+    AcceptHandler, Acceptor, Admitted, ConnectionLimits, ConnectionSlots, Listener, MemoryBudget, Origin,
+    Parts,
+};
+use crate::{Error, Stats};
+use block::SharedRole;
+use nvme::fabrics::Nqn;
+use reactor::CoreRef;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Default number of concurrent connections of each address of a portal.
+pub const DEFAULT_PORTAL_CLIENTS: usize = 4096;
+/// Maximum number of concurrent connections of each address of a portal.
+pub const MAX_PORTAL_CLIENTS: usize = 65536;
+/// Pending handshakes at an address: after a restart, hosts connect to all subsystems at once.
+const MAX_NEWCOMERS: usize = 1024;
+
+/// Configuration of a portal.
+#[derive(Clone, Debug)]
+pub struct PortalConfig {
+    /// Its name, for messages.
+    pub name: String,
+    /// The listening addresses, and the initial access state of each subsystem there.
+    pub ports: Vec<PortConfig>,
+    /// Maximum concurrent connections of each address, up to [`MAX_PORTAL_CLIENTS`]. Discovery does
+    /// not count. One address, and one host name, may have three quarters of them.
+    pub clients: usize,
+    /// The memory budget of discovery connections.
+    pub memory: MemoryBudget,
+}
+
+impl PortalConfig {
+    /// A portal with default limits.
+    pub fn new(name: String, ports: Vec<PortConfig>) -> PortalConfig {
+        PortalConfig { name, ports, clients: DEFAULT_PORTAL_CLIENTS, memory: MemoryBudget::process() }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let fault = if !(1..=MAX_PORTS).contains(&self.ports.len()) {
+            format!("{} addresses: want 1 to {MAX_PORTS}", self.ports.len())
+        } else if !(1..=MAX_PORTAL_CLIENTS).contains(&self.clients) {
+            format!("{} clients: want 1 to {MAX_PORTAL_CLIENTS}", self.clients)
+        } else {
+            return Ok(());
+        };
+        Err(Error::Config(format!("portal {}: {fault}", self.name)))
+    }
+}
+
+/// A portal. Dropping it disconnects its discovery connections; exports that use it keep it open.
+/// Must not be dropped on a core.
+pub struct Portal {
+    name: Arc<str>,
+    directory: Arc<Directory>,
+    discovery: Arc<Service>,
+    /// Whether several exports use it.
+    is_shared: bool,
+    bound: Vec<BoundPort>,
+    /// Sockets where hosts wait, before [`Portal::accept`].
+    listeners: Mutex<Vec<Listener>>,
+    /// One per port, after [`Portal::accept`].
+    acceptors: Mutex<Vec<Acceptor>>,
+    /// The core of the next subsystem's first controller.
+    next: AtomicUsize,
+}
+
+/// A listening address.
+struct BoundPort {
+    config: PortConfig,
+    /// With the TCP port that the system chose.
+    address: String,
+}
+
+impl Portal {
+    /// Opens a portal that exports share. Hosts that connect wait until [`Portal::accept`] is
+    /// called, so that a server that restarts refuses no subsystem that it is about to serve.
+    ///
+    /// # Errors
+    /// When the configuration is invalid, or the system refuses a socket.
+    pub fn bind(cores: &[CoreRef], config: PortalConfig) -> Result<Arc<Portal>, Error> {
+        config.check()?;
+        crate::check_cores(&[], cores.len())?;
+        let limits = ConnectionLimits { total: config.clients, ..ConnectionLimits::default() };
+        let PortalConfig { name, ports, memory, .. } = config;
+        let (name, serial) = (Arc::<str>::from(name), hex(&identity(&["portal"])[..10]));
+        Ok(Arc::new(Portal::open(name, serial, ports, limits, memory, ServiceCores::new(cores, &[])?, true)?))
+    }
+
+    /// Opens the portal of a single export, whose cores serve discovery, too.
+    pub(super) fn of_export(
+        name: Arc<str>,
+        serial: String,
+        ports: Vec<PortConfig>,
+        limits: ConnectionLimits,
+        memory: MemoryBudget,
+        cores: ServiceCores,
+    ) -> Result<Arc<Portal>, Error> {
+        Ok(Arc::new(Portal::open(name, serial, ports, limits, memory, cores, false)?))
+    }
+
+    fn open(
+        name: Arc<str>,
+        serial: String,
+        ports: Vec<PortConfig>,
+        limits: ConnectionLimits,
+        memory: MemoryBudget,
+        cores: ServiceCores,
+        is_shared: bool,
+    ) -> Result<Portal, Error> {
+        let listeners: Vec<Listener> =
+            ports.iter().map(|port| Listener::bind(&port.address)).collect::<Result<_, _>>()?;
+        let addresses = listeners.iter().map(Listener::local_address);
+        let bound: Vec<BoundPort> =
+            ports.into_iter().zip(addresses).map(|(config, address)| BoundPort { config, address }).collect();
+        let directory = Directory::new(name.clone());
+        let subsystem = Subsystem::new(
+            Nqn::discovery(),
+            Some(directory.clone()),
+            serial,
+            ports_of(&bound, None),
+            Vec::new(),
+            AdmittedHosts::new(Access::default(), &Nqn::discovery()),
+            1,
+            CONTROLLER_IDS,
+            None,
+            name.clone(),
+            Registrar::new(cores.places.cores().to_vec(), false)?,
+        );
+        let slots = |_: &BoundPort| ConnectionSlots::new(limits.clone(), memory.clone(), name.clone());
+        let slots = bound.iter().map(slots).collect();
+        let discovery = Service::new(Arc::new(subsystem), slots, cores, 0);
+        Ok(Portal {
+            name,
+            directory,
+            discovery,
+            is_shared,
+            bound,
+            listeners: Mutex::new(listeners),
+            acceptors: Mutex::default(),
+            next: AtomicUsize::new(0),
+        })
+    }
+
+    /// Accepts hosts, also those that wait already. Later calls do nothing.
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    pub fn accept(&self) -> Result<(), Error> {
+        let listeners = std::mem::take(&mut *self.listeners.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut acceptors = self.acceptors();
+        for (port, listener) in listeners.into_iter().enumerate() {
+            let (directory, discovery) = (self.directory.clone(), self.discovery.clone());
+            let entrance = Entrance { directory, discovery, port, portal: self.name.clone() };
+            let handler = PortalAcceptHandler(Arc::new(entrance));
+            acceptors.push(Acceptor::open(listener, self.name.to_string(), handler)?);
+        }
+        Ok(())
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The listening addresses: address and TCP port as the system chose them.
+    pub fn addresses(&self) -> impl Iterator<Item = &str> {
+        self.bound.iter().map(|port| &*port.address)
+    }
+
+    /// The number of subsystems.
+    pub fn subsystems(&self) -> usize {
+        self.directory.len()
+    }
+
+    /// Counters of discovery connections. The exports count those of their hosts.
+    pub fn stats(&self) -> &Stats {
+        &self.discovery.cores.stats
+    }
+
+    /// The ports of a subsystem here.
+    pub(super) fn ports(&self, role: Option<&Arc<SharedRole>>) -> Vec<Arc<Port>> {
+        ports_of(&self.bound, role)
+    }
+
+    /// Adds the subsystem of an export, whose connections have these limits at each port.
+    ///
+    /// # Errors
+    /// When its name is taken, there are too many, or TLS refuses the keys.
+    pub(super) fn add(
+        &self,
+        subsystem: Arc<Subsystem>,
+        limits: &ConnectionLimits,
+        memory: &MemoryBudget,
+        cores: ServiceCores,
+    ) -> Result<Arc<Service>, Error> {
+        let slots = self.discovery.slots.iter().map(|shared| {
+            let shared = self.is_shared.then(|| shared.clone());
+            ConnectionSlots::within(shared, limits.clone(), memory.clone(), subsystem.export.clone())
+        });
+        let first = self.next.fetch_add(1, Ordering::Relaxed);
+        let service = Service::new(subsystem.clone(), slots.collect(), cores, first);
+        self.directory.add(service.clone())?;
+        self.discovery.subsystem.note_listing();
+        Ok(service)
+    }
+
+    /// Removes the subsystem of an export. Returns when no host can connect to it any more; those
+    /// that are connected stay. Must not be called on a core.
+    pub(super) fn remove(&self, service: &Arc<Service>) {
+        self.directory.remove(service);
+        service.close();
+        self.acceptors().iter().for_each(Acceptor::settle);
+        self.discovery.subsystem.note_listing();
+    }
+
+    /// Replaces the hosts of a subsystem. Returns when the controllers of others are gone, and none
+    /// of their writes is in flight. Must not be called on a core.
+    ///
+    /// # Errors
+    /// When TLS refuses the keys; then nothing changes.
+    pub(super) fn set_access(&self, service: &Service, access: Access) -> Result<(), Error> {
+        let admitted = AdmittedHosts::new(access, &service.subsystem.nqn);
+        let (listed, is_closed) = (admitted.access.listed(), admitted.access.is_closed());
+        let revoked = self.directory.admit(service, admitted)?;
+        service.slots.iter().for_each(|slots| slots.set_listed(listed.clone(), is_closed));
+        self.discovery.subsystem.note_listing();
+        service.subsystem.disconnect(&revoked);
+        Ok(())
+    }
+
+    /// Stops accepting hosts.
+    pub(super) fn close(&self) {
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.acceptors().drain(..).for_each(Acceptor::close);
+    }
+
+    fn acceptors(&self) -> MutexGuard<'_, Vec<Acceptor>> {
+        self.acceptors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Portal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Portal({})", self.name)
+    }
+}
+
+impl Drop for Portal {
+    fn drop(&mut self) {
+        self.close();
+        self.discovery.cores.drain();
+    }
+}
+
+/// The ports of one subsystem at these addresses.
+fn ports_of(bound: &[BoundPort], role: Option<&Arc<SharedRole>>) -> Vec<Arc<Port>> {
+    let port = |(id, BoundPort { config, address }): (u16, &BoundPort)| {
+        Arc::new(Port::new(id, config.state, address.parse::<SocketAddr>().ok(), role.cloned()))
+    };
+    (1..).zip(bound).map(port).collect()
+}
+
+/// Starts handshakes at one port and passes queues to cores, on its control thread.
+struct PortalAcceptHandler(Arc<Entrance>);
+
+impl AcceptHandler for PortalAcceptHandler {
+    type Handshake = NvmeHandshake;
+    const MAX_NEWCOMERS: usize = MAX_NEWCOMERS;
+
+    fn greet(&mut self, peer: &str, origin: Origin) -> NvmeHandshake {
+        NvmeHandshake::new(self.0.clone(), peer, origin)
+    }
+
+    fn tls(&self) -> Option<tls::Server> {
+        self.0.directory.tls_server()
+    }
+
+    fn admit(&mut self, admitted: Admitted<NvmeHandshake>) {
+        let Some((service, agreed, slot)) = admitted.handshake.agreed() else { return };
+        let port = self.0.port;
+        // Only discovery connections have no slot yet.
+        let visit = || {
+            let slots = &service.slots[port];
+            slots.visit(admitted.origin, ADMIN_MINIMUM, admitted.wire.socket(), &admitted.peer)
+        };
+        let Ok(slot) = slot.map_or_else(visit, Ok) else { return };
+        let controller = agreed.admission.membership.controller.clone();
+        let (queue, entries) = (agreed.admission.queue_id, agreed.admission.entries);
+        let ServiceCores { registry, stats, places } = &service.cores;
+        let place = service.place(port, queue);
+        let (peer, host, export) = (admitted.peer, controller.host.nqn.as_str(), &service.subsystem.export);
+        tracing::info!(
+            export = &**export,
+            peer,
+            host,
+            controller = controller.id,
+            port = controller.port.id,
+            queue,
+            tls = admitted.wire.agreed(),
+            core = place,
+            "host connected"
+        );
+        controller.attach(queue, admitted.wire.socket());
+        let (weak, early) = (Arc::downgrade(admitted.wire.socket()), admitted.early);
+        let parts = Parts {
+            wire: admitted.wire,
+            peer,
+            export: export.clone(),
+            stats: stats.queues[place].clone(),
+            slot,
+            connected: stats.connect(),
+        };
+        let open = move || Session::open(agreed, &early, &weak);
+        if registry.serve(&places.cores()[place], parts, entries.into(), open).is_err() {
+            tracing::warn!(export = &**export, core = place, "host disconnected: the core has stopped");
+        }
+    }
+}
