@@ -6,8 +6,8 @@
 use crate::array::ArrayArgs;
 use crate::bench::BenchArgs;
 use crate::daemon::{
-    CompletionArgs, CoreArgs, DeviceArgs, EventArgs, ExportArgs, GroupArgs, JobArgs, ManArgs, StatusArgs,
-    SupportArgs, TopArgs, VolumeArgs,
+    CompletionArgs, CoreArgs, DeviceArgs, EventArgs, ExportArgs, GroupArgs, JobArgs, ManArgs, PortalArgs,
+    StatusArgs, SupportArgs, TopArgs, VolumeArgs,
 };
 use crate::discover::DiscoverArgs;
 use crate::error::Error;
@@ -78,6 +78,8 @@ pub enum Command {
     Volume(VolumeArgs),
     /// Manage exports of the daemon, to which clients attach
     Export(ExportArgs),
+    /// Manage portals of the daemon, listeners that NVMe/TCP exports share
+    Portal(PortalArgs),
     /// Manage devices of the daemon: files, drives, network storage
     Device(DeviceArgs),
     /// Manage groups of volumes that share limits
@@ -110,6 +112,7 @@ impl Command {
             Command::Pool(args) => args.socket = socket,
             Command::Volume(VolumeArgs { daemon, .. })
             | Command::Export(ExportArgs { daemon, .. })
+            | Command::Portal(PortalArgs { daemon, .. })
             | Command::Device(DeviceArgs { daemon, .. })
             | Command::Group(GroupArgs { daemon, .. })
             | Command::Job(JobArgs { daemon, .. })

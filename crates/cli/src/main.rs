@@ -115,6 +115,7 @@ fn run_command(cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
         }
         Command::Device(args) => ask(&args.daemon, &|| args.run()),
         Command::Volume(args) => ask(&args.daemon, &|| args.run()),
+        Command::Portal(args) => ask(&args.daemon, &|| args.run()),
         Command::Group(args) => ask(&args.daemon, &|| args.run()),
         Command::Export(args) => ask(&args.daemon, &|| args.run()),
         Command::Job(args) => ask(&args.daemon, &|| args.run()),

@@ -1,5 +1,5 @@
-//! The configuration file: devices, arrays, groups, volumes and exports that shall exist, in TOML,
-//! with the fields of the API.
+//! The configuration file: devices, arrays, groups, volumes, portals and exports that shall exist,
+//! in TOML, with the fields of the API.
 //!
 //! ```toml
 //! [[array]]
@@ -23,10 +23,12 @@
 //! again does nothing.
 
 use crate::api_error::{ApiError, Kind};
-use crate::confinement::{Confinement, keep_device, keep_export, keep_members};
+use crate::confinement::{Confinement, keep_device, keep_export, keep_members, keep_portal};
 use crate::engine::{Authority, Engine, checks};
 use crate::state::ExportRecord;
-use api::{Array, ArrayAction, NewArray, NewDevice, NewExport, NewVolume, Qos, ScrubWindow, VolumeChange};
+use api::{
+    Array, ArrayAction, NewArray, NewDevice, NewExport, NewPortal, NewVolume, Qos, ScrubWindow, VolumeChange,
+};
 use serde::Deserialize;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -50,6 +52,9 @@ pub struct Config {
     /// Volumes.
     #[serde(default, rename = "volume")]
     volumes: Vec<NewVolume>,
+    /// Portals.
+    #[serde(default, rename = "portal")]
+    portals: Vec<NewPortal>,
     /// Exports.
     #[serde(default, rename = "export")]
     exports: Vec<NewExport>,
@@ -113,6 +118,8 @@ pub enum Step {
     Volume(NewVolume),
     /// Make a volume larger, or say what it may take.
     Change(String, VolumeChange),
+    /// Open a portal.
+    Portal(NewPortal),
     /// Start an export.
     Export(NewExport),
     /// Nothing: it is different, and left alone.
@@ -126,7 +133,12 @@ impl Step {
             Step::Device(NewDevice { name, .. })
             | Step::Array(NewArray { name, .. })
             | Step::Volume(NewVolume { name, .. }) => Some(name),
-            Step::Upkeep(..) | Step::Group(..) | Step::Change(..) | Step::Export(_) | Step::Leave(_) => None,
+            Step::Upkeep(..)
+            | Step::Group(..)
+            | Step::Change(..)
+            | Step::Portal(_)
+            | Step::Export(_)
+            | Step::Leave(_) => None,
         }
     }
 
@@ -153,6 +165,7 @@ impl fmt::Display for Step {
                 write!(f, "grow volume {name} to {size} bytes")
             }
             Step::Change(name, _) => write!(f, "set the limits of volume {name}"),
+            Step::Portal(new) => write!(f, "open portal {} ({})", new.name, new.listen.join(", ")),
             Step::Export(new) => {
                 write!(f, "start export {} ({} of {})", new.name, new.kind, new.volumes.join(", "))
             }
@@ -192,6 +205,7 @@ impl Config {
         let profile = &mut confinement.profile;
         self.devices.iter().for_each(|new| keep_device(&new.spec, profile));
         self.arrays.iter().for_each(|new| keep_members(new.members.iter().chain(&new.spares), profile));
+        self.portals.iter().for_each(|new| keep_portal(&new.name, &new.listen, profile));
         for new in &self.exports {
             let (name, kind, options) = (new.name.clone(), new.kind.clone(), new.options.clone());
             let (read_only, cores) = (new.read_only, new.cores.clone());
@@ -234,6 +248,16 @@ impl Config {
             }
         }
         self.volumes.iter().for_each(|new| plan_volume(engine, new, &mut steps));
+        for new in &self.portals {
+            match engine.portal(&new.name) {
+                Ok(portal) if portal.listen != new.listen => {
+                    let (is, wanted) = (portal.listen.join(", "), new.listen.join(", "));
+                    steps.push(Step::Leave(format!("portal {}: it listens on {is}, not {wanted}", new.name)));
+                }
+                Ok(_) => {}
+                Err(_) => steps.push(Step::Portal(new.clone())),
+            }
+        }
         for new in &self.exports {
             match engine.export(&new.name) {
                 Ok(export) if export.kind != new.kind || export.volumes != new.volumes => {
@@ -278,6 +302,8 @@ impl Config {
             self.groups.iter().any(|new| new.name == name)
                 || engine.groups().iter().any(|group| group.name == name)
         };
+        let is_portal =
+            |name: &str| self.portals.iter().any(|new| new.name == name) || engine.portal(name).is_ok();
         match step {
             Step::Device(new) => checks::device(new).map(drop),
             Step::Array(new) => checks::array(new).map(drop),
@@ -305,8 +331,13 @@ impl Config {
                 }
             }
             Step::Change(_, change) => checks::limits(change.qos.as_ref(), change.min_qos.as_ref()),
+            Step::Portal(new) => engine.check_portal(new).map(drop),
             Step::Export(new) => {
                 engine.check_export(new)?;
+                let portal = new.options.get("portal");
+                if let Some(portal) = portal.filter(|portal| !is_portal(portal)) {
+                    return Err(ApiError::not_found("portal", portal).about(&format!("export {}", new.name)));
+                }
                 match new.volumes.iter().find(|of| !is_volume(of) && !is_base(of)) {
                     Some(of) => Err(ApiError::not_found("volume, array or device", of)),
                     None => Ok(()),
@@ -334,6 +365,7 @@ impl Config {
                 Step::Group(name, qos) => engine.set_group(name, qos).map(drop),
                 Step::Volume(new) => engine.create_volume(new, &Authority::Full).map(drop),
                 Step::Change(name, change) => engine.change_volume(name, change, |_| Ok(())).map(drop),
+                Step::Portal(new) => engine.create_portal(new).map(drop),
                 Step::Export(new) => engine.create_export(new, &Authority::Full).map(drop),
                 Step::Leave(what) => {
                     tracing::warn!("configuration: left alone: {what}");

@@ -176,8 +176,16 @@ impl Confined {
     }
 }
 
+/// Adds the needs of a portal. One that cannot be parsed is refused when it is to be opened.
+pub fn keep_portal(name: &str, listen: &[String], profile: &mut Profile) {
+    if let Ok(config) = export::portal::parse(name, listen, None) {
+        export::portal::keep(&config, profile);
+    }
+}
+
 fn keep_state(state: &State, profile: &mut Profile) {
     state.devices.iter().for_each(|device| keep_device(&device.spec, profile));
     state.arrays.iter().for_each(|array| keep_members(&array.devices, profile));
+    state.portals.iter().for_each(|portal| keep_portal(&portal.name, &portal.listen, profile));
     state.exports.iter().for_each(|export| keep_export(export, profile));
 }

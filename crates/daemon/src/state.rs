@@ -15,8 +15,10 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// The format that is written.
-const VERSION: u32 = 2;
+/// The format of a state with portals, and that of others. Versions before portals refuse the
+/// former rather than taking it for damaged.
+const VERSION: u32 = 3;
+const VERSION_WITHOUT_PORTALS: u32 = 2;
 /// Longer files are not ours.
 const MAX_BYTES: u64 = 64 << 20;
 /// The longest state that a change may lead to: ten thousand objects, and half of what is read.
@@ -42,6 +44,9 @@ pub struct State {
     pub volumes: BTreeMap<String, VolumeRecord>,
     /// Limits of groups of volumes, by name.
     pub groups: BTreeMap<String, Qos>,
+    /// Portals to be opened.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub portals: Vec<PortalRecord>,
     /// Exports to be served.
     pub exports: Vec<ExportRecord>,
     /// Volumes that move to other arrays or devices, by UUID.
@@ -152,6 +157,18 @@ pub struct VolumeRecord {
     /// Name of the device whose place it has taken: clients know the disk by it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_name: Option<String>,
+}
+
+/// A portal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PortalRecord {
+    /// Its name.
+    pub name: String,
+    /// Its ports, as the API takes them.
+    pub listen: Vec<String>,
+    /// Most connections of each.
+    pub clients: u32,
 }
 
 /// An export.
@@ -396,7 +413,8 @@ impl<F: Folder> Store<F> {
 }
 
 fn encode(state: &State) -> io::Result<Vec<u8>> {
-    let stored = Stored { version: VERSION, state: serde_json::to_value(state)? };
+    let version = if state.portals.is_empty() { VERSION_WITHOUT_PORTALS } else { VERSION };
+    let stored = Stored { version, state: serde_json::to_value(state)? };
     let mut bytes = serde_json::to_vec_pretty(&stored)?;
     bytes.push(b'\n');
     Ok(bytes)
@@ -436,6 +454,7 @@ mod tests {
             volumes: [("v".into(), VolumeRecord { qos, group: Some("g".into()), ..VolumeRecord::default() })]
                 .into(),
             groups: [("g".into(), Qos::default())].into(),
+            portals: Vec::new(),
             exports: vec![ExportRecord {
                 name: "e".into(),
                 kind: "nbd".into(),
@@ -566,9 +585,9 @@ mod tests {
     #[test]
     fn the_state_of_a_later_version_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(NAME), r#"{"version":3,"sensible":true}"#).unwrap();
+        fs::write(folder.path().join(NAME), r#"{"version":4,"sensible":true}"#).unwrap();
         let refusal = Store::open(folder.path()).unwrap_err().to_string();
-        assert!(refusal.contains("format 3, and only up to 2 is known"), "{refusal}");
+        assert!(refusal.contains("format 4, and only up to 3 is known"), "{refusal}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "the state and the lock");
     }
 
@@ -578,5 +597,24 @@ mod tests {
         for bytes in [&include_bytes!("state/version-1.json")[..], include_bytes!("state/version-2.json")] {
             assert_eq!(decode(bytes), Meaning::Value(state(42)));
         }
+        let bytes = include_bytes!("state/version-3.json");
+        assert_eq!(decode(bytes), Meaning::Value(with_portal(state(42))));
+    }
+
+    fn with_portal(state: State) -> State {
+        let listen = vec!["10.0.0.1:4420".into(), "10.0.1.1:4420@non-optimized".into()];
+        State { portals: vec![PortalRecord { name: "p".into(), listen, clients: 4096 }], ..state }
+    }
+
+    #[test]
+    fn only_a_state_with_portals_has_a_format_that_earlier_versions_refuse() {
+        let version = |state: &State| {
+            let stored: Stored = serde_json::from_slice(&encode(state).unwrap()).unwrap();
+            (stored.version, stored.state.get("portals").is_some())
+        };
+        assert_eq!(version(&state(1)), (2, false));
+        let with = with_portal(state(1));
+        assert_eq!(version(&with), (3, true));
+        assert_eq!(decode(&encode(&with).unwrap()), Meaning::Value(with));
     }
 }

@@ -15,6 +15,7 @@ mod listener;
 mod moves;
 mod pivots;
 mod pools;
+mod portals;
 mod rbd;
 mod reconnect;
 mod refused;

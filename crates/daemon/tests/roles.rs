@@ -108,6 +108,8 @@ fn sample(daemon: &Daemon, row: &Row, ask: Option<Ask>) -> (String, Value) {
         ("POST", "/v1/volumes/{name}/move", Some(Ask::Force)) => json!({ "backing": "nope", "force": true }),
         ("POST", "/v1/pools/{backing}/actions", None) => json!({ "action": "repair" }),
         ("PUT", "/v1/groups/{name}", None) => json!({}),
+        // The address is no address of this machine.
+        ("POST", "/v1/portals", None) => json!({ "name": "p", "listen": ["192.0.2.1:4420"] }),
         ("POST", "/v1/exports", None) => export("nope", json!({})),
         ("POST", "/v1/exports", Some(Ask::RawDevice)) => export("bare", json!({})),
         ("POST", "/v1/exports", Some(Ask::Path)) => export("nope", json!({ "tls-psk": disk })),

@@ -30,7 +30,8 @@ enum SupportCommand {
 }
 
 /// Resources of the API that the bundle contains.
-const PARTS: [&str; 8] = ["system", "devices", "arrays", "volumes", "groups", "exports", "jobs", "events"];
+const PARTS: [&str; 9] =
+    ["system", "devices", "arrays", "volumes", "groups", "portals", "exports", "jobs", "events"];
 
 impl SupportArgs {
     /// Carries the command out.

@@ -256,6 +256,7 @@ impl Engine {
         }
         let (record, plan) = self.draft(new)?;
         let live = self.live();
+        live.check_portal_of(&record).map_err(|error| error.about(&format!("export {}", new.name)))?;
         if !record.read_only {
             targets
                 .iter()
@@ -471,6 +472,10 @@ impl Engine {
         let access = self.complete_access(record, &mut plan)?;
         let cores = self.core_map(record)?;
         self.check_needs(record, &plan)?;
+        if let Some(name) = plan.config.portal() {
+            let portal = self.live().portal(name);
+            plan.config.use_portal(portal.map_err(|error| error.about(&format!("export {}", record.name)))?);
+        }
         let (mut devices, mut volumes): (Vec<Arc<dyn Device>>, Vec<Arc<OpenVolume>>) = Default::default();
         for target in &record.targets {
             match target {

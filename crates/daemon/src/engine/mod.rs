@@ -22,6 +22,7 @@ mod moves;
 mod open_volumes;
 mod pivots;
 mod pools;
+mod portals;
 mod readiness;
 mod report;
 mod samples;
@@ -41,6 +42,7 @@ use crate::workers::{WorkerOptions, Workers};
 pub use authority::Authority;
 pub use readiness::InFlight;
 
+use ::exports::nvme_tcp::Portal;
 use api::{CoreInfo, MinQos, Qos, System};
 use arrays::ArrayLive;
 use bases::Base;
@@ -134,6 +136,8 @@ pub struct Engine {
 struct Live {
     state: State,
     exports: BTreeMap<String, Result<ExportLive, ApiError>>,
+    /// Portals that exports use, or why they are not open.
+    portals: BTreeMap<String, Result<Arc<Portal>, ApiError>>,
     /// Volumes that exports have open, by UUID.
     volumes: HashMap<Uuid, Weak<OpenVolume>>,
     groups: BTreeMap<String, Arc<Throttle>>,
@@ -273,11 +277,15 @@ impl Engine {
             std::thread::sleep(work::LOOK / 10);
         }
         let alone = self.change();
+        let portals = std::mem::take(&mut self.live_mut().portals);
         let exports = std::mem::take(&mut self.live_mut().exports);
+        // First: a host that connects again finds a portal closed, not its subsystem gone.
+        portals.values().flatten().for_each(|portal| portal.close());
         if has_successor {
             exports.values().flatten().for_each(|running| running.export.hand_over());
         }
         self.end_exports(exports);
+        drop(portals);
         let bases = std::mem::take(&mut self.live_mut().bases);
         for (name, base) in bases {
             if let Ok(base) = base

@@ -84,6 +84,7 @@ impl Engine {
         self.go_on_with_copies();
         self.go_on_with_streams();
         self.go_on_with_commits();
+        self.open_portals();
         // Pivots may have changed their targets.
         let exports = self.live().state.exports.clone();
         for record in &exports {
@@ -103,6 +104,7 @@ impl Engine {
             }
             self.live_mut().exports.insert(record.name.clone(), started);
         }
+        self.accept_at_portals();
     }
 
     fn is_missing(&self, base: &str) -> bool {

@@ -1,7 +1,7 @@
 //! Answers: problems, and resources with their tags.
 
 use crate::api_error::{ApiError, Kind};
-use api::{Array, Device, Export, Job, Problem, Reshape, Volume};
+use api::{Array, Device, Export, Job, Portal, Problem, Reshape, Volume};
 use axum::http::header::{CONTENT_TYPE, ETAG};
 use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
@@ -92,6 +92,12 @@ impl Resource for Array {
 impl Resource for Volume {
     fn essence(self) -> Volume {
         self
+    }
+}
+
+impl Resource for Portal {
+    fn essence(self) -> Portal {
+        Portal { discovery_clients: 0, ..self }
     }
 }
 

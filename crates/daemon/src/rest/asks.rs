@@ -4,7 +4,7 @@ use super::roles::Ask;
 use crate::engine::Options;
 use api::{
     ArrayAction, DeviceChange, ExportChange, JobChange, NewArray, NewDevice, NewExport, NewImageSnapshot,
-    NewVolume, PoolAction, Qos, VolumeChange, VolumeMove,
+    NewPortal, NewVolume, PoolAction, Qos, VolumeChange, VolumeMove,
 };
 use hosting::export::KINDS;
 use std::net::SocketAddr;
@@ -89,8 +89,9 @@ macro_rules! ask_for_nothing {
     )*};
 }
 
-// Making devices and arrays takes the role admin as it is.
-ask_for_nothing!(NewDevice, NewImageSnapshot, DeviceChange, NewArray, PoolAction, Qos, JobChange);
+// Making devices, arrays and portals takes the role admin as it is. An export at a portal asks for
+// no listener: the administrator has opened the portal's addresses to all of its exports.
+ask_for_nothing!(NewDevice, NewImageSnapshot, DeviceChange, NewArray, NewPortal, PoolAction, Qos, JobChange);
 
 fn force(is_asked: bool) -> Option<Asked> {
     is_asked.then(|| Asked::new(Ask::Force, "force"))

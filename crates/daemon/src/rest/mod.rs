@@ -26,6 +26,7 @@ mod logins;
 mod masking;
 mod page;
 mod pools;
+mod portals;
 mod queries;
 mod request;
 mod responses;
@@ -86,7 +87,7 @@ struct Context {
         (name = "devices", description = "Files, drives and network storage that back arrays and volumes"),
         (name = "arrays", description = "RAID arrays and their members"),
         (name = "volumes", description = "Volumes, and groups that share limits"),
-        (name = "exports", description = "Exports, to which clients attach"),
+        (name = "exports", description = "Exports, to which clients attach, and portals, which NVMe/TCP exports share"),
         (name = "jobs", description = "Long-running jobs"),
         (name = "system", description = "The daemon: state, events, counters and metrics")
     )
@@ -112,6 +113,8 @@ fn api() -> OpenApiRouter<Context> {
         .routes(routes!(pools::act))
         .routes(routes!(volumes::list_groups))
         .routes(routes!(volumes::set_group, volumes::delete_group))
+        .routes(routes!(portals::list, portals::create))
+        .routes(routes!(portals::show, portals::delete))
         .routes(routes!(exports::list, exports::create))
         .routes(routes!(exports::show, exports::change, exports::delete))
         .routes(routes!(exports::attach))

@@ -170,9 +170,14 @@ pub struct Config {
 impl Config {
     /// A subsystem that any host may use.
     pub fn new(address: Address, nqn: Nqn) -> Config {
+        Config::at(vec![PortConfig { address, state: AccessState::Optimized }], nqn)
+    }
+
+    /// As [`Config::new`], with these ports of its own; none if it is to share a portal.
+    pub fn at(ports: Vec<PortConfig>, nqn: Nqn) -> Config {
         Config {
             portal: None,
-            ports: vec![PortConfig { address, state: AccessState::Optimized }],
+            ports,
             nqn,
             serial: None,
             read_only: false,
@@ -191,17 +196,21 @@ impl Config {
 
     /// A subsystem at a shared portal, that any host may use.
     pub fn at_portal(portal: Arc<Portal>, nqn: Nqn) -> Config {
-        let no_address = Address::Tcp(String::new());
-        Config { portal: Some(portal), ports: Vec::new(), ..Config::new(no_address, nqn) }
+        Config { portal: Some(portal), ..Config::at(Vec::new(), nqn) }
     }
 
     /// `nvme-tcp:` and the first address, or the names of portal and subsystem.
     pub fn name(&self) -> String {
         if let Some(portal) = &self.portal {
-            return format!("nvme-tcp:{}:{}", portal.name(), self.nqn.as_str());
+            return Config::name_at(portal.name(), &self.nqn);
         }
         let addresses = self.ports.iter().map(|port| port.address.to_string());
         format!("nvme-tcp:{}", addresses.take(1).collect::<String>())
+    }
+
+    /// The name of the export of a subsystem at a shared portal.
+    pub fn name_at(portal: &str, nqn: &Nqn) -> String {
+        format!("nvme-tcp:{portal}:{}", nqn.as_str())
     }
 
     /// The connection limits of one port; each listed host has reserved slots.
@@ -312,7 +321,7 @@ impl NvmeTcp {
             nqn,
             None,
             serial,
-            portal.ports(role.as_ref()),
+            portal.ports_of_subsystem(role.as_ref()),
             namespaces,
             admitted,
             queues,

@@ -11,7 +11,7 @@
 use super::access::AdmittedHosts;
 use super::directory::Directory;
 use super::handshake::{Entrance, NvmeHandshake};
-use super::ports::{Port, PortConfig};
+use super::ports::{AccessState, Port, PortConfig};
 use super::reservations::Registrar;
 use super::service::{Service, ServiceCores};
 use super::session::Session;
@@ -34,7 +34,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub const DEFAULT_PORTAL_CLIENTS: usize = 4096;
 /// Maximum number of concurrent connections of each address of a portal.
 pub const MAX_PORTAL_CLIENTS: usize = 65536;
-/// Pending handshakes at an address: after a restart, hosts connect to all subsystems at once.
+/// Pending handshakes at an address, for each subsystem: after a restart, hosts connect to all of
+/// them at once.
+const NEWCOMERS_OF_SUBSYSTEM: usize = 128;
+/// Maximum number of pending handshakes at an address.
 const MAX_NEWCOMERS: usize = 1024;
 
 /// Configuration of a portal.
@@ -57,7 +60,11 @@ impl PortalConfig {
         PortalConfig { name, ports, clients: DEFAULT_PORTAL_CLIENTS, memory: MemoryBudget::process() }
     }
 
-    fn check(&self) -> Result<(), Error> {
+    /// Checks the numbers of addresses and of connections.
+    ///
+    /// # Errors
+    /// Names the number and its range.
+    pub fn check(&self) -> Result<(), Error> {
         let fault = if !(1..=MAX_PORTS).contains(&self.ports.len()) {
             format!("{} addresses: want 1 to {MAX_PORTS}", self.ports.len())
         } else if !(1..=MAX_PORTAL_CLIENTS).contains(&self.clients) {
@@ -189,6 +196,11 @@ impl Portal {
         self.bound.iter().map(|port| &*port.address)
     }
 
+    /// The ports: address and initial access state.
+    pub fn ports(&self) -> impl Iterator<Item = (&str, AccessState)> {
+        self.bound.iter().map(|port| (&*port.address, port.config.state))
+    }
+
     /// The number of subsystems.
     pub fn subsystems(&self) -> usize {
         self.directory.len()
@@ -200,7 +212,7 @@ impl Portal {
     }
 
     /// The ports of a subsystem here.
-    pub(super) fn ports(&self, role: Option<&Arc<SharedRole>>) -> Vec<Arc<Port>> {
+    pub(super) fn ports_of_subsystem(&self, role: Option<&Arc<SharedRole>>) -> Vec<Arc<Port>> {
         ports_of(&self.bound, role)
     }
 
@@ -250,8 +262,8 @@ impl Portal {
         Ok(())
     }
 
-    /// Stops accepting hosts.
-    pub(super) fn close(&self) {
+    /// Stops accepting hosts. Those that are connected stay. Must not be called on a core.
+    pub fn close(&self) {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.acceptors().drain(..).for_each(Acceptor::close);
     }
@@ -287,7 +299,10 @@ struct PortalAcceptHandler(Arc<Entrance>);
 
 impl AcceptHandler for PortalAcceptHandler {
     type Handshake = NvmeHandshake;
-    const MAX_NEWCOMERS: usize = MAX_NEWCOMERS;
+
+    fn max_newcomers(&self) -> usize {
+        (self.0.directory.len() * NEWCOMERS_OF_SUBSYSTEM).clamp(NEWCOMERS_OF_SUBSYSTEM, MAX_NEWCOMERS)
+    }
 
     fn greet(&mut self, peer: &str, origin: Origin) -> NvmeHandshake {
         NvmeHandshake::new(self.0.clone(), peer, origin)

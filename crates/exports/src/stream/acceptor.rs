@@ -29,7 +29,7 @@ use tls::{Plain, Session, SessionError};
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Maximum number of pending handshakes of one export: all queues of two hosts with the most
 /// queues, which connect before the first is served.
-pub(crate) const MAX_NEWCOMERS: usize = 128;
+const MAX_NEWCOMERS: usize = 128;
 /// Maximum unparsed bytes of one newcomer.
 const MAX_UNREAD: usize = 64 << 10;
 /// Pause after an error of accept(2), most likely because the process ran out of descriptors.
@@ -80,8 +80,12 @@ pub(crate) enum HandshakeStep {
 pub(crate) trait AcceptHandler: Send + 'static {
     /// The handshake of this protocol.
     type Handshake: Handshake;
+
     /// Maximum number of pending handshakes.
-    const MAX_NEWCOMERS: usize = MAX_NEWCOMERS;
+    fn max_newcomers(&self) -> usize {
+        MAX_NEWCOMERS
+    }
+
     /// Returns whether a peer that has just connected may start the handshake.
     fn may_come(&mut self, peer: &str, origin: Origin) -> bool {
         let _ = (peer, origin);
@@ -288,7 +292,7 @@ impl<H: AcceptHandler> AcceptorThread<H> {
             if !self.host.may_come(&connection.peer, connection.origin) {
                 continue;
             }
-            if self.newcomers.len() == H::MAX_NEWCOMERS {
+            if self.newcomers.len() >= self.host.max_newcomers() {
                 self.evict();
             }
             let newcomer = Newcomer {

@@ -3,6 +3,7 @@
 
 mod nbd;
 mod nvme_tcp;
+pub mod portal;
 mod ublk;
 mod vduse;
 mod vhost_user_blk;
@@ -11,7 +12,7 @@ pub use vhost_user_blk::data_plane;
 
 use block::{Device, SharedRole};
 use exports::nbd::Address;
-use exports::nvme_tcp::Access as HostAccess;
+use exports::nvme_tcp::{Access as HostAccess, PortConfig, Portal, PortalConfig};
 use exports::{Error, Export};
 use reactor::CoreRef;
 use sandbox::{Access, Capability, Profile};
@@ -138,6 +139,20 @@ pub trait ExportConfig: Debug + Send {
     /// The same as fields: kind, address and what else was chosen.
     fn fields(&self) -> Map<String, Value>;
 
+    /// The name of the portal that it shares with others, if it does.
+    fn portal(&self) -> Option<&str> {
+        None
+    }
+
+    /// Its own listener, if exports of its kind can share one.
+    fn own_listener(&self) -> Option<OwnListener<'_>> {
+        None
+    }
+
+    /// Shares an open portal, where [`ExportConfig::portal`] names it, or instead of
+    /// [`ExportConfig::own_listener`].
+    fn use_portal(&mut self, _portal: Arc<Portal>) {}
+
     /// The hosts that may connect, if the kind has a list of them.
     fn access(&self) -> Option<&HostAccess> {
         None
@@ -151,6 +166,23 @@ pub trait ExportConfig: Debug + Send {
 
     /// Places of the cores that serve it; none: all.
     fn cores(&self) -> &[usize];
+}
+
+/// A listener of an export, which others with the same ports can share.
+#[derive(Debug)]
+pub struct OwnListener<'a> {
+    /// Its ports.
+    pub ports: &'a [PortConfig],
+    /// The name of the export where it shares them.
+    pub name: String,
+}
+
+impl OwnListener<'_> {
+    /// Its portal, as it is shared: named after its first address.
+    pub fn portal(&self) -> PortalConfig {
+        let name = self.ports.first().map_or(String::new(), |port| port.address.to_string());
+        PortalConfig::new(name, self.ports.to_vec())
+    }
 }
 
 /// The needs of an export in a process of its own.

@@ -1,10 +1,10 @@
 //! `--export nvme-tcp:…`.
 
-use super::{Apart, CORES, ExportConfig, keep_listener, object, tls_mode};
+use super::{Apart, CORES, ExportConfig, OwnListener, keep_listener, object, tls_mode};
 use block::{Device, SharedRole};
 use exports::nvme_tcp::{
     Access, AccessState, Address, Auth, CONTROLLER_IDS, Choices, Config, Group, Hash, Hosts, Keys,
-    NamespaceConfig, Nqn, NvmeTcp, PortConfig, Security, TlsKeys,
+    NamespaceConfig, Nqn, NvmeTcp, PortConfig, Portal, Security, TlsKeys,
 };
 use exports::{Error, Export};
 use raid::Uuid;
@@ -25,8 +25,10 @@ pub(super) static KIND: Kind = Kind {
             "listen",
             "ADDR:PORT[@STATE]+…",
             "the TCP ports, such as 0.0.0.0:4420 (systemd or systemd:NAME as for nbd), and their ANA states: optimized, \
-             non-optimized, inaccessible, persistent-loss, change [optimized]",
+             non-optimized, inaccessible, persistent-loss, change [optimized]. Exports of freestone serve with the same \
+             ports share a listener",
         ),
+        key("portal", "NAME", "instead of listen: a portal of freestoned, whose ports exports share"),
         key("nqn", "NQN", "NQN of the subsystem"),
         key("device", "ID+…", "the devices to export, as namespaces 1, 2 and so on [the first]"),
         key("hosts", "NQN+…", "hosts that may connect; none: no host [any]"),
@@ -83,6 +85,8 @@ pub(super) static KIND: Kind = Kind {
 #[derive(Debug)]
 struct NvmeTcpConfig {
     config: Config,
+    /// The name of the portal that it shares, which may not be open yet.
+    portal: Option<String>,
     /// Of the namespaces in turn, if they were chosen.
     uuids: Vec<Uuid>,
 }
@@ -91,14 +95,18 @@ struct NvmeTcpConfig {
 pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     let required =
         |name: &str, value: Option<String>| value.ok_or_else(|| spec.refuse(format!("{name} is required")));
-    let ports = required("listen=ADDR:PORT", spec.get("listen")?)?;
-    let ports: Vec<PortConfig> =
-        ports.split('+').map(port).collect::<Result<_, _>>().map_err(|fault| spec.refuse(fault))?;
-    let first = ports[0].address.clone();
+    let (listen, portal): (Option<String>, Option<String>) = (spec.get("listen")?, spec.get("portal")?);
+    let ports: Vec<PortConfig> = match (listen, &portal) {
+        (Some(_), Some(_)) => return Err(spec.refuse("listen and portal: want one of them")),
+        (None, Some(_)) => Vec::new(),
+        (listen, None) => {
+            let listen = required("listen=ADDR:PORT", listen)?;
+            listen.split('+').map(port).collect::<Result<_, _>>().map_err(|fault| spec.refuse(fault))?
+        }
+    };
     let name = required("nqn=NQN", spec.get("nqn")?)?;
     let name = Nqn::of_any(&name).map_err(|error| spec.refuse(format!("{name}: {error}")))?;
-    let mut config = Config::new(first, name);
-    config.ports = ports;
+    let mut config = Config::at(ports, name);
     let hosts = spec.get::<String>("hosts")?.map(|list| Hosts::parse(&list)).transpose();
     let hosts = hosts.map_err(|error| spec.refuse(format!("hosts: {error}")))?.unwrap_or_default();
     config.access = Access { hosts, auth: auth(spec)?, tls: security(spec)? };
@@ -110,7 +118,7 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     config.clients = spec.get_or("clients", config.clients as u32)? as usize;
     config.address_clients = spec.get::<u32>("address-clients")?.map(|count| count as usize);
     config.host_clients = spec.get::<u32>("host-clients")?.map(|count| count as usize);
-    Ok(Box::new(NvmeTcpConfig { config, uuids: uuids(spec)? }))
+    Ok(Box::new(NvmeTcpConfig { config, portal, uuids: uuids(spec)? }))
 }
 
 /// The identities of the namespaces.
@@ -133,7 +141,7 @@ fn controller_ids(spec: &Spec) -> Result<RangeInclusive<u16>, SpecError> {
 }
 
 /// An address, and how well the namespaces are reached there.
-fn port(text: &str) -> Result<PortConfig, String> {
+pub(super) fn port(text: &str) -> Result<PortConfig, String> {
     let (address, state) = match text.rsplit_once('@') {
         None => (text, AccessState::default()),
         Some((address, name)) => {
@@ -194,6 +202,13 @@ fn choose<T: Copy>(text: &str, all: &[T], name: fn(T) -> &'static str) -> Result
 }
 
 impl NvmeTcpConfig {
+    /// Its ports, or those of the portal that it shares.
+    fn ports(&self) -> impl Iterator<Item = (String, AccessState)> {
+        let own = self.config.ports.iter().map(|port| (port.address.to_string(), port.state));
+        let shared = self.config.portal.iter().flat_map(|portal| portal.ports());
+        own.chain(shared.map(|(address, state)| (address.to_owned(), state)))
+    }
+
     fn keep_reservations(&self, profile: &mut Profile) {
         if let Some(directory) = &self.config.reservations {
             profile.make_directory(directory);
@@ -224,7 +239,10 @@ impl NvmeTcpConfig {
 
 impl ExportConfig for NvmeTcpConfig {
     fn name(&self) -> String {
-        self.config.name()
+        match &self.portal {
+            Some(portal) => Config::name_at(portal, &self.config.nqn),
+            None => self.config.name(),
+        }
     }
 
     fn complete(&mut self, _device_id: &str, cores: Vec<usize>) {
@@ -254,6 +272,11 @@ impl ExportConfig for NvmeTcpConfig {
     }
 
     fn apart(&self) -> Result<Apart, String> {
+        if let Some(portal) = &self.portal {
+            return Err(format!(
+                "portal={portal}: the exports of a portal share its listener; give it listen="
+            ));
+        }
         let mut apart = Apart::default();
         apart.listen.extend(self.config.ports.iter().map(|port| port.address.clone()));
         self.keep_reservations(&mut apart.profile);
@@ -261,23 +284,25 @@ impl ExportConfig for NvmeTcpConfig {
     }
 
     fn line(&self, device_id: &str) -> String {
-        let Config { ports, nqn, .. } = &self.config;
-        let ports: Vec<String> = ports.iter().map(written).collect();
-        format!("nvme-tcp: {device_id} as {}, listens on {}", nqn.as_str(), ports.join(" and "))
+        let ports: Vec<String> = self.ports().map(|(address, state)| written(&address, state)).collect();
+        let portal = self.portal.as_ref().map_or(String::new(), |portal| format!(" at portal {portal}"));
+        let nqn = self.config.nqn.as_str();
+        format!("nvme-tcp: {device_id} as {nqn}{portal}, listens on {}", ports.join(" and "))
     }
 
     fn fields(&self) -> Map<String, Value> {
-        let Config { ports, nqn, access, reservations, queues, clients, .. } = &self.config;
+        let Config { nqn, access, reservations, queues, clients, .. } = &self.config;
         let Access { hosts, auth, tls } = access;
         let hosts = match hosts {
             Hosts::Any => Value::Null,
             Hosts::Listed(hosts) => hosts.iter().map(Nqn::as_str).collect(),
         };
         let Config { address_clients, host_clients, controller_ids, .. } = &self.config;
-        let port = |port: &PortConfig| json!({ "address": port.address.to_string(), "ana_state": port.state.name() });
+        let port = |(address, state): (String, AccessState)| json!({ "address": address, "ana_state": state.name() });
         object(json!({
             "kind": KIND.name,
-            "listen": ports.iter().map(port).collect::<Vec<_>>(),
+            "portal": self.portal,
+            "listen": self.ports().map(port).collect::<Vec<_>>(),
             "nqn": nqn.as_str(),
             "hosts": hosts,
             "authentication": auth.is_some(),
@@ -290,6 +315,21 @@ impl ExportConfig for NvmeTcpConfig {
             "host_clients": host_clients,
             "uuids": self.uuids.iter().map(Uuid::to_string).collect::<Vec<_>>(),
         }))
+    }
+
+    fn portal(&self) -> Option<&str> {
+        self.portal.as_deref()
+    }
+
+    fn own_listener(&self) -> Option<OwnListener<'_>> {
+        let ports = &*self.config.ports;
+        let first = ports.first()?.address.to_string();
+        Some(OwnListener { ports, name: Config::name_at(&first, &self.config.nqn) })
+    }
+
+    fn use_portal(&mut self, portal: Arc<Portal>) {
+        self.config.ports.clear();
+        self.config.portal = Some(portal);
     }
 
     fn access(&self) -> Option<&Access> {
@@ -310,10 +350,10 @@ impl ExportConfig for NvmeTcpConfig {
 }
 
 /// A port as it is written, but that the best state goes without saying.
-fn written(port: &PortConfig) -> String {
-    match port.state {
-        AccessState::Optimized => port.address.to_string(),
-        state => format!("{}@{}", port.address, state.name()),
+fn written(address: &str, state: AccessState) -> String {
+    match state {
+        AccessState::Optimized => address.to_owned(),
+        state => format!("{address}@{}", state.name()),
     }
 }
 
@@ -335,6 +375,11 @@ mod tests {
         assert_eq!(one.devices, ["a+b"]);
         assert!(refusal("nvme-tcp:nqn=nqn.2014-08.org:x").contains("listen=ADDR:PORT is required"));
         assert!(refusal("nvme-tcp:listen=l:1").contains("nqn=NQN is required"));
+        assert!(refusal("nvme-tcp:listen=l:1,portal=p,nqn=nqn.a").contains("want one of them"));
+        let shared = ExportPlan::parse("nvme-tcp:portal=p,nqn=nqn.a").unwrap();
+        assert!(shared.config.portal() == Some("p") && shared.config.own_listener().is_none());
+        assert_eq!(shared.config.name(), "nvme-tcp:p:nqn.a");
+        assert!(shared.config.apart().unwrap_err().contains("share its listener"));
         let two = "nvme-tcp:listen=10.0.0.1:4420+10.0.1.1:4420@non-optimized,nqn=nqn.2014-08.org:x";
         let two = ExportPlan::parse(two).unwrap();
         assert!(two.config.line("a").ends_with("listens on 10.0.0.1:4420 and 10.0.1.1:4420@non-optimized"));

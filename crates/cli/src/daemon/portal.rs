@@ -1,0 +1,92 @@
+//! `freestone portal`: listeners that NVMe/TCP exports share.
+
+use super::table::{fields, table};
+use super::{DaemonArgs, Session};
+use crate::error::Error;
+use api::{NewPortal, Portal};
+use reqwest::Method;
+
+/// The arguments of `freestone portal`.
+#[derive(clap::Args, Debug)]
+pub struct PortalArgs {
+    /// The command
+    #[command(subcommand)]
+    command: PortalCommand,
+    #[command(flatten)]
+    pub(crate) daemon: DaemonArgs,
+}
+
+/// The commands.
+#[derive(Debug, clap::Subcommand)]
+enum PortalCommand {
+    /// List the portals of the daemon
+    List,
+    /// Show a portal
+    Show {
+        /// Its name
+        name: String,
+    },
+    /// Open a portal; exports use it with --option portal=NAME
+    Create {
+        /// Its name
+        name: String,
+        /// A port to listen at; may be repeated. STATE is the ANA state of the exports there
+        #[arg(long, value_name = "ADDR:PORT[@STATE]", required = true)]
+        listen: Vec<String>,
+        /// Most connections of each port, one queue each; discovery does not count [default: 4096]
+        #[arg(long, value_name = "N")]
+        clients: Option<u32>,
+    },
+    /// Delete a portal that no export uses
+    Delete {
+        /// Its name
+        name: String,
+    },
+}
+
+impl PortalArgs {
+    /// Carries the command out.
+    ///
+    /// # Errors
+    /// When the daemon refuses the request or does not answer.
+    pub fn run(&self) -> Result<(), Error> {
+        let session = Session::new(&self.daemon)?;
+        match &self.command {
+            PortalCommand::List => {
+                let portals: Vec<Portal> = session.client.get(&["portals"])?;
+                session.print(&portals, || list(&portals));
+            }
+            PortalCommand::Show { name } => {
+                let portal: Portal = session.client.get(&["portals", name])?;
+                session.print(&portal, || show(&portal));
+            }
+            PortalCommand::Create { name, listen, clients } => {
+                let new = NewPortal { name: name.clone(), listen: listen.clone(), clients: *clients };
+                let portal = session.client.change::<Portal>(Method::POST, &["portals"], &new)?;
+                session.print_change(portal, show);
+            }
+            PortalCommand::Delete { name } => session.client.delete(&["portals", name], &[])?,
+        }
+        Ok(())
+    }
+}
+
+fn list(portals: &[Portal]) -> String {
+    let row = |portal: &Portal| {
+        let listens = portal.error.clone().unwrap_or_else(|| portal.addresses.join(", "));
+        [portal.name.clone(), portal.exports.len().to_string(), listens]
+    };
+    table(["NAME", "EXPORTS", "WHERE"], &portals.iter().map(row).collect::<Vec<_>>())
+}
+
+fn show(portal: &Portal) -> String {
+    fields(&[
+        ("name", portal.name.clone()),
+        ("listen", portal.listen.join(", ")),
+        ("addresses", portal.addresses.join(", ")),
+        ("error", portal.error.clone().unwrap_or_default()),
+        ("most clients", portal.clients.to_string()),
+        ("exports", portal.exports.join(", ")),
+        ("in discovery", portal.discovery_clients.to_string()),
+    ])
+}
