@@ -106,3 +106,29 @@ fn a_target_is_asked_what_there_is() {
     let (said, code) = crate::common::failure(&["discover", "nvme-tcp:nqn=x"]);
     assert!(code == 2 && said.contains("discovery service nvme-tcp:nqn=x"), "{said}");
 }
+
+#[test]
+fn exports_with_the_same_address_share_a_listener_that_lists_them() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (one, other) = (format!("{NQN}-a"), format!("{NQN}-b"));
+    let export = |nqn: &str, device: &str| format!("nvme-tcp:listen={address},nqn={nqn},device={device}");
+    let (a, b) = (export(&one, "a"), export(&other, "b"));
+    let devices = ["--device", "mem:size=4M,id=a", "--device", "mem:size=8M,id=b"];
+    let exports = ["--export", &*a, "--export", &*b];
+    let (server, ready) = Server::start(&[&devices[..], &exports[..]].concat());
+    let listens: Vec<_> =
+        ready["exports"].as_array().unwrap().iter().map(|export| &export["listen"][0]["address"]).collect();
+    assert_eq!(listens, [&address.to_string(), &address.to_string()]);
+    let run = |args: &[&str]| {
+        let output = freestone().args(args).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let found = run(&["discover", &format!("nvme-tcp:address={address}")]);
+    assert!(found.contains(&one) && found.contains(&other), "{found}");
+    for (nqn, size) in [(&one, 4 << 20), (&other, 8 << 20)] {
+        let info = run(&["info", "--json", "--device", &format!("nvme-tcp:address={address},nqn={nqn}")]);
+        assert!(info.contains(&format!("\"capacity\":{size}")), "{info}");
+    }
+    assert_eq!(server.stop().0, 0);
+}

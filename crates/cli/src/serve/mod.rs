@@ -12,7 +12,7 @@ use base::Size;
 use clap::ArgMatches;
 use confinement::SandboxArgs;
 use exports::{MIN_MEMORY, MemoryBudget, contain_truncation};
-use hosting::export::ExportPlan;
+use hosting::export::{ExportConfig, ExportPlan};
 use reactor::CoreConfig;
 use server::Server;
 use signals::{Signal, Signals};
@@ -89,8 +89,14 @@ impl ServePlan {
             if devices.is_empty() {
                 devices.push(0);
             }
-            let name = export.config.name();
-            if exports.iter().any(|(other, _)| other.config.name() == name) {
+            if let Some(portal) = export.config.portal() {
+                return Err(refuse(format!(
+                    "portal={portal}: only freestoned has portals; exports with the same listen= share a listener"
+                )));
+            }
+            if let Some(name) =
+                exports.iter().find_map(|(other, _)| same_name(&*other.config, &*export.config))
+            {
                 return Err(refuse(format!("export {name} exists already")));
             }
             let map = core_map(export.cores.as_deref(), &cores).map_err(refuse)?;
@@ -98,6 +104,16 @@ impl ServePlan {
             exports.push((export, devices));
         }
         Ok(ServePlan { stack, exports, cores })
+    }
+}
+
+/// The name that two exports have in common, if they do.
+fn same_name(one: &dyn ExportConfig, other: &dyn ExportConfig) -> Option<String> {
+    match (one.own_listener(), other.own_listener()) {
+        (Some(one), Some(other)) if one.ports == other.ports => {
+            Some(one.name).filter(|name| *name == other.name)
+        }
+        _ => Some(one.name()).filter(|name| *name == other.name()),
     }
 }
 
@@ -122,7 +138,7 @@ fn core_map(chosen: Option<&[usize]>, cores: &[CoreConfig]) -> Result<Vec<usize>
 /// When something cannot be opened or started, or not flushed at the end.
 pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     set_memory(args.options.memory)?;
-    let plan = ServePlan::parse(args, matches)?;
+    let mut plan = ServePlan::parse(args, matches)?;
     let output = Output::new(args.common.json);
     let control = args.options.control.as_deref();
     let mut sandbox = confinement::plan(&plan, &args.options.sandbox, control)?;
@@ -135,7 +151,7 @@ pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     // served yet.
     let signals = Signals::install()?;
     sandbox.seal()?;
-    let mut server = server.start_exports(&plan)?;
+    let mut server = server.start_exports(&mut plan)?;
     let requests = signals.requests();
     server.start_controls(&requests, control, &sandbox.permits())?;
     hosting::sandbox_log::announce(&sandbox);
@@ -255,6 +271,16 @@ mod tests {
             refusal(&format!("--device null {export} {export}")),
             "--export vhost-user-blk:socket=s: export vhost-user-blk:s exists already"
         );
+        let subsystem = |nqn: &str| format!("--export nvme-tcp:listen=127.0.0.1:4420,nqn={nqn}");
+        let (one, other) = (subsystem("nqn.a"), subsystem("nqn.b"));
+        assert_eq!(plan(&format!("--device null {one} {other}")).unwrap().exports.len(), 2);
+        let said = refusal(&format!("--device null {one} {other} {one}"));
+        assert!(said.ends_with("export nvme-tcp:127.0.0.1:4420:nqn.a exists already"), "{said}");
+        let said =
+            refusal(&format!("--device null {one} --export nvme-tcp:listen=127.0.0.1:4420+l:1,nqn=nqn.b"));
+        assert!(said.ends_with("export nvme-tcp:127.0.0.1:4420 exists already"), "{said}");
+        let said = refusal("--device null --export nvme-tcp:portal=p,nqn=nqn.a");
+        assert!(said.contains("portal=p: only freestoned has portals"), "{said}");
         assert_eq!(
             refusal(&format!("--device null --cores 0,1 {export},cores=2")),
             "--export vhost-user-blk:socket=s,cores=2: cores: processor 2 is not among --cores 0,1"

@@ -6,10 +6,11 @@ use crate::output::Output;
 use crate::stats;
 use base::Size;
 use block::{HostRole, Op};
+use exports::nvme_tcp::Portal;
 use exports::{Export, QueueStats, Stats};
 use hosting::arrays::{self, Kept, Requests};
 use hosting::control::server::ControlSocket;
-use hosting::export::ExportConfig;
+use hosting::export::{ExportConfig, ExportPlan};
 use hosting::text::count;
 use reactor::Cores;
 use sandbox::Permits;
@@ -23,6 +24,8 @@ use std::sync::Arc;
 pub struct Server {
     controls: Vec<ControlSocket>,
     exports: Vec<Running>,
+    /// Listeners that several exports share.
+    portals: Vec<Arc<Portal>>,
     arrays: Vec<Kept>,
     stacks: Vec<Stack>,
     /// The announced role of this host for each stack that other hosts serve too.
@@ -54,7 +57,8 @@ impl Server {
         let cpus = plan.cores.iter().map(|core| core.cpu).collect();
         let arrays = arrays::keep(&stacks, &cores.get(0))?;
         let roles = stacks.iter().map(role_of).collect();
-        Ok(Server { controls: Vec::new(), exports: Vec::new(), arrays, stacks, roles, cores, cpus })
+        let (controls, exports, portals) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Server { controls, exports, portals, arrays, stacks, roles, cores, cpus })
     }
 
     /// Has `refresh` called when the role of this host for a device changes.
@@ -86,7 +90,8 @@ impl Server {
     }
 
     /// Starts the exports: clients may connect from now on.
-    pub fn start_exports(mut self, plan: &ServePlan) -> Result<Server, Error> {
+    pub fn start_exports(mut self, plan: &mut ServePlan) -> Result<Server, Error> {
+        self.share_listeners(plan)?;
         for (plan, places) in &plan.exports {
             let config = &*plan.config;
             let stacks: Vec<&Stack> = places.iter().map(|place| &self.stacks[*place]).collect();
@@ -107,7 +112,36 @@ impl Server {
                 export: running,
             });
         }
+        // Last: no host is refused an export that is about to start.
+        for portal in &self.portals {
+            let failed = |source| Error::Export { name: format!("nvme-tcp:{}", portal.name()), source };
+            portal.accept().map_err(failed)?;
+        }
         Ok(self)
+    }
+
+    /// Opens a portal for each set of exports that have the same ports.
+    fn share_listeners(&mut self, plan: &mut ServePlan) -> Result<(), Error> {
+        for place in 0..plan.exports.len() {
+            let Some(listener) = plan.exports[place].0.config.own_listener() else { continue };
+            let has_its_ports = |(other, _): &(ExportPlan, Vec<usize>)| {
+                other.config.own_listener().is_some_and(|other| other.ports == listener.ports)
+            };
+            // Those before have their portal already.
+            let sharing: Vec<usize> =
+                (place..plan.exports.len()).filter(|other| has_its_ports(&plan.exports[*other])).collect();
+            if sharing.len() < 2 {
+                continue;
+            }
+            let name = plan.exports[place].0.config.name();
+            let portal = Portal::bind(self.cores.all(), listener.portal());
+            let portal = portal.map_err(|source| Error::Export { name, source })?;
+            for other in sharing {
+                plan.exports[other].0.config.use_portal(portal.clone());
+            }
+            self.portals.push(portal);
+        }
+        Ok(())
     }
 
     /// Says what is served; the last line is `ready: …`.
@@ -216,7 +250,9 @@ impl Server {
 
     /// Ends everything in order: clients, requests in flight, caches, sockets, cores.
     pub fn stop(mut self) -> Result<(), Error> {
+        self.portals.iter().for_each(|portal| portal.close());
         self.exports.clear();
+        self.portals.clear();
         let core = self.cores.get(0);
         let mut result = Ok(());
         for stack in &self.stacks {
