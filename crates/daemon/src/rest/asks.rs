@@ -293,5 +293,7 @@ mod tests {
         let ports = "127.0.0.1:1@optimized+10.0.0.1:2@change";
         assert_eq!(asks("nvme-tcp", &[("listen", ports)]), open);
         assert_eq!(asks("nvme-tcp", &[("listen", ports), ("tls-keys", "/var/f/keys/k")]), []);
+        // The administrator has opened the portal.
+        assert_eq!(asks("nvme-tcp", &[("portal", "net"), ("nqn", "nqn.a")]), []);
     }
 }
