@@ -35,6 +35,9 @@ pub enum Error {
     /// An array, or its control socket.
     #[error(transparent)]
     Serving(#[from] hosting::Error),
+    /// The daemon refuses a request or does not answer.
+    #[error(transparent)]
+    Client(#[from] client::Error),
     /// A core has ended before its time.
     #[error(transparent)]
     Core(#[from] reactor::CoreStopped),
@@ -55,6 +58,7 @@ impl Error {
             | Error::Export { .. }
             | Error::Sandbox(_)
             | Error::Serving(_)
+            | Error::Client(_)
             | Error::Core(_)
             | Error::Runtime(_) => EXIT_FAILURE,
         })

@@ -7,7 +7,7 @@ use super::table::table;
 use crate::error::Error;
 use api::{Array, NewArray};
 use base::Size;
-use reqwest::Method;
+use client::Method;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 

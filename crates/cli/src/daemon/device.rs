@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::parse;
 use api::{Device, DeviceChange, ImageSnapshot, Job, JobChange, NewDevice, NewImageSnapshot};
 use base::Size;
-use reqwest::Method;
+use client::Method;
 use std::time::{Duration, UNIX_EPOCH};
 
 /// The arguments of `freestone device`.

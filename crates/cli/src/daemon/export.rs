@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::parse;
 use api::{Attach, DataPlane, Export, ExportChange, HostsChange, NewExport, NewHost};
 use base::Size;
-use reqwest::Method;
+use client::Method;
 use stack::spec::CpuList;
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -4,7 +4,7 @@ use super::table::table;
 use super::{DaemonArgs, QosArgs, Session, limits};
 use crate::error::Error;
 use api::Group;
-use reqwest::Method;
+use client::Method;
 
 /// The arguments of `freestone group`.
 #[derive(clap::Args, Debug)]

@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::parse;
 use api::{Job, JobChange};
 use base::Size;
+use client::Method;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use reqwest::Method;
 use std::time::Duration;
 
 /// Interval between two queries of a job.

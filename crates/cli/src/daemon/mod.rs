@@ -9,8 +9,8 @@
 //! `--json`.
 
 pub mod array;
-mod client;
 mod completion;
+mod connection;
 mod core;
 mod device;
 mod event;
@@ -45,7 +45,7 @@ use crate::error::Error;
 use crate::parse::CommonArgs;
 use api::{Qos, Rate};
 use base::Size;
-use client::Client;
+use connection::Client;
 use serde::Serialize;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@ use super::Session;
 use crate::error::Error;
 use crate::output::Output;
 use api::{Pool, PoolAction, Repaired};
-use reqwest::Method;
+use client::Method;
 use serde_json::json;
 use std::path::Path;
 

@@ -5,7 +5,7 @@ use crate::array::args::GrowArgs;
 use crate::array::host::{Host, Outcome, absolute, cannot_extend, event};
 use crate::error::Error;
 use api::{Array, ArrayAction, Done, System};
-use reqwest::Method;
+use client::Method;
 use std::path::Path;
 
 /// An array of a daemon.
@@ -32,7 +32,7 @@ impl RunningArray {
     /// # Errors
     /// As [`RunningArray::find`].
     pub fn all(socket: &Path) -> Result<Vec<Array>, Error> {
-        Session::at(socket, false, false, false)?.client.get(&["arrays"])
+        Ok(Session::at(socket, false, false, false)?.client.get(&["arrays"])?)
     }
 
     fn pid(&self) -> Result<u32, Error> {

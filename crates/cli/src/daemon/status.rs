@@ -84,7 +84,7 @@ fn list(problems: &[HealthProblem]) -> String {
 }
 
 fn ask(session: &Session, within: Duration) -> Result<System, Error> {
-    session.client.get_within(&["system"], within)
+    Ok(session.client.get_within(&["system"], within)?)
 }
 
 /// Asks until the daemon is ready; its progress goes to standard error.

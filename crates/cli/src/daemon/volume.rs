@@ -1,6 +1,6 @@
 //! `freestone volume`.
 
-use super::client::Begun;
+use super::connection::Begun;
 use super::labels::{self, LabelsArgs, RelabelArgs, SelectionArgs};
 use super::table::{fields, table};
 use super::{DaemonArgs, QosArgs, Session, job, limits};
@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::parse;
 use api::{Job, JobKind, MinQos, NewVolume, Qos, Volume, VolumeChange, VolumeMove};
 use base::Size;
-use reqwest::Method;
+use client::Method;
 use stack::spec::Value;
 
 /// The arguments of `freestone volume`.
