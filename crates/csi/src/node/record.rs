@@ -1,0 +1,74 @@
+//! Records of attached volumes: what was asked for, so that it can be undone.
+
+use crate::capability::Mount;
+use crate::fault::{Fault, Result};
+use crate::ids::{VolumeId, fingerprint};
+use atomic_file::SystemFolder;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// A volume that is attached, or was to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Identity of the volume, for people.
+    pub volume: String,
+    /// NQN of its subsystem.
+    pub nqn: String,
+    /// UUID of its namespace.
+    pub uuid: String,
+    /// Staging path.
+    pub staging: PathBuf,
+    /// Its file system; nothing for a block volume.
+    pub mount: Option<Mount>,
+    /// Target paths, and whether each is read-only.
+    pub targets: BTreeMap<String, bool>,
+}
+
+/// The records of a machine, a file each.
+pub(super) struct Records {
+    folder: PathBuf,
+}
+
+impl Records {
+    /// Those in a directory, which is made.
+    pub fn new(folder: &Path) -> Result<Records> {
+        std::fs::create_dir_all(folder)
+            .map_err(|error| Fault::internal(format!("--state-dir {}: {error}", folder.display())))?;
+        Ok(Records { folder: folder.to_owned() })
+    }
+
+    /// The record of a volume.
+    pub fn find(&self, id: &VolumeId) -> Result<Option<Record>> {
+        let path = self.folder.join(name(id));
+        match std::fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map(Some)
+                .map_err(|error| Fault::internal(format!("{}: {error}", path.display()))),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Fault::internal(format!("{}: {error}", path.display()))),
+        }
+    }
+
+    /// Replaces the record of a volume.
+    pub fn save(&self, id: &VolumeId, record: &Record) -> Result<()> {
+        let bytes = serde_json::to_vec(record).expect("plain data");
+        let folder = SystemFolder::new(&self.folder, 0o600);
+        atomic_file::replace(&folder, &name(id), &bytes, None).map_err(|error| self.fault(id, &error))
+    }
+
+    /// Removes the record of a volume.
+    pub fn remove(&self, id: &VolumeId) -> Result<()> {
+        let folder = SystemFolder::new(&self.folder, 0o600);
+        atomic_file::remove(&folder, &name(id)).map_err(|error| self.fault(id, &error))
+    }
+
+    fn fault(&self, id: &VolumeId, error: &std::io::Error) -> Fault {
+        Fault::internal(format!("{}: {error}", self.folder.join(name(id)).display()))
+    }
+}
+
+/// The file of a volume, whatever characters its backend's name has.
+fn name(id: &VolumeId) -> String {
+    format!("{}.json", &fingerprint(&id.to_string())[..32])
+}
