@@ -1,7 +1,7 @@
 # Freestone: build, run, test, measure. `make help` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test check all-suites check-suites unit simulate soak mutants python fuzz lab rbd images capi clients daemon web install packages dkms bench book clean
+.PHONY: help build run test check all-suites check-suites unit simulate soak mutants python fuzz lab rbd images capi clients daemon csi web install packages dkms bench book clean
 
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 3600
@@ -11,9 +11,10 @@ PREFIX ?= /usr/local
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## The release binaries, target/release/freestone, freestoned and libblkio.so
+build: ## The release binaries, target/release/freestone, freestoned, freestone-csi and libblkio.so
 	cargo build --release --locked -p freestone -p freestone-daemon -p freestone-libblkio -p freestone-benches -p freestone-drivers \
 	    -p freestone-raid-check --lib --bin freestone --bin freestoned --bin raid-check --bin hot-path --example driver_check
+	cargo build --release --locked -p freestone-csi --bin freestone-csi
 
 run: ## The main job: freestoned with an array, a volume and its page; a guest loses a disk of it. ONCE=1: and ends
 	tests/lab/setup
@@ -135,6 +136,10 @@ daemon: ## freestoned: its command line, its API against its document, a thousan
 	$(MAKE) build
 	tests/daemon/run
 
+csi: ## freestone-csi, the driver for container orchestrators: csi-sanity and cases of its own on a daemon; needs Go
+	$(MAKE) build
+	tests/csi/run
+
 web: ## The page of freestoned, in Chromium, by mouse and by keyboard alone
 	$(MAKE) build
 	tests/web/run
@@ -179,6 +184,7 @@ suite-setups:
 	tests/timed clients-setup tests/clients/setup
 	tests/timed web-setup tests/web/setup
 	tests/timed daemon-setup tests/daemon/setup
+	tests/timed csi-setup tests/csi/setup
 	tests/timed rbd-setup tests/rbd/setup
 	tests/timed images-setup tests/images/setup
 suite-clippy: ; tests/timed clippy cargo clippy --workspace --all-targets --locked -- -D warnings
@@ -192,7 +198,7 @@ suite-hot-path: ; tests/timed hot-path target/release/hot-path --check
 
 # Most of these wait more than they compute, so two run at a time. The longest come first. More would disturb those
 # that compare speeds within a run (daemon).
-PAIRED = web capi fuzz rbd images daemon loom python raid-check mutants clients demo dkms packages dependencies install
+PAIRED = web capi fuzz rbd images daemon loom csi python raid-check mutants clients demo dkms packages dependencies install
 .PHONY: paired-suites $(PAIRED:%=suite-%)
 paired-suites: $(PAIRED:%=suite-%)
 suite-web: ; tests/timed web tests/web/run --jobs 2
@@ -203,6 +209,7 @@ suite-images:
 	tests/timed images tests/images/run
 	tests/timed image-fuzzer tests/images/fuzzer
 suite-daemon: ; tests/timed daemon tests/daemon/run
+suite-csi: ; tests/timed csi tests/csi/run
 suite-loom: ; tests/timed loom tests/loom
 suite-python: ; tests/timed python $(MAKE) python
 suite-raid-check: ; tests/timed raid-check tests/raid-check
