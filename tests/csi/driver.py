@@ -61,8 +61,8 @@ def free_ports(count):
 class Driver:
     """A driver whose socket, records and log lie in a directory."""
 
-    def __init__(self, directory, backends, *arguments):
-        self.directory, self.arguments = directory, arguments
+    def __init__(self, directory, backends, *arguments, node="fake"):
+        self.directory, self.arguments, self.node_backend = directory, arguments, node
         os.makedirs(directory, exist_ok=True)
         self.socket = self.path("csi.sock")
         self.process = self.channel = None
@@ -82,7 +82,7 @@ class Driver:
     def start(self):
         """Start it, and wait until it answers."""
         command = [FREESTONE_CSI, "--endpoint", f"unix://{self.socket}", "--backends", self.path("backends.toml"),
-                   "--node-id", os.path.basename(self.directory), "--node-backend", "fake",
+                   "--node-id", os.path.basename(self.directory), "--node-backend", self.node_backend,
                    "--state-dir", self.path("state"), "--log", "info,csi=debug", *self.arguments]
         with open(self.path("log"), "ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, preexec_fn=die_with_parent)

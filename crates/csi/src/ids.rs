@@ -113,9 +113,10 @@ pub fn fingerprint(text: &str) -> String {
     Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// UUID of the namespace of a subsystem. It is not the volume's: hosts refuse two namespaces with
-/// one UUID, and the volume may have other exports.
-pub fn namespace_uuid(nqn: &str) -> String {
+/// A UUID made of a NQN, always the same one: that of a subsystem's namespace, or of a host. A
+/// namespace does not have the volume's: hosts refuse two namespaces with one UUID, and the volume
+/// may have other exports.
+pub fn derived_uuid(nqn: &str) -> String {
     let digest = Sha256::digest(nqn.as_bytes());
     let mut bits = [0; 16];
     bits.copy_from_slice(&digest[..16]);
@@ -163,8 +164,8 @@ mod tests {
 
     #[test]
     fn a_namespace_has_one_uuid_for_each_subsystem() {
-        assert_eq!(namespace_uuid("nqn.a"), namespace_uuid("nqn.a"));
-        assert_ne!(namespace_uuid("nqn.a"), namespace_uuid("nqn.b"));
-        assert!(Uuid::parse_hyphenated(&namespace_uuid("nqn.a")).is_some());
+        assert_eq!(derived_uuid("nqn.a"), derived_uuid("nqn.a"));
+        assert_ne!(derived_uuid("nqn.a"), derived_uuid("nqn.b"));
+        assert!(Uuid::parse_hyphenated(&derived_uuid("nqn.a")).is_some());
     }
 }

@@ -48,8 +48,7 @@ impl Parameters {
         let mut parsed = Parameters::default();
         let mut chosen = String::new();
         for (key, value) in parameters.iter().collect::<BTreeMap<_, _>>() {
-            if let Some(rest) = key.strip_prefix(RESERVED) {
-                tracing::trace!(key = rest, "a key of the orchestrator");
+            if key.starts_with(RESERVED) {
                 if let Some((_, label)) = TRACKED.iter().find(|(tracked, _)| tracked == key) {
                     parsed.labels.insert((*label).to_owned(), value.clone());
                 }

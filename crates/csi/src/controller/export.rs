@@ -3,7 +3,7 @@
 use super::{Controller, DRIVER_LABEL};
 use crate::config::{Backend, Listener};
 use crate::fault::{Fault, Result};
-use crate::ids::{VolumeId, namespace_uuid};
+use crate::ids::{VolumeId, derived_uuid};
 use api::{Export, NewExport, Volume};
 use client::Method;
 use std::collections::{BTreeMap, HashSet};
@@ -41,7 +41,7 @@ impl Controller {
         let nqn = format!("{}:{}", self.nqn_prefix, id.uuid);
         let mut labels = volume.labels.clone();
         labels.insert(DRIVER_LABEL.into(), self.driver.clone());
-        let uuid = namespace_uuid(&nqn);
+        let uuid = derived_uuid(&nqn);
         let options = [("nqn", nqn), ("uuid", uuid), ("hosts", "none".into())];
         let mut new = NewExport {
             name: id.export(),
@@ -125,7 +125,7 @@ pub(super) fn place(backend: &Backend, export: &Export) -> Result<Place> {
     }
     let nqn = option("nqn").ok_or_else(|| lacks("option nqn"))?;
     let addresses: Vec<String> = addresses.iter().map(SocketAddr::to_string).collect();
-    let uuid = option("uuid").unwrap_or_else(|| namespace_uuid(&nqn));
+    let uuid = option("uuid").unwrap_or_else(|| derived_uuid(&nqn));
     Ok(Place { nqn, uuid, addresses: addresses.join(",") })
 }
 

@@ -29,12 +29,15 @@ use crate::proto::{
 use api::{Export, Job, System, Volume, VolumeChange};
 use client::{Begun, Method};
 use std::time::{Duration, Instant};
+use tonic::Code;
 
 /// Limit of the question whether a backend answers.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a call waits for a job that zeroes a volume. Sidecars give a call ten seconds at least.
 const JOB_PATIENCE: Duration = Duration::from_secs(8);
-const JOB_POLL: Duration = Duration::from_millis(200);
+/// How long a daemon may need to close a volume whose export has ended.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(8);
+const POLL: Duration = Duration::from_millis(200);
 /// Volumes have whole units of this size, in bytes.
 const UNIT: u64 = 1 << 20;
 /// Size of a volume for which no size is required, in bytes.
@@ -94,7 +97,19 @@ impl Controller {
             }
             backend.delete(&["exports", &export.name])?;
         }
-        backend.delete(&["volumes", &id.uuid])
+        let has_others = volume.exports.iter().any(|name| *name != id.export());
+        let deadline = Instant::now() + CLOSE_PATIENCE;
+        loop {
+            match backend.delete(&["volumes", &id.uuid]) {
+                // The daemon may still be closing what the export served.
+                Err(fault)
+                    if fault.code == Code::FailedPrecondition && !has_others && Instant::now() < deadline =>
+                {
+                    std::thread::sleep(POLL);
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Says whether a volume supports kinds of access.
@@ -212,7 +227,7 @@ impl Backend {
     /// Deletes an object that may be gone already.
     fn delete(&self, path: &[&str]) -> Result<()> {
         match self.client.delete(path, &[]).map_err(|error| self.fault(error)) {
-            Err(fault) if fault.code == tonic::Code::NotFound => Ok(()),
+            Err(fault) if fault.code == Code::NotFound => Ok(()),
             result => result,
         }
     }
@@ -228,7 +243,7 @@ impl Backend {
             }
             match found {
                 Some(job) if Instant::now() > deadline => return Err(in_progress(&job)),
-                Some(_) => std::thread::sleep(JOB_POLL),
+                Some(_) => std::thread::sleep(POLL),
                 None => {
                     let detail = format!("job {} has ended without its result: events say why", job.id);
                     return Err(Fault::internal(detail).about(format_args!("backend {}", self.name)));
@@ -262,7 +277,7 @@ fn size_within(range: Option<&CapacityRange>) -> Result<u64> {
         let detail = format!(
             "capacity_range: {required_bytes} to {limit_bytes} bytes: no multiple of {UNIT} is in it"
         );
-        Fault::new(tonic::Code::OutOfRange, detail)
+        Fault::new(Code::OutOfRange, detail)
     })
 }
 
@@ -274,7 +289,6 @@ fn bytes(size: u64) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tonic::Code;
 
     #[test]
     fn sizes_are_whole_units_within_the_range() {

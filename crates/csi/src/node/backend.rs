@@ -52,13 +52,11 @@ impl Attachment {
             let value = context.get(key).filter(|value| is_plain(value));
             value.cloned().ok_or_else(|| Fault::invalid(format!("publish_context has no valid {key:?}")))
         };
-        let wrong =
-            |text: &str| Fault::invalid(format!("publish_context: addresses {text:?}: want ADDR:PORT"));
-        let addresses = context.get("addresses").map(String::as_str).unwrap_or_default();
+        let text = context.get("addresses").map(String::as_str).unwrap_or_default();
         let addresses: Option<Vec<SocketAddr>> =
-            addresses.split(',').map(|address| address.parse().ok()).collect();
-        let addresses = addresses
-            .ok_or_else(|| wrong(context.get("addresses").map(String::as_str).unwrap_or_default()))?;
+            text.split(',').map(|address| address.parse().ok()).collect();
+        let wrong = || Fault::invalid(format!("publish_context: addresses {text:?}: want ADDR:PORT"));
+        let addresses = addresses.ok_or_else(wrong)?;
         let secret = |key: &str| match secrets.get(key) {
             Some(text) if !is_plain(text) => Err(Fault::invalid(format!("secret {key}: want DHHC-1:…"))),
             text => Ok(text.cloned()),

@@ -8,6 +8,7 @@ use super::backend::{
 };
 use super::record::Record;
 use crate::fault::{Fault, Result};
+use crate::ids::derived_uuid;
 use base::Uuid;
 use std::fs;
 use std::io::{self, Write};
@@ -26,7 +27,7 @@ pub struct NvmeTcp {
     sys: PathBuf,
     dev: PathBuf,
     host_nqn: String,
-    host_id: Option<String>,
+    host_id: String,
 }
 
 impl NvmeTcp {
@@ -36,16 +37,8 @@ impl NvmeTcp {
     /// When there is no NQN.
     pub fn new(given: Option<&str>) -> Result<NvmeTcp> {
         let host_nqn = host_nqn(given)?;
-        // The kernel refuses one NQN with two identifiers, and one identifier with two NQNs.
-        let host_id = host_nqn.rsplit_once("uuid:").and_then(|(_, uuid)| Uuid::parse_hyphenated(uuid));
-        let of_file = || Uuid::parse_hyphenated(fs::read_to_string("/etc/nvme/hostid").ok()?.trim());
-        let host_id = host_id.or_else(|| given.is_none().then(of_file).flatten());
-        Ok(NvmeTcp {
-            sys: "/sys".into(),
-            dev: "/dev".into(),
-            host_nqn,
-            host_id: host_id.map(|id| id.to_string()),
-        })
+        let host_id = host_id(&host_nqn, Path::new("/etc/nvme"));
+        Ok(NvmeTcp { sys: "/sys".into(), dev: "/dev".into(), host_nqn, host_id })
     }
 
     /// The directories of controllers of a subsystem.
@@ -69,18 +62,16 @@ impl NvmeTcp {
     /// The options of a connection: those it needs, and those that tune it.
     fn options(&self, attachment: &Attachment, address: &SocketAddr) -> (String, String) {
         let mut needed = format!(
-            "transport=tcp,traddr={},trsvcid={},nqn={},hostnqn={}",
+            "transport=tcp,traddr={},trsvcid={},nqn={},hostnqn={},hostid={}",
             address.ip(),
             address.port(),
             attachment.nqn,
-            self.host_nqn
+            self.host_nqn,
+            self.host_id
         );
         let secrets = &attachment.secrets;
-        for (key, value) in [
-            ("hostid", &self.host_id),
-            ("dhchap_secret", &secrets.dhchap),
-            ("dhchap_ctrl_secret", &secrets.dhchap_ctrl),
-        ] {
+        for (key, value) in [("dhchap_secret", &secrets.dhchap), ("dhchap_ctrl_secret", &secrets.dhchap_ctrl)]
+        {
             if let Some(value) = value {
                 needed.push_str(&format!(",{key}={value}"));
             }
@@ -135,6 +126,19 @@ impl NvmeTcp {
         }
         Ok(None)
     }
+}
+
+/// The identifier of a host, always the same one.
+/// The kernel refuses one NQN with two identifiers, and two NQNs with one.
+/// The files of nvme-cli in `folder` have the identifier if they are about this host.
+/// Otherwise the NQN has it, or it is made of the NQN.
+fn host_id(nqn: &str, folder: &Path) -> String {
+    let file = |name: &str| attribute(folder, name);
+    let of_file = || file("hostnqn").filter(|other| other == nqn).and_then(|_| file("hostid"));
+    let of_nqn = || nqn.rsplit_once("uuid:").map(|(_, uuid)| uuid.to_owned());
+    let mut ids = [of_file(), of_nqn()].into_iter().flatten();
+    let id = ids.find_map(|id| Uuid::parse_hyphenated(&id));
+    id.map_or_else(|| derived_uuid(nqn), |id| id.to_string())
 }
 
 impl NodeBackend for NvmeTcp {
@@ -229,7 +233,7 @@ mod tests {
     fn host(folder: &Path) -> NvmeTcp {
         let host_nqn = "nqn.2014-08.org.example:h".to_owned();
         fs::create_dir(folder.join("dev")).unwrap();
-        NvmeTcp { sys: folder.join("sys"), dev: folder.join("dev"), host_nqn, host_id: None }
+        NvmeTcp { sys: folder.join("sys"), dev: folder.join("dev"), host_nqn, host_id: "i".into() }
     }
 
     fn add(host: &NvmeTcp, path: &str, value: &str) {
@@ -275,6 +279,19 @@ mod tests {
     }
 
     #[test]
+    fn a_host_has_one_identifier() {
+        let folder = tempfile::tempdir().unwrap();
+        let other = derived_uuid("other");
+        let with_uuid = format!("nqn.2014-08.org.nvmexpress:uuid:{}", derived_uuid("a"));
+        assert_eq!(host_id("nqn.a", folder.path()), derived_uuid("nqn.a"));
+        assert_eq!(host_id(&with_uuid, folder.path()), derived_uuid("a"));
+        fs::write(folder.path().join("hostnqn"), format!("{with_uuid}\n")).unwrap();
+        fs::write(folder.path().join("hostid"), format!("{other}\n")).unwrap();
+        assert_eq!(host_id(&with_uuid, folder.path()), other);
+        assert_eq!(host_id("nqn.a", folder.path()), derived_uuid("nqn.a"));
+    }
+
+    #[test]
     fn a_connected_address_is_not_connected_again() {
         let folder = tempfile::tempdir().unwrap();
         let host = host(folder.path());
@@ -301,6 +318,7 @@ mod tests {
             "{needed}"
         );
         assert!(needed.ends_with(",dhchap_secret=DHHC-1:00:s3cret:"), "{needed}");
+        assert!(needed.contains(",hostid=i,"), "{needed}");
         assert_eq!(tuning, ",nr_io_queues=2,ctrl_loss_tmo=600,fast_io_fail_tmo=5");
     }
 

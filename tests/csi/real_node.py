@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""The node of freestone-csi with disks and mounts of the kernel: runs in a guest, beside a daemon with the device `disk`.
+
+    tests/csi/real_node.py nvme-tcp|ublk SOCKET DIRECTORY [PID]
+
+With PID, that of the daemon, the last step kills it while a volume is in use."""
+
+import os
+import signal
+import stat
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+REPO = os.path.dirname(os.path.dirname(HERE))
+sys.path[:0] = [HERE, os.path.join(REPO, "tests", "lab"), os.path.join(REPO, "target", "csi", "messages")]
+
+from driver import MIB, WRITERS, Driver, block, mount  # noqa: E402
+
+# Unmounting has 30 s, and the system gets some time.
+MOST_OF_AN_UNSTAGE_S = 90
+
+
+class Volume:
+    """A volume, and the calls for it in their order."""
+
+    def __init__(self, driver, name, capability, size=64 * MIB):
+        self.driver, self.capability = driver, capability
+        self.node = driver.call("NodeGetInfo").node_id
+        self.staging, self.target = driver.path(f"{name}-staging"), driver.path(f"{name}-target")
+        self.id = driver.create(name, size, capability)
+
+    def attach(self, capability=None, check=True):
+        """Publish it to the node and stage it; with check off, the refusal of the staging."""
+        capability = capability or self.capability
+        answer = self.driver.call("ControllerPublishVolume", volume_id=self.id, node_id=self.node, volume_capability=capability)
+        self.fields = {"volume_id": self.id, "publish_context": answer.publish_context, "volume_capability": capability,
+                       "staging_target_path": self.staging}
+        if not check:
+            return self.driver.refusal("NodeStageVolume", **self.fields)
+        for _ in range(2):
+            self.driver.call("NodeStageVolume", **self.fields)
+            self.driver.restart()
+        return None
+
+    def publish(self, readonly=False):
+        for _ in range(2):
+            self.driver.call("NodePublishVolume", **self.fields, target_path=self.target, readonly=readonly)
+
+    def unpublish(self):
+        for _ in range(2):
+            self.driver.call("NodeUnpublishVolume", volume_id=self.id, target_path=self.target)
+        assert not os.path.exists(self.target)
+
+    def unstage(self):
+        for _ in range(2):
+            self.driver.call("NodeUnstageVolume", volume_id=self.id, staging_target_path=self.staging)
+
+    def delete(self):
+        self.driver.call("ControllerUnpublishVolume", volume_id=self.id, node_id=self.node)
+        self.driver.call("DeleteVolume", volume_id=self.id)
+
+
+def disks():
+    """The disks of nvme-tcp and ublk that the kernel has."""
+    return {name for name in os.listdir("/sys/block") if name.startswith(("nvme", "ublk"))}
+
+
+def files_stay(driver, fs_type):
+    """A file system is made once, grows in use, and keeps its files."""
+    volume = Volume(driver, f"files-{fs_type}", mount(fs_type=fs_type), 320 * MIB)  # XFS has 300 MiB at least
+    volume.attach()
+    volume.publish()
+    with open(os.path.join(volume.target, "file"), "w", encoding="utf-8") as file:
+        file.write("data")
+    total = lambda: driver.call("NodeGetVolumeStats", volume_id=volume.id, volume_path=volume.target).usage[0].total
+    before, size = total(), 2 * volume_size(driver, volume)
+    driver.call("ControllerExpandVolume", volume_id=volume.id, capacity_range={"required_bytes": size})
+    grown = driver.call("NodeExpandVolume", volume_id=volume.id, volume_path=volume.target, capacity_range={"required_bytes": size})
+    assert grown.capacity_bytes == size and total() > 1.5 * before, (grown, before, total())
+    refusal = driver.refusal("NodeUnstageVolume", volume_id=volume.id, staging_target_path=volume.staging)
+    assert refusal.code == "FAILED_PRECONDITION", refusal
+    volume.unpublish()
+    volume.unstage()
+    assert not os.path.ismount(volume.staging) and not disks(), disks()
+    volume.attach()
+    volume.publish(readonly=True)
+    with open(os.path.join(volume.target, "file"), encoding="utf-8") as file:
+        assert file.read() == "data"
+    try:
+        with open(os.path.join(volume.target, "other"), "w", encoding="utf-8"):
+            raise AssertionError("a read-only mount was written")
+    except OSError:
+        pass
+    volume.unpublish()
+    volume.unstage()
+    volume.delete()
+
+
+def volume_size(driver, volume):
+    return driver.call("ControllerGetVolume", volume_id=volume.id).volume.capacity_bytes
+
+
+def blocks_are_a_device_and_foreign_data_is_kept(driver):
+    """A block volume is the disk itself; a file system is not made over its data."""
+    volume = Volume(driver, "blocks", block(WRITERS))
+    volume.attach()
+    volume.publish()
+    assert stat.S_ISBLK(os.stat(volume.target).st_mode)
+    disk = os.open(volume.target, os.O_RDWR)
+    assert os.lseek(disk, 0, os.SEEK_END) == volume_size(driver, volume)
+    os.pwrite(disk, b"mine", 4096)
+    os.fsync(disk)
+    os.close(disk)
+    volume.unpublish()
+    volume.unstage()
+    refusal = volume.attach(mount(), check=False)
+    assert refusal.code == "INTERNAL" and "data at 4096" in refusal.message, refusal
+    volume.unstage()
+    volume.delete()
+    assert not disks(), disks()
+
+
+def a_daemon_that_is_gone_does_not_hold_the_node(driver, pid):
+    """Unstaging ends in time, though the data of the file system cannot be written."""
+    volume = Volume(driver, "gone", mount())
+    volume.attach()
+    with open(os.path.join(volume.staging, "file"), "wb") as file:
+        file.write(b"x" * MIB)
+    os.kill(pid, signal.SIGKILL)
+    began = time.monotonic()
+    driver.call("NodeUnstageVolume", volume_id=volume.id, staging_target_path=volume.staging)
+    took_s = time.monotonic() - began
+    assert took_s < MOST_OF_AN_UNSTAGE_S and not os.path.ismount(volume.staging), took_s
+    print(f"unstaged {took_s:.0f} s after the daemon was killed")
+
+
+def main():
+    kind, daemon, directory, *pid = sys.argv[1:]
+    entry = f'[[backend]]\nname = "rack1"\nurl = "unix://{daemon}"\nlisten = "127.0.0.1:4420-4499"\nbacking = "disk"\n'
+    driver = Driver(directory, [entry], "--host-nqn", Driver.host("node"), "--socket", daemon, node=kind)
+    driver.start()
+    try:
+        for fs_type in ("ext4", "xfs"):
+            files_stay(driver, fs_type)
+        blocks_are_a_device_and_foreign_data_is_kept(driver)
+        if pid:
+            a_daemon_that_is_gone_does_not_hold_the_node(driver, int(pid[0]))
+        driver.stop()
+    except BaseException:
+        print(driver.log())
+        raise
+    finally:
+        driver.close()
+    print("passed")
+
+
+if __name__ == "__main__":
+    main()
