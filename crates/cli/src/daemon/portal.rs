@@ -4,7 +4,7 @@ use super::table::{fields, table};
 use super::{DaemonArgs, Session};
 use crate::error::Error;
 use api::{NewPortal, Portal};
-use reqwest::Method;
+use client::Method;
 
 /// The arguments of `freestone portal`.
 #[derive(clap::Args, Debug)]
