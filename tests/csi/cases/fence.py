@@ -1,6 +1,6 @@
 """Access of nodes: given by publishing, and ended by unpublishing before its answer."""
 
-from driver import block, mount
+from driver import MIB, block, free_ports, mount
 
 
 def _reads(daemon, context, host):
@@ -27,6 +27,28 @@ def a_second_node_waits_until_the_first_has_no_access(subject):
     assert _reads(daemon, context, driver.host("b"))
     driver.call("ControllerUnpublishVolume", volume_id=volume)  # of every node
     assert not _reads(daemon, context, driver.host("b"))
+
+
+def volumes_at_a_portal_share_an_address_and_no_host(subject):
+    daemon = subject.daemon()
+    address = f"127.0.0.1:{free_ports(1)}"
+    daemon.post("/v1/portals", {"name": "front", "listen": [address]})
+    entry = f'[[backend]]\nname = "rack1"\nurl = "unix://{daemon.socket}"\nbacking = "data"\nportal = "front"\naddresses = ["{address}"]\n'
+    driver = subject.driver([entry])
+    volumes = {node: driver.create(f"pvc-{node}", size=4 * MIB) for node in ("a", "b", "c")}
+    contexts = {}
+    for node, volume in volumes.items():
+        answer = driver.call("ControllerPublishVolume", volume_id=volume, node_id=driver.node(node), volume_capability=mount())
+        contexts[node] = dict(answer.publish_context)
+        assert contexts[node]["addresses"] == address
+    assert len({context["nqn"] for context in contexts.values()}) == 3
+    for node, context in contexts.items():
+        assert [other for other in volumes if _reads(daemon, context, driver.host(other))] == [node]
+    driver.call("ControllerUnpublishVolume", volume_id=volumes["b"], node_id=driver.node("b"))
+    assert not _reads(daemon, contexts["b"], driver.host("b")) and _reads(daemon, contexts["c"], driver.host("c"))
+    daemon.kill()
+    daemon.start()
+    assert _reads(daemon, contexts["a"], driver.host("a")) and not _reads(daemon, contexts["b"], driver.host("b"))
 
 
 def a_published_volume_is_not_deleted(subject):
