@@ -6,6 +6,7 @@ use hosting::create::CreationError;
 use reactor::CoreStopped;
 use stack::array::ArrayError;
 use stack::spec::SpecError;
+use std::io::ErrorKind;
 use volume::{NameError, PoolError};
 
 /// The kind of an error: for programs.
@@ -148,9 +149,17 @@ impl From<CoreStopped> for ApiError {
 
 impl From<exports::Error> for ApiError {
     fn from(error: exports::Error) -> ApiError {
-        match error {
-            exports::Error::Config(fault) => ApiError::invalid(fault),
-            error => ApiError::failed(error),
-        }
+        let kind = match &error {
+            exports::Error::Config(_) => Kind::Invalid,
+            exports::Error::Socket { source, .. } => match source.kind() {
+                ErrorKind::AddrInUse => Kind::InUse,
+                ErrorKind::AddrNotAvailable => Kind::Invalid,
+                // No error of the system: the text is no address, or its name has none.
+                _ if source.raw_os_error().is_none() => Kind::Invalid,
+                _ => Kind::Failed,
+            },
+            _ => Kind::Failed,
+        };
+        ApiError::new(kind, error.to_string())
     }
 }

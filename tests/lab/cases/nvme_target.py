@@ -24,6 +24,7 @@ LOAD_IOPS = 800
 LOAD_MIB = 36
 TLS_KILLS = min(KILLS, 5)  # what a recovery has to do is the same as without TLS
 SECOND_ADDRESS = "10.9.9.1"
+SUBSYSTEMS = 100
 
 
 @needs_freestone
@@ -101,6 +102,30 @@ def _a_namespace_that_grows_is_noticed(guest, server, disk):
     guest.sh(f"truncate -s {(DISK_MIB + 16) * MIB} {DISK}; kill -HUP $(cat /run/server.pid)")
     sectors = (DISK_MIB + 16) * MIB // 512
     guest.sh(f"for i in $(seq 100); do [ $(cat /sys/block/{disk}/size) = {sectors} ] && exit 0; sleep 0.1; done; exit 1")
+
+
+@needs_freestone
+def a_hundred_subsystems_at_one_port_are_connected_at_once(lab):
+    guest = _boot(lab)
+    exports = [f"--export nvme-tcp:listen=127.0.0.1:4420,nqn={NQN}:{number},hosts={HOST},device=ram" for number in range(SUBSYSTEMS)]
+    exports.append(f"--export nvme-tcp:listen=127.0.0.1:4420,nqn={NQN}:other,hosts={HOST}0,device=ram")
+    server = UblkServer(guest, f"--device mem:size=4M,id=ram {' '.join(exports)} --cores 0,1")
+    server.start()
+    guest.sh(f"nvme connect-all {AT} --hostnqn {HOST} --hostid {HOST_ID} -i 1 --reconnect-delay 1 --ctrl-loss-tmo 600")
+    names = guest.sh("cat /sys/class/nvme/nvme*/subsysnqn").split()
+    assert sorted(names) == sorted(f"{NQN}:{number}" for number in range(SUBSYSTEMS)), names
+    # All show one disk: the byte that goes in at one comes out at each.
+    write = "printf mark | dd of=/dev/nvme0n1 bs=4k count=1 oflag=direct conv=sync 2>/dev/null"
+    read = "for disk in /dev/nvme*n1; do dd if=$disk bs=4k count=1 iflag=direct 2>/dev/null | head -c 4; echo; done | sort | uniq -c"
+    guest.sh(write)
+    assert guest.sh(read).split() == [str(SUBSYSTEMS), "mark"]
+    server.kill()
+    server.start()
+    # Requests wait until their hosts are back.
+    guest.sh(write)
+    assert guest.sh(read).split() == [str(SUBSYSTEMS), "mark"]
+    guest.sh("nvme disconnect-all")
+    server.stop()
 
 
 @needs_freestone

@@ -88,7 +88,7 @@ fn make_at_free_port(backend: &Backend, mut new: NewExport, first: SocketAddr, l
         new.options.insert("listen".into(), SocketAddr::new(first.ip(), port).to_string());
         match make(backend, &new) {
             // Another call, driver or program has the port.
-            Err(fault) if matches!(fault.code, Code::AlreadyExists | Code::Internal | Code::Unavailable) => {
+            Err(fault) if matches!(fault.code, Code::AlreadyExists | Code::FailedPrecondition) => {
                 tracing::debug!(export = new.name, port, %fault, "the next port is tried");
                 refusal = Some(fault);
             }
