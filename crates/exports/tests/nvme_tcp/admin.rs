@@ -236,6 +236,7 @@ fn discovery_lists_the_subsystem() {
     let page = log(&mut host, log_page::DISCOVERY, 3072);
     assert_eq!(DiscoveryHeader::parse(page[..1024].try_into().unwrap()).records, 2);
     let entry = DiscoveryEntry::parse(page[2048..].try_into().unwrap()).unwrap();
+    assert_eq!((entry.requirements, entry.security), (0, 0), "libnvme before 1.5 would ask for TLS");
     assert_eq!(entry.subsystem.as_str(), SUBSYSTEM);
     assert_eq!(format!("{}:{}", entry.address, entry.service), server.address());
     // It has neither namespaces nor I/O queues.

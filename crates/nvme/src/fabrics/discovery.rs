@@ -49,6 +49,9 @@ pub const SUBTYPE_REFERRAL: u8 = 1;
 pub const SUBTYPE_NVM: u8 = 2;
 /// SUBTYPE of the discovery subsystem itself.
 pub const SUBTYPE_THIS_DISCOVERY: u8 = 3;
+/// TREQ: whether a secure channel is required is not specified. libnvme before 1.5 takes every
+/// other value as a wish for TLS.
+pub const TREQ_NOT_SPECIFIED: u8 = 0;
 /// TREQ: a secure channel is required.
 pub const TREQ_REQUIRED: u8 = 1;
 /// SECTYPE, of TCP: TLS 1.3.
@@ -90,7 +93,7 @@ impl DiscoveryEntry {
             transport: TRANSPORT_TCP,
             family: if address.is_ipv4() { FAMILY_IPV4 } else { FAMILY_IPV6 },
             subtype: if subsystem.is_discovery() { SUBTYPE_THIS_DISCOVERY } else { SUBTYPE_NVM },
-            requirements: TREQ_NOT_REQUIRED,
+            requirements: TREQ_NOT_SPECIFIED,
             port_id: 1,
             controller_id: ANY_CONTROLLER,
             admin_entries: super::MIN_ADMIN_ENTRIES,
@@ -147,7 +150,7 @@ mod tests {
         let name = Nqn::new("nqn.2014-08.org.example:disk").unwrap();
         let entry = DiscoveryEntry::tcp("[fe80::1]:4420".parse().unwrap(), name);
         let bytes = entry.encode();
-        assert_eq!(bytes[..10], [3, 2, 2, 2, 1, 0, 0xff, 0xff, 32, 0]);
+        assert_eq!(bytes[..10], [3, 2, 2, 0, 1, 0, 0xff, 0xff, 32, 0]);
         assert_eq!((&bytes[32..37], bytes[63]), (&b"4420 "[..], b' '));
         assert_eq!((&bytes[256..260], bytes[511]), (&b"nqn."[..], 0));
         assert_eq!((&bytes[512..520], bytes[767]), (&b"fe80::1 "[..], b' '));
