@@ -1,5 +1,7 @@
 //! Errors of calls: a code of CSI, and a sentence that names object and value.
 
+use std::io;
+use std::path::Path;
 use tonic::{Code, Status};
 
 /// Why a call fails.
@@ -44,6 +46,11 @@ impl Fault {
     /// The system or a program fails.
     pub fn internal(message: impl Into<String>) -> Fault {
         Fault::new(Code::Internal, message)
+    }
+
+    /// The system fails at a file or device.
+    pub fn of_file(path: &Path, error: impl Into<io::Error>) -> Fault {
+        Fault::internal(format!("{}: {}", path.display(), error.into()))
     }
 
     /// The same fault with its object in front.

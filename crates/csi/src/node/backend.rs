@@ -143,8 +143,7 @@ pub(super) fn wait_for<T>(
 pub(super) fn block_size(sys: &Path, device: &Path) -> Result<u64> {
     let name = device.file_name().unwrap_or_default();
     let path = sys.join("class/block").join(name).join("size");
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| Fault::internal(format!("{}: {error}", path.display())))?;
+    let text = std::fs::read_to_string(&path).map_err(|error| Fault::of_file(&path, error))?;
     // The kernel counts in units of 512 bytes, whatever the block size.
     let sectors: Option<u64> = text.trim().parse().ok();
     let size = sectors.and_then(|sectors| sectors.checked_mul(512));

@@ -1,13 +1,12 @@
 //! A backend for tests without kernel modules and privileges: files and directories.
 
 use super::backend::{Attachment, NodeBackend};
-use super::mounts::{Mounts, Usage, usage};
+use super::mounts::{Mounts, Usage, gone, usage};
 use super::record::Record;
 use crate::capability::Mount;
 use crate::fault::{Fault, Result};
 use crate::ids::fingerprint;
 use std::fs::{self, File};
-use std::io;
 use std::path::{Path, PathBuf};
 
 /// Disks are files in a directory.
@@ -33,20 +32,8 @@ impl Fake {
 }
 
 fn made(folder: PathBuf) -> Result<PathBuf> {
-    fs::create_dir_all(&folder).map_err(|error| fault(&folder, &error))?;
+    fs::create_dir_all(&folder).map_err(|error| Fault::of_file(&folder, error))?;
     Ok(folder)
-}
-
-fn fault(path: &Path, error: &io::Error) -> Fault {
-    Fault::internal(format!("{}: {error}", path.display()))
-}
-
-/// The result of a removal, without the error of something that is absent.
-fn gone(path: &Path, result: io::Result<()>) -> Result<()> {
-    match result {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(fault(path, &error)),
-        _ => Ok(()),
-    }
 }
 
 impl NodeBackend for Fake {
@@ -57,7 +44,7 @@ impl NodeBackend for Fake {
     fn attach(&self, attachment: &Attachment) -> Result<PathBuf> {
         let path = self.disk(&attachment.uuid);
         let options = File::options().create(true).append(true).open(&path);
-        options.map_err(|error| fault(&path, &error))?;
+        options.map_err(|error| Fault::of_file(&path, error))?;
         Ok(path)
     }
 
@@ -71,13 +58,13 @@ impl NodeBackend for Fake {
     }
 
     fn size(&self, device: &Path) -> Result<u64> {
-        fs::metadata(device).map(|found| found.len()).map_err(|error| fault(device, &error))
+        fs::metadata(device).map(|found| found.len()).map_err(|error| Fault::of_file(device, error))
     }
 
     fn wait_for_size(&self, device: &Path, required: u64) -> Result<u64> {
         let size = self.size(device)?.max(required);
         let disk = File::options().write(true).open(device);
-        disk.and_then(|disk| disk.set_len(size)).map_err(|error| fault(device, &error))?;
+        disk.and_then(|disk| disk.set_len(size)).map_err(|error| Fault::of_file(device, error))?;
         Ok(size)
     }
 }
@@ -102,7 +89,7 @@ impl FakeMounts {
 
     fn note(&self, source: &Path, path: &Path) -> Result<()> {
         let entry = self.entry(path);
-        fs::write(&entry, source.display().to_string()).map_err(|error| fault(&entry, &error))
+        fs::write(&entry, source.display().to_string()).map_err(|error| Fault::of_file(&entry, error))
     }
 }
 
@@ -114,7 +101,7 @@ impl Mounts for FakeMounts {
 
     fn bind(&self, source: &Path, target: &Path, is_block: bool, _: bool) -> Result<()> {
         match is_block {
-            true => drop(File::create(target).map_err(|error| fault(target, &error))?),
+            true => drop(File::create(target).map_err(|error| Fault::of_file(target, error))?),
             false => drop(made(target.to_owned())?),
         }
         self.note(source, target)

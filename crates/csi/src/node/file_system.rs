@@ -59,7 +59,7 @@ pub(super) fn found(device: &Path) -> Result<Option<String>> {
 
 /// Refuses a device whose beginning or end has data, or that another program uses.
 fn prove_empty(device: &Path) -> Result<()> {
-    let fault = |error: io::Error| Fault::internal(format!("{}: {error}", device.display()));
+    let fault = |error: io::Error| Fault::of_file(device, error);
     // An `mkfs` that a killed predecessor has left holds it exclusively.
     let exclusive =
         OpenOptions::new().read(true).custom_flags(rustix::fs::OFlags::EXCL.bits() as i32).open(device);

@@ -100,7 +100,7 @@ struct Entry {
 
 impl Mounts for LinuxMounts {
     fn mount_device(&self, device: &Path, path: &Path, mount: &Mount, read_only: bool) -> Result<()> {
-        let number = fs::metadata(device).map_err(|error| fault(device, &error))?.rdev();
+        let number = fs::metadata(device).map_err(|error| Fault::of_file(device, error))?.rdev();
         if let Some(entry) = mounted()?.into_iter().rev().find(|entry| entry.path == path) {
             return match entry.device == number {
                 true => Ok(()),
@@ -123,7 +123,7 @@ impl Mounts for LinuxMounts {
             file_system::prepare(device, &mount.fs_type)?;
         }
         let data = CString::new(data.join(",")).map_err(|_| Fault::invalid("mount_flags: a zero byte"))?;
-        fs::create_dir_all(path).map_err(|error| fault(path, &error))?;
+        fs::create_dir_all(path).map_err(|error| Fault::of_file(path, error))?;
         let done = rustix::mount::mount(device, path, mount.fs_type.as_str(), flags, data.as_c_str());
         done.map_err(|error| {
             let flags = mount.flags.join(",");
@@ -134,16 +134,17 @@ impl Mounts for LinuxMounts {
     fn bind(&self, source: &Path, target: &Path, is_block: bool, read_only: bool) -> Result<()> {
         if !self.is_mounted(target)? {
             let parent = target.parent().unwrap_or(target);
-            fs::create_dir_all(parent).map_err(|error| fault(parent, &error))?;
+            fs::create_dir_all(parent).map_err(|error| Fault::of_file(parent, error))?;
             match is_block {
-                true => drop(File::create(target).map_err(|error| fault(target, &error))?),
-                false => fs::create_dir_all(target).map_err(|error| fault(target, &error))?,
+                true => drop(File::create(target).map_err(|error| Fault::of_file(target, error))?),
+                false => fs::create_dir_all(target).map_err(|error| Fault::of_file(target, error))?,
             }
-            rustix::mount::mount_bind(source, target).map_err(|error| fault(target, &error.into()))?;
+            rustix::mount::mount_bind(source, target).map_err(|error| Fault::of_file(target, error))?;
         }
         if read_only {
             let flags = MountFlags::BIND | MountFlags::RDONLY;
-            rustix::mount::mount_remount(target, flags, c"").map_err(|error| fault(target, &error.into()))?;
+            rustix::mount::mount_remount(target, flags, c"")
+                .map_err(|error| Fault::of_file(target, error))?;
         }
         Ok(())
     }
@@ -161,7 +162,7 @@ impl Mounts for LinuxMounts {
                 Ok(Err(Errno::BUSY)) => {
                     return Err(Fault::precondition(format!("{}: it is in use", path.display())));
                 }
-                Ok(Err(error)) => return Err(fault(path, &error.into())),
+                Ok(Err(error)) => return Err(Fault::of_file(path, error)),
                 Err(_) => {
                     let detail =
                         format!("{}: not unmounted after {} s", path.display(), UNMOUNT_TIMEOUT.as_secs());
@@ -175,7 +176,7 @@ impl Mounts for LinuxMounts {
     fn unmount_lazily(&self, path: &Path) -> Result<()> {
         match rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
-            Err(error) => Err(fault(path, &error.into())),
+            Err(error) => Err(Fault::of_file(path, error)),
         }
     }
 
@@ -191,7 +192,7 @@ impl Mounts for LinuxMounts {
         let number = match fs::metadata(device) {
             Ok(found) => found.rdev(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(fault(device, &error)),
+            Err(error) => return Err(Fault::of_file(device, error)),
         };
         Ok(mounted()?.into_iter().filter(|entry| entry.device == number).map(|entry| entry.path).collect())
     }
@@ -205,8 +206,12 @@ impl Mounts for LinuxMounts {
     }
 }
 
-fn fault(path: &Path, error: &io::Error) -> Fault {
-    Fault::internal(format!("{}: {error}", path.display()))
+/// The result of a removal, without the error of something that is absent.
+pub(super) fn gone(path: &Path, result: io::Result<()>) -> Result<()> {
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Fault::of_file(path, error)),
+        _ => Ok(()),
+    }
 }
 
 /// Removes an empty directory or a file, if it exists.
@@ -216,17 +221,14 @@ pub(super) fn remove(path: &Path) -> Result<()> {
         Ok(_) => fs::remove_file(path),
         Err(error) => Err(error),
     };
-    match removed {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(fault(path, &error)),
-        _ => Ok(()),
-    }
+    gone(path, removed)
 }
 
 /// The bytes and inodes of the file system at a path.
 pub(super) fn usage(path: &Path) -> Result<[Usage; 2]> {
     let found = rustix::fs::statvfs(path).map_err(|error| match error {
         Errno::NOENT => Fault::not_found(format!("{}: {error}", path.display())),
-        _ => fault(path, &error.into()),
+        _ => Fault::of_file(path, error),
     })?;
     let StatVfs { f_frsize, f_blocks, f_bfree, f_bavail, f_files, f_ffree, f_favail, .. } = found;
     let number = |count: u64, unit: u64| i64::try_from(count.saturating_mul(unit)).unwrap_or(i64::MAX);
@@ -241,7 +243,7 @@ pub(super) fn usage(path: &Path) -> Result<[Usage; 2]> {
 /// The mounts, in the order in which they were made.
 fn mounted() -> Result<Vec<Entry>> {
     const FILE: &str = "/proc/self/mountinfo";
-    let bytes = fs::read(FILE).map_err(|error| fault(Path::new(FILE), &error))?;
+    let bytes = fs::read(FILE).map_err(|error| Fault::of_file(Path::new(FILE), error))?;
     Ok(bytes.split(|byte| *byte == b'\n').filter_map(entry).collect())
 }
 

@@ -6,6 +6,7 @@
 use super::backend::{
     Attachment, DISK_TIMEOUT, NodeBackend, block_size, host_nqn, wait_for, wait_for_block_size,
 };
+use super::mounts::gone;
 use super::record::Record;
 use crate::fault::{Fault, Result};
 use crate::ids::derived_uuid;
@@ -177,13 +178,8 @@ impl NodeBackend for NvmeTcp {
     fn detach(&self, record: &Record) -> Result<()> {
         for controller in self.controllers(&record.nqn)? {
             let path = controller.join("delete_controller");
-            match fs::write(&path, "1") {
-                // It has ended meanwhile.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                outcome => {
-                    outcome.map_err(|error| Fault::internal(format!("{}: {error}", path.display())))?;
-                }
-            }
+            // It may have ended meanwhile.
+            gone(&path, fs::write(&path, "1"))?;
         }
         Ok(())
     }
@@ -212,7 +208,7 @@ fn attribute(object: &Path, name: &str) -> Option<String> {
 
 /// The objects of a class, of which there are none before its module is loaded.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
-    let fault = |error: io::Error| Fault::internal(format!("{}: {error}", folder.display()));
+    let fault = |error: io::Error| Fault::of_file(folder, error);
     match fs::read_dir(folder) {
         Ok(entries) => {
             entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>().map_err(fault)

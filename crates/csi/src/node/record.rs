@@ -46,7 +46,7 @@ impl Records {
                 .map(Some)
                 .map_err(|error| Fault::internal(format!("{}: {error}", path.display()))),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(Fault::internal(format!("{}: {error}", path.display()))),
+            Err(error) => Err(Fault::of_file(&path, error)),
         }
     }
 
@@ -54,17 +54,17 @@ impl Records {
     pub fn save(&self, id: &VolumeId, record: &Record) -> Result<()> {
         let bytes = serde_json::to_vec(record).expect("plain data");
         let folder = SystemFolder::new(&self.folder, 0o600);
-        atomic_file::replace(&folder, &name(id), &bytes, None).map_err(|error| self.fault(id, &error))
+        atomic_file::replace(&folder, &name(id), &bytes, None).map_err(|error| self.fault(id, error))
     }
 
     /// Removes the record of a volume.
     pub fn remove(&self, id: &VolumeId) -> Result<()> {
         let folder = SystemFolder::new(&self.folder, 0o600);
-        atomic_file::remove(&folder, &name(id)).map_err(|error| self.fault(id, &error))
+        atomic_file::remove(&folder, &name(id)).map_err(|error| self.fault(id, error))
     }
 
-    fn fault(&self, id: &VolumeId, error: &std::io::Error) -> Fault {
-        Fault::internal(format!("{}: {error}", self.folder.join(name(id)).display()))
+    fn fault(&self, id: &VolumeId, error: std::io::Error) -> Fault {
+        Fault::of_file(&self.folder.join(name(id)), error)
     }
 }
 

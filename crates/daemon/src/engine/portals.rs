@@ -165,10 +165,7 @@ impl Engine {
     fn open_portal(&self, record: &PortalRecord) -> Result<Arc<Portal>, ApiError> {
         let PortalRecord { name, listen, clients } = record;
         let opened = Portal::bind(self.cores.all(), config_of(name, listen, Some(*clients))?);
-        opened.map_err(|error| {
-            let error = ApiError::from(error);
-            ApiError::new(error.kind, format!("portal {name}: {error}"))
-        })
+        opened.map_err(|error| ApiError::from(error).about(&format!("portal {name}")))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The requests of one core to an image that is written.
 
 use super::clear::Clear;
-use super::home::{Change, ChangeKind, Entries, MOST_LENT, entry, fetch, home, own_place};
+use super::home::{Change, ChangeKind, Entries, MOST_LENT, entry, fetch, home, in_background, own_place};
 use super::metadata::Metadata;
 use super::refcounts::Clusters;
 use crate::content::{Content, Places};
@@ -195,10 +195,7 @@ impl Drop for LiveChannel {
         // The end of the image frees those that are not returned.
         self.view().post(0, move |view| {
             let clusters = (first..first + count).collect();
-            reactor::current().spawn(async move {
-                let home = home(&view);
-                home.background.run(home.take_back(&view, clusters)).await;
-            });
+            in_background(&view, async move |home, view| home.take_back(view, clusters).await);
         });
     }
 }

@@ -136,6 +136,15 @@ pub(super) fn home(view: &Entries) -> Rc<Home> {
     view.local().get().expect("the image has its home here").clone()
 }
 
+/// Has the home do `work` that no request waits for. The close of the image does.
+pub(super) fn in_background(view: &Entries, work: impl AsyncFnOnce(&Home, &Entries) + 'static) {
+    let view = view.clone();
+    reactor::current().spawn(async move {
+        let home = home(&view);
+        home.background.run(work(&home, &view)).await;
+    });
+}
+
 /// The place of a cluster of the disk that no snapshot shares: that of its entry, or the one in an
 /// external data file.
 pub(super) fn own_place(geometry: &Geometry, entry: Entry, cluster: u64) -> Option<u64> {
@@ -513,14 +522,9 @@ impl Home {
         let is_log_full = self.log.get().is_some_and(Log::is_half_full);
         let is_full = self.dropped.borrow().len() >= MOST_DROPPED || is_log_full;
         if is_full && self.flushing.waiting() == 0 {
-            let view = view.clone();
-            reactor::current().spawn(async move {
-                let home = home(&view);
-                let flush = async {
-                    // The next flush of a client reports a failure.
-                    let _ = home.flush(&view).await;
-                };
-                home.background.run(flush).await;
+            in_background(view, async |home, view| {
+                // The next flush of a client reports a failure.
+                let _ = home.flush(view).await;
             });
         }
     }

@@ -1,7 +1,7 @@
 //! The session of a program that writes the image: its mark in the header, and what an earlier one
 //! has left.
 
-use super::home::{Entries, Home, home, lock};
+use super::home::{Entries, Home, in_background, lock};
 use super::marks::Mark;
 use super::restart::{Log, RestartLog};
 use crate::entry::{COPIED, Entry};
@@ -45,11 +45,7 @@ impl Home {
             bitmaps.begin(&self.file).await?;
         }
         if last > 0 {
-            let view = view.clone();
-            reactor::current().spawn(async move {
-                let home = home(&view);
-                home.background.run(home.end_leaks(&view)).await;
-            });
+            in_background(view, async |home, view| home.end_leaks(view).await);
         }
         Ok(())
     }
