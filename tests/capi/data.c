@@ -126,7 +126,7 @@ TEST(concurrent_requests_of_all_kinds_keep_data_whole, WRITES)
             outstanding++;
         }
         int min = 1 + (int)random_below(&m, (uint64_t)outstanding);
-        struct timespec limit = {10, 0};
+        struct timespec limit = {60, 0};
         int n = blkioq_do_io(m.d.q, c, min, DEPTH, &limit);
         CHECK(n >= min);
         for (int i = 0; i < n; i++)

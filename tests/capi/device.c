@@ -5,21 +5,22 @@
 
 #include <dirent.h>
 #include <getopt.h>
+#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-struct options options = {.timeout_s = 20};
+struct options options = {.timeout_s = 120};
 
 static const char usage[] =
     "capi-suite --driver NAME --set PROPERTY=VALUE ...: tests of libblkio's C API on a device of 4 MiB or more\n"
     "  --scratch             tests may write to the device\n"
     "  --capacity BYTES      what \"capacity\" must say\n"
     "  --poll                use poll queues wherever either kind will do\n"
-    "  --slow OFFSET:MS      reads of 4 KiB at that offset take that many milliseconds\n"
+    "  --server PID          process that serves the device; tests stop it to hold requests\n"
     "  --peer COMMAND        shell command of a server to kill; {} stands for the path of its socket\n"
     "  --freestone           demand what libblkio 1.5.0 does not keep, and Freestone's extensions\n"
     "  --only TEXT           only tests with TEXT in their name\n"
-    "  --timeout SECONDS     limit for each test [20]\n"
+    "  --timeout SECONDS     limit for each test [120]\n"
     "  --verbose             say how long each test took\n";
 
 static void refuse(const char *what, const char *value)
@@ -44,7 +45,7 @@ void parse_options(int argc, char **argv)
 {
     static const struct option known[] = {
         {"driver", required_argument, NULL, 'd'}, {"set", required_argument, NULL, 's'},
-        {"capacity", required_argument, NULL, 'c'}, {"slow", required_argument, NULL, 'S'},
+        {"capacity", required_argument, NULL, 'c'}, {"server", required_argument, NULL, 'S'},
         {"peer", required_argument, NULL, 'P'}, {"only", required_argument, NULL, 'o'},
         {"timeout", required_argument, NULL, 't'}, {"scratch", no_argument, NULL, 'x'},
         {"poll", no_argument, NULL, 'p'}, {"freestone", no_argument, NULL, 'f'},
@@ -65,8 +66,9 @@ void parse_options(int argc, char **argv)
         case 'v': options.verbose = true; break;
         case 'h': fputs(usage, stdout); exit(0);
         case 'S':
-            if (sscanf(optarg, "%ju:%d", &options.slow_offset, &options.slow_ms) != 2)
-                refuse("not OFFSET:MS", optarg);
+            options.server = (pid_t)atoi(optarg);
+            if (options.server < 2 || kill(options.server, 0) < 0)
+                refuse("no process", optarg);
             break;
         default: exit(2);
         }
@@ -269,6 +271,68 @@ long first_difference(const void *buf, size_t len, uint64_t seed)
         if (((const unsigned char *)buf)[i] != byte_at(i, seed))
             return (long)i;
     return -1;
+}
+
+/* Whether each thread of a process is stopped: the signal reaches some of them later than kill() returns. */
+static bool all_stopped(pid_t pid)
+{
+    char path[320], line[512];
+    bool stopped = true;
+    snprintf(path, sizeof path, "/proc/%d/task", pid);
+    DIR *directory = opendir(path);
+    CHECK(directory != NULL);
+    for (struct dirent *entry; (entry = readdir(directory));) {
+        if (entry->d_name[0] == '.')
+            continue;
+        snprintf(path, sizeof path, "/proc/%d/task/%s/stat", pid, entry->d_name);
+        FILE *file = fopen(path, "re");
+        if (!file || !fgets(line, sizeof line, file)) /* the thread has ended */
+            line[0] = 0;
+        char *name_end = strrchr(line, ')');
+        stopped = stopped && (!name_end || name_end[2] == 'T');
+        if (file)
+            fclose(file);
+    }
+    closedir(directory);
+    return stopped;
+}
+
+void stop_process(pid_t pid)
+{
+    CHECK_EQ(kill(pid, SIGSTOP), 0);
+    while (!all_stopped(pid))
+        usleep(1000);
+}
+
+void let_continue(pid_t pid)
+{
+    CHECK_EQ(kill(pid, SIGCONT), 0);
+}
+
+static struct {
+    pid_t pid;
+    double s;
+} continued_later;
+
+static void *continue_later(void *unused)
+{
+    usleep((useconds_t)(continued_later.s * 1e6));
+    kill(continued_later.pid, SIGCONT);
+    return unused;
+}
+
+/* Not from a child: the close of its copies of descriptors may ask the server. */
+void let_continue_after(pid_t pid, double s)
+{
+    pthread_t thread;
+    sigset_t all, before;
+    continued_later.pid = pid;
+    continued_later.s = s;
+    sigfillset(&all); /* signals are for the test's own thread */
+    CHECK_EQ(pthread_sigmask(SIG_BLOCK, &all, &before), 0);
+    CHECK_EQ(pthread_create(&thread, NULL, continue_later, NULL), 0);
+    CHECK_EQ(pthread_sigmask(SIG_SETMASK, &before, NULL), 0);
+    pthread_detach(thread);
 }
 
 double seconds(void)

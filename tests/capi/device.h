@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 #include <time.h>
 
 #include <blkio.h>
@@ -14,7 +15,7 @@ enum {
     KIB = 1 << 10,
     MIB = 1 << 20,
     REGION_LEN = 2 * MIB,
-    LEAST_CAPACITY = 4 * MIB, /* tests stay below this, the slow place aside */
+    LEAST_CAPACITY = 4 * MIB, /* tests stay below this */
     MOST_SETTINGS = 16,
 };
 
@@ -25,8 +26,7 @@ struct options {
     } settings[MOST_SETTINGS];
     int num_settings;
     uint64_t capacity; /* 0: whatever it says */
-    uint64_t slow_offset; /* reads of 4 KiB here take slow_ms */
-    int slow_ms;
+    pid_t server; /* of the device: while it is stopped no request completes */
     const char *peer; /* shell command of a server; {} stands for its socket */
     const char *only;
     int timeout_s;
@@ -81,6 +81,15 @@ int do_write(struct device *d, uint64_t start, const void *buf, size_t len);
 /* Fills memory with what follows from the seed, and compares with it: -1, or the first offset that differs. */
 void fill(void *buf, size_t len, uint64_t seed);
 long first_difference(const void *buf, size_t len, uint64_t seed);
+
+/*
+ * A stopped server answers nothing, so a request stays in flight until the server continues, however slow the machine is.
+ * The harness lets the device's server continue after each test.
+ */
+void stop_process(pid_t pid);
+void let_continue(pid_t pid);
+/* Lets it continue after that time, while the test goes its way. Once in a test. */
+void let_continue_after(pid_t pid, double s);
 
 double seconds(void);
 int count_open_fds(void);

@@ -67,8 +67,8 @@ static const char *refused(const struct test *test)
 {
     if (test->needs & WRITES && !options.scratch)
         return "writes: give --scratch";
-    if (test->needs & SLOW && !options.slow_ms)
-        return "needs a slow place: give --slow OFFSET:MS";
+    if (test->needs & SERVER && !options.server)
+        return "stops the device's server: give --server PID";
     if (test->needs & STRICT && !options.freestone)
         return "not demanded of libblkio 1.5.0";
     if (test->needs & REGULAR && options.poll)
@@ -136,6 +136,8 @@ static enum outcome run_in_process(const struct test *test, char *detail)
     memset(detail, 0, DETAIL_LEN);
     int status = await_test(pid, fds[0], detail);
     close(fds[0]);
+    if (test->needs & SERVER)
+        kill(options.server, SIGCONT);
     if (status == -1) {
         snprintf(detail, DETAIL_LEN, "hangs: not done after %d s", options.timeout_s);
         return FAILED;

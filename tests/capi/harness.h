@@ -16,7 +16,7 @@
 /* What a test needs; it is skipped where that is not given. */
 enum {
     WRITES = 1 << 0, /* --scratch: the device's content may be changed */
-    SLOW = 1 << 1,   /* --slow OFFSET:MS */
+    SERVER = 1 << 1, /* --server PID */
     STRICT = 1 << 2, /* --freestone: the page says so, but libblkio 1.5.0 does otherwise; or the page is silent */
     REGULAR = 1 << 3, /* a regular queue: not with --poll */
     POLLED = 1 << 4, /* poll queues, with or without --poll */

@@ -1,13 +1,12 @@
 /*
- * slowfile MOUNTPOINT SIZE OFFSET MS: a file in memory, mounted over the file MOUNTPOINT, whose reads that touch the
- * 4 KiB at OFFSET take MS milliseconds. Gives a driver for files something to wait for. Needs root and /dev/fuse; ends
- * when it is unmounted or killed. The protocol is that of linux/fuse.h; the file system has one node, its root.
+ * fusefile MOUNTPOINT SIZE: a file in memory, mounted over the file MOUNTPOINT. Gives a driver for files a server that can
+ * be stopped. Needs root and /dev/fuse; ends when it is unmounted or killed. The protocol is that of linux/fuse.h; the
+ * file system has one node, its root.
  */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fuse.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,12 +17,11 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { MESSAGE = 1 << 20, MAX_DATA = MESSAGE - 4096, SLOW_LEN = 4096 };
+enum { MESSAGE = 1 << 20, MAX_DATA = MESSAGE - 4096 };
 
 static int fuse_fd;
 static char *content;
-static uint64_t file_size, room, slow_offset;
-static int slow_ms;
+static uint64_t file_size, room;
 
 static void die(const char *what)
 {
@@ -36,7 +34,7 @@ static void reply(uint64_t unique, int error, const void *body, size_t len)
     struct fuse_out_header header = {.len = (uint32_t)(sizeof header + len), .error = error, .unique = unique};
     struct iovec iovec[2] = {{&header, sizeof header}, {(void *)body, len}};
     if (writev(fuse_fd, iovec, 2) < 0 && errno != ENOENT)
-        die("slowfile: reply");
+        die("fusefile: reply");
 }
 
 static struct fuse_attr attributes(void)
@@ -45,34 +43,11 @@ static struct fuse_attr attributes(void)
                               .mode = S_IFREG | 0600, .nlink = 1, .blksize = 4096};
 }
 
-struct slow_read {
-    uint64_t unique, offset;
-    size_t len;
-};
-
-static void *finish_read(void *argument)
-{
-    struct slow_read *read = argument;
-    usleep((useconds_t)slow_ms * 1000);
-    reply(read->unique, 0, content + read->offset, read->len);
-    free(read);
-    return NULL;
-}
-
 static void serve_read(const struct fuse_in_header *in, const struct fuse_read_in *args)
 {
     uint64_t offset = args->offset < file_size ? args->offset : file_size;
     uint64_t len = args->size < file_size - offset ? args->size : file_size - offset;
-    if (offset + len <= slow_offset || offset >= slow_offset + SLOW_LEN) {
-        reply(in->unique, 0, content + offset, len);
-        return;
-    }
-    struct slow_read *read = malloc(sizeof *read);
-    pthread_t thread;
-    *read = (struct slow_read){in->unique, offset, len};
-    if (pthread_create(&thread, NULL, finish_read, read) != 0)
-        die("slowfile: thread");
-    pthread_detach(thread);
+    reply(in->unique, 0, content + offset, len);
 }
 
 static void serve_write(const struct fuse_in_header *in, const struct fuse_write_in *args)
@@ -152,29 +127,27 @@ int main(int argc, char **argv)
 {
     char options[128];
     static char message[MESSAGE];
-    if (argc != 5) {
-        fprintf(stderr, "usage: slowfile MOUNTPOINT SIZE OFFSET MS\n");
+    if (argc != 3) {
+        fprintf(stderr, "usage: fusefile MOUNTPOINT SIZE\n");
         return 2;
     }
     file_size = strtoull(argv[2], NULL, 10);
-    slow_offset = strtoull(argv[3], NULL, 10);
-    slow_ms = atoi(argv[4]);
     room = 4 * file_size;
     content = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (content == MAP_FAILED)
-        die("slowfile: memory");
+        die("fusefile: memory");
     fuse_fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
     if (fuse_fd < 0)
-        die("slowfile: /dev/fuse");
+        die("fusefile: /dev/fuse");
     snprintf(options, sizeof options, "fd=%d,rootmode=100000,user_id=%d,group_id=%d", fuse_fd, getuid(), getgid());
-    if (mount("slowfile", argv[1], "fuse", MS_NOSUID | MS_NODEV, options) < 0)
-        die("slowfile: mount");
+    if (mount("fusefile", argv[1], "fuse", MS_NOSUID | MS_NODEV, options) < 0)
+        die("fusefile: mount");
     for (;;) {
         ssize_t len = read(fuse_fd, message, sizeof message);
         if (len < 0 && errno == ENODEV)
             return 0;
         if (len < 0 && errno != EINTR && errno != ENOENT && errno != EAGAIN)
-            die("slowfile: read");
+            die("fusefile: read");
         if (len >= (ssize_t)sizeof(struct fuse_in_header))
             serve((const struct fuse_in_header *)message);
     }
