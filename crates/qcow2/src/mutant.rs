@@ -55,6 +55,10 @@ pub enum Mutant {
     DroppedTwice,
     /// The references of an entry that changed stay.
     NeverDropped,
+    /// A cluster is free before it is discarded.
+    FreeBeforeDiscard,
+    /// A search for leaks frees a cluster that is being discarded, and so becomes free twice.
+    DiscardedClusterLowered,
     /// Refcounts are not written at the end.
     CloseWithoutRefcounts,
     /// An entry that was set is not in the restart log.
@@ -109,7 +113,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 48] = [
+    pub const ALL: [Mutant; 50] = [
         Mutant::EntryBeforeData,
         Mutant::EntryBeforeRefcount,
         Mutant::RefcountTableBeforeBlock,
@@ -133,6 +137,8 @@ impl Mutant {
         Mutant::FailedWriteLeaks,
         Mutant::DroppedTwice,
         Mutant::NeverDropped,
+        Mutant::FreeBeforeDiscard,
+        Mutant::DiscardedClusterLowered,
         Mutant::CloseWithoutRefcounts,
         Mutant::EntryNotLogged,
         Mutant::LogForgottenEarly,

@@ -154,12 +154,17 @@ impl File {
         self.channel.submit(&Request::flush(), 0).await
     }
 
-    /// Tells the device that a cluster is not used, if it can take that.
-    pub(crate) async fn discard(&self, cluster: u64) {
-        let (offset, len) = (cluster * self.cluster_size, self.cluster_size);
-        if len <= self.device.limits().max_discard && offset + len <= self.capacity() {
+    /// Tells the device that clusters, one behind the other, are not used, if it can take that.
+    pub(crate) async fn discard(&self, first: u64, count: u64) {
+        let most = self.device.limits().max_discard / self.cluster_size;
+        let inside = (self.capacity() / self.cluster_size).saturating_sub(first).min(count);
+        let mut done = 0;
+        while most > 0 && done < inside {
+            let part = most.min(inside - done);
+            let request = Request::discard(part * self.cluster_size);
             // Only a loss of room.
-            let _ = self.channel.submit(&Request::discard(len), offset).await;
+            let _ = self.channel.submit(&request, (first + done) * self.cluster_size).await;
+            done += part;
         }
     }
 }

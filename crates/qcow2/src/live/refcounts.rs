@@ -11,6 +11,7 @@ use block::{Flags, IoError, IoResult};
 use reactor::Permits;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashSet};
+use std::future::ready;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -36,6 +37,11 @@ pub(super) struct Refcounts {
     state: RefCell<State>,
     /// One task changes refcounts at a time.
     changing: Permits,
+    /// One task frees clusters at a time.
+    freeing: Permits,
+    /// Clusters that have lost their last reference and are being discarded. Their refcount is
+    /// still 1, so that nothing takes them.
+    discarding: RefCell<HashSet<u64>>,
     /// One task changes the header at a time.
     header: Permits,
     /// It is not known which refcount table the header names.
@@ -91,6 +97,8 @@ impl Refcounts {
             block_size,
             state: state.into(),
             changing: Permits::new(1),
+            freeing: Permits::new(1),
+            discarding: RefCell::default(),
             header: Permits::new(1),
             is_lost: Cell::new(false),
             least_end: Cell::new(0),
@@ -113,6 +121,12 @@ impl Refcounts {
     /// [`IoError::NoSpace`] when none is free and the file cannot grow; [`IoError::Corrupt`] when a
     /// free cluster has metadata; the device's error.
     pub(super) async fn allocate(&self, wanted: u64) -> Result<Clusters, IoError> {
+        let found = self.changing.during(1, self.find_free(wanted)).await;
+        if found != Err(IoError::NoSpace) || self.discarding.borrow().is_empty() {
+            return found;
+        }
+        // Some become free in a moment.
+        self.freeing.during(1, ready(())).await;
         self.changing.during(1, self.find_free(wanted)).await
     }
 
@@ -223,33 +237,77 @@ impl Refcounts {
         self.per_block() - 1
     }
 
-    /// Removes a reference to each of some clusters.
+    /// Removes a reference to each of some clusters. Those that had no other are discarded, then
+    /// free; meanwhile other clusters can be taken.
     ///
     /// # Errors
     /// [`IoError::Corrupt`] when a cluster had no reference; the device's error. Clusters from that
     /// one on keep theirs.
     pub(super) async fn drop_references(&self, clusters: &[u64]) -> IoResult {
         let drop_each = async {
-            for cluster in clusters {
-                self.drop_reference(*cluster).await?;
+            let mut last = Vec::new();
+            let dropped = self.changing.during(1, self.drop_but_last(clusters, &mut last)).await;
+            last.sort_unstable();
+            let free = async || self.changing.during(1, self.free(&last)).await;
+            let is_early = mutant::is(Mutant::FreeBeforeDiscard);
+            let mut freed = if is_early { free().await } else { Ok(()) };
+            for run in last.chunk_by(|one, next| one + 1 == *next) {
+                self.file.discard(run[0], run.len() as u64).await;
             }
-            Ok(())
+            if !is_early {
+                freed = free().await;
+            }
+            dropped.and(freed)
         };
-        self.changing.during(1, drop_each).await
+        self.freeing.during(1, drop_each).await
     }
 
+    /// Removes a reference to each of some clusters, but the last of a cluster: these clusters are
+    /// added to `last` and wait for [`Refcounts::free`].
+    async fn drop_but_last(&self, clusters: &[u64], last: &mut Vec<u64>) -> IoResult {
+        for &cluster in clusters {
+            self.load(cluster / self.per_block(), false).await?;
+            match self.get(cluster) {
+                0 => return Err(IoError::Corrupt),
+                1 if !self.discarding.borrow_mut().insert(cluster) => return Err(IoError::Corrupt),
+                1 => last.push(cluster),
+                count => self.set(cluster, count - 1),
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets clusters that have been discarded become free. One whose block cannot be read leaks.
+    async fn free(&self, clusters: &[u64]) -> IoResult {
+        let mut freed = Ok(());
+        for &cluster in clusters {
+            let loaded = self.load(cluster / self.per_block(), false).await;
+            self.discarding.borrow_mut().remove(&cluster);
+            match loaded {
+                Ok(()) => self.set_free(cluster),
+                Err(_) => freed = loaded,
+            }
+        }
+        freed
+    }
+
+    /// Removes a reference to a cluster. The caller changes refcounts.
     async fn drop_reference(&self, cluster: u64) -> IoResult {
         self.load(cluster / self.per_block(), false).await?;
         let count = self.get(cluster).checked_sub(1).ok_or(IoError::Corrupt)?;
-        if count == 0 {
-            self.file.discard(cluster).await;
-        }
-        self.set(cluster, count);
-        if count == 0 {
-            let mut state = self.state.borrow_mut();
-            state.cursor = state.cursor.min(cluster);
+        if count > 0 {
+            self.set(cluster, count);
+        } else {
+            self.file.discard(cluster, 1).await;
+            self.set_free(cluster);
         }
         Ok(())
+    }
+
+    fn set_free(&self, cluster: u64) {
+        self.set(cluster, 0);
+        let mut state = self.state.borrow_mut();
+        state.cursor = state.cursor.min(cluster);
     }
 
     /// Length of the refcount table.
@@ -267,7 +325,8 @@ impl Refcounts {
     }
 
     /// Lowers refcounts of a block to those that `wanted` names for a cluster and its refcount, but
-    /// those of the refcounts' own clusters. Returns how many it has lowered.
+    /// those of the refcounts' own clusters and of clusters that become free. Returns how many it
+    /// has lowered.
     ///
     /// # Errors
     /// The device's.
@@ -277,11 +336,14 @@ impl Refcounts {
                 return Ok(0);
             }
             self.load(number, false).await?;
-            let own = self.own_clusters();
+            let mut kept = self.own_clusters();
+            if !mutant::is(Mutant::DiscardedClusterLowered) {
+                kept.extend(self.discarding.borrow().iter());
+            }
             let mut lowered = 0;
             for cluster in number * self.per_block()..(number + 1) * self.per_block() {
                 let count = self.get(cluster);
-                let is_other = count > 0 && !own.contains(&cluster);
+                let is_other = count > 0 && !kept.contains(&cluster);
                 let wanted = if is_other { wanted(cluster, count) } else { count };
                 lowered += u64::from(wanted < count);
                 match wanted {
