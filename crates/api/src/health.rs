@@ -11,7 +11,7 @@ pub struct HealthProblem {
     pub code: HealthCode,
     /// Severity.
     pub severity: Severity,
-    /// The kind of object: `array`, `device`, `export` or `volume`.
+    /// The kind of object: `array`, `device`, `export`, `portal` or `volume`.
     pub kind: String,
     /// The name of the object.
     pub object: String,
@@ -46,6 +46,8 @@ words! {
         DeviceNotOpen = "device-not-open",
         /// The copy that a volume is has failed.
         CopyFailed = "copy-failed",
+        /// A portal does not listen, so the exports that use it wait.
+        PortalNotOpen = "portal-not-open",
         /// An export is not served.
         ExportWaiting = "export-waiting",
     }
@@ -55,9 +57,10 @@ impl HealthCode {
     /// The severity of problems of this kind.
     pub const fn severity(self) -> Severity {
         match self {
-            HealthCode::ArrayFailed | HealthCode::ArrayOffline | HealthCode::DeviceNotOpen => {
-                Severity::Critical
-            }
+            HealthCode::ArrayFailed
+            | HealthCode::ArrayOffline
+            | HealthCode::DeviceNotOpen
+            | HealthCode::PortalNotOpen => Severity::Critical,
             HealthCode::ArrayDegraded
             | HealthCode::MismatchedRows
             | HealthCode::CopyFailed

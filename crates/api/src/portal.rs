@@ -15,6 +15,9 @@ pub struct Portal {
     pub addresses: Vec<String>,
     /// Maximum connections of each address.
     pub clients: u32,
+    /// Connections at each of the addresses, in their order, of all exports together.
+    #[serde(default)]
+    pub connections: Vec<u32>,
     /// Names of the exports that use the portal.
     pub exports: Vec<String>,
     /// Connected discovery clients. The exports count their own clients.

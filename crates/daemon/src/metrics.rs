@@ -19,6 +19,7 @@ pub fn text(engine: &Engine) -> String {
     health(&mut page, engine);
     volumes(&mut page, engine);
     exports(&mut page, engine);
+    portals(&mut page, engine);
     arrays(&mut page, engine);
     page.0
 }
@@ -191,6 +192,31 @@ fn exports(page: &mut Page, engine: &Engine) {
     each("export_errors_total", "counter", "Requests that were answered with an error.", &|traffic| {
         traffic.errors
     });
+}
+
+fn portals(page: &mut Page, engine: &Engine) {
+    let portals = engine.portals();
+    let mut each = |name: &str, help: &str, value: &dyn Fn(&api::Portal) -> u64| {
+        page.begin(name, "gauge", help);
+        for portal in &portals {
+            page.sample(name, &[("portal", &portal.name)], value(portal));
+        }
+    };
+    each("portal_up", "Whether a portal listens.", &|portal| u64::from(portal.error.is_none()));
+    each("portal_exports", "Exports that use a portal.", &|portal| portal.exports.len() as u64);
+    each("portal_connections_limit", "Most connections of each address of a portal.", &|portal| {
+        portal.clients.into()
+    });
+    each("portal_discovery_clients", "Discovery clients that are connected.", &|portal| {
+        portal.discovery_clients
+    });
+    let name = "portal_connections";
+    page.begin(name, "gauge", "Connections of hosts at an address of a portal.");
+    for portal in &portals {
+        for (address, connections) in portal.addresses.iter().zip(&portal.connections) {
+            page.sample(name, &[("portal", &portal.name), ("address", address)], connections);
+        }
+    }
 }
 
 fn arrays(page: &mut Page, engine: &Engine) {

@@ -235,7 +235,7 @@ fn scrubs_and_read_errors_of_an_array_are_chosen_shown_and_measured() {
     }
     act(json!({ "action": "scrub" }));
     daemon.wait_for("the scrub", || daemon.get("/v1/arrays/data")["last_scrub_ns"].is_u64());
-    let metrics = daemon.request(Method::GET, "/metrics").send().unwrap().text().unwrap();
+    let metrics = daemon.metrics();
     for name in ["array_last_scrub_timestamp_seconds", "array_next_scrub_timestamp_seconds"] {
         let sample = format!("freestone_{name}{{array=\"data\"}} ");
         let value = metrics.lines().find_map(|line| line.strip_prefix(&sample)).unwrap();
@@ -367,7 +367,7 @@ fn health_lists_problems_until_they_have_ended() {
     let times: Vec<Value> = named("since_ns");
     let again = daemon.get("/v1/health");
     assert_eq!(again, problems, "since {times:?}");
-    let metrics = daemon.request(Method::GET, "/metrics").send().unwrap().text().unwrap();
+    let metrics = daemon.metrics();
     let line =
         "freestone_health{code=\"array-degraded\",severity=\"warning\",kind=\"array\",object=\"data\"} 1";
     assert!(metrics.lines().any(|found| found == line), "{metrics}");

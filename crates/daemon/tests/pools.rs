@@ -65,7 +65,7 @@ fn damaged_copies_are_named_and_repaired_while_the_pool_is_open() {
     }
     assert_eq!(repair(&daemon)["offsets_bytes"], json!([]), "nothing is left to repair");
     assert_eq!(daemon.get("/v1/pools/data")["rewritten"], json!(10));
-    let metrics = daemon.request(Method::GET, "/metrics").send().unwrap().text().unwrap();
+    let metrics = daemon.metrics();
     assert!(metrics.contains("freestone_pool_rewritten_copies_total{backing=\"data\"} 10"), "{metrics}");
     let events = daemon.get("/v1/events").to_string();
     assert_eq!(events.matches("\"repaired\"").count(), 6, "{events}");

@@ -68,6 +68,14 @@ fn exports_share_a_portal_that_restarts_keep_while_hosts_are_connected() {
     for (fill, host) in (1..).zip(&hosts) {
         block(host, Op::Write, fill);
     }
+    // Each host has its admin queue, and may have I/O queues.
+    let least = disks.len() as u64;
+    let connections = daemon.get("/v1/portals/net")["connections"].clone();
+    assert!(connections[0].as_u64() >= Some(least), "{connections}");
+    let sample = format!("freestone_portal_connections{{portal=\"net\",address=\"{address}\"}} ");
+    let metrics = daemon.metrics();
+    let measured = metrics.lines().find_map(|line| line.strip_prefix(&sample)?.parse().ok());
+    assert!(measured >= Some(least), "{sample}: {measured:?}");
     let (host, port) = address.split_once(':').unwrap();
     let line = daemon.get("/v1/exports/v2/attach")["lines"]["nvme"].as_str().unwrap().to_owned();
     assert!(line.starts_with(&format!("nvme connect -t tcp -a {host} -s {port} -n {}", nqn("v2"))), "{line}");
@@ -117,6 +125,14 @@ fn a_portal_that_cannot_be_opened_makes_its_exports_wait() {
     daemon.wait_for("the error", || daemon.get("/v1/portals/net")["error"].is_string());
     let shown = daemon.get("/v1/portals/net");
     assert!(shown["error"].as_str().unwrap().contains(&address), "{shown}");
+    let health = daemon.get("/v1/health");
+    let of_portal = health.as_array().unwrap().iter().find(|problem| problem["kind"] == "portal");
+    assert_eq!(
+        of_portal.map(|problem| (&problem["code"], &problem["severity"], &problem["object"])),
+        Some((&json!("portal-not-open"), &json!("critical"), &json!("net"))),
+        "{health}"
+    );
+    assert!(daemon.metrics().contains("freestone_portal_up{portal=\"net\"} 0\n"));
     daemon.wait_for("the reason", || {
         daemon.get("/v1/exports/v1")["error"].to_string().contains("portal net: ")
     });

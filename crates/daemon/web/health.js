@@ -10,14 +10,18 @@ const COUNTED = [
   ["array-offline", "array", "offline"],
   ["array-degraded", "array", "degraded"],
   ["device-not-open", "device", "not open"],
+  ["portal-not-open", "portal", "not open"],
   ["export-waiting", "export", "waiting"],
 ];
 
 const lookOf = (problem) => (problem.severity === "critical" ? "bad" : "warn");
 
+// Portals have no view of their own.
+const whereIs = (problem) => (problem.kind === "portal" ? "#/exports" : address(`${problem.kind}s`, problem.object));
+
 /** Every problem as {look, href, text}; the worst first. */
 export function problems() {
-  return state.health.map((problem) => ({ look: lookOf(problem), href: address(`${problem.kind}s`, problem.object), text: problem.text }));
+  return state.health.map((problem) => ({ look: lookOf(problem), href: whereIs(problem), text: problem.text }));
 }
 
 /** All of it in a few words. */

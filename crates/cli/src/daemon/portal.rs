@@ -80,11 +80,13 @@ fn list(portals: &[Portal]) -> String {
 }
 
 fn show(portal: &Portal) -> String {
+    let connections: Vec<String> = portal.connections.iter().map(u32::to_string).collect();
     fields(&[
         ("name", portal.name.clone()),
         ("listen", portal.listen.join(", ")),
         ("addresses", portal.addresses.join(", ")),
         ("error", portal.error.clone().unwrap_or_default()),
+        ("connections", connections.join(", ")),
         ("most clients", portal.clients.to_string()),
         ("exports", portal.exports.join(", ")),
         ("in discovery", portal.discovery_clients.to_string()),

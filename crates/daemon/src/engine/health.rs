@@ -39,6 +39,12 @@ impl Engine {
                 problems.push(problem(HealthCode::CopyFailed, "volume", &volume.name, text));
             }
         }
+        for portal in self.portals() {
+            if let Some(error) = &portal.error {
+                let text = format!("Portal {} is not open: {error}", portal.name);
+                problems.push(problem(HealthCode::PortalNotOpen, "portal", &portal.name, text));
+            }
+        }
         for export in self.exports() {
             if export.state != ExportState::Active {
                 let state = export.state.name();

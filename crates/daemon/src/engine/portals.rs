@@ -47,6 +47,8 @@ impl Live {
             listen: listen.clone(),
             addresses: open.map_or(Vec::new(), |open| open.addresses().map(str::to_owned).collect()),
             clients: *clients,
+            connections: open
+                .map_or(Vec::new(), |open| open.connections().map(|count| count as u32).collect()),
             exports: self.exports_of_portal(name),
             discovery_clients: open.map_or(0, |open| open.stats().clients()),
             error: running.and_then(|portal| portal.as_ref().err()).map(ApiError::to_string),

@@ -97,7 +97,7 @@ impl Resource for Volume {
 
 impl Resource for Portal {
     fn essence(self) -> Portal {
-        Portal { discovery_clients: 0, ..self }
+        Portal { connections: Vec::new(), discovery_clients: 0, ..self }
     }
 }
 

@@ -186,6 +186,11 @@ impl Daemon {
         response.json().unwrap()
     }
 
+    /// The page of metrics.
+    pub fn metrics(&self) -> String {
+        self.request(Method::GET, "/metrics").send().unwrap().text().unwrap()
+    }
+
     #[track_caller]
     pub fn post(&self, path: &str, body: &Value) -> Value {
         let response = self.send(Method::POST, path, body);

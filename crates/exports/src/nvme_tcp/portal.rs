@@ -206,6 +206,11 @@ impl Portal {
         self.directory.len()
     }
 
+    /// The connections of hosts to all subsystems, of each port.
+    pub fn connections(&self) -> impl Iterator<Item = usize> {
+        self.discovery.slots.iter().map(|slots| slots.connected())
+    }
+
     /// Counters of discovery connections. The exports count those of their hosts.
     pub fn stats(&self) -> &Stats {
         &self.discovery.cores.stats

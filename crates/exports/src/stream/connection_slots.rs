@@ -171,6 +171,11 @@ impl ConnectionSlots {
         })
     }
 
+    /// The number of connections that count against the limits: all but those of visitors.
+    pub(crate) fn connected(&self) -> usize {
+        self.table().connected().count()
+    }
+
     /// Replaces the listed hosts; existing connections keep their slots.
     pub(crate) fn set_listed(&self, listed: Vec<Box<str>>, is_closed: bool) {
         let limits = &mut self.table().limits;
@@ -279,9 +284,13 @@ impl Table {
         (self.limits.total / 4).max(LEAST_VISITORS)
     }
 
+    fn connected(&self) -> impl Iterator<Item = &Taken> {
+        self.taken.iter().filter(|taken| taken.visitor.is_none())
+    }
+
     fn judge(&self, applicant: Applicant<'_>) -> Result<(), NoSlot> {
         let ConnectionLimits { total, of_address, of_host, is_closed, .. } = &self.limits;
-        let connected = || self.taken.iter().filter(|taken| taken.visitor.is_none());
+        let connected = || self.connected();
         let count = connected().count();
         if count >= *total {
             return Err(NoSlot::Total(count));
