@@ -38,7 +38,7 @@ pub use health::{HealthCode, HealthProblem, Severity};
 pub use host::{HostsChange, NewHost};
 pub use job::{Job, JobChange, JobKind};
 pub use labels::{Labels, LabelsChange, MAX_LABEL_KEY, MAX_LABEL_VALUE, MAX_LABELS};
-pub use pool::{Pool, PoolAction, Repaired, TableCopy};
+pub use pool::{Pool, PoolAction, PoolCapacity, Repaired, TableCopy};
 pub use portal::{NewPortal, Portal};
 pub use problem::Problem;
 pub use sample::{Sample, Samples};

@@ -23,6 +23,17 @@ pub struct Pool {
     pub rewritten: u64,
 }
 
+/// Room of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolCapacity {
+    /// The array or device of the pool.
+    pub backing: String,
+    /// Bytes that its volumes can have in total.
+    pub capacity_bytes: u64,
+    /// Bytes that new volumes can have; one volume can have all of them.
+    pub free_bytes: u64,
+}
+
 /// A copy of a pool's table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TableCopy {

@@ -346,8 +346,9 @@ fn a_provisioner_has_its_own_volumes_and_exports_and_no_others() {
         "forbidden",
         "it would prepare the device"
     );
-    let limits = json!({ "qos": { "iops": { "per_s": 1 } } });
-    assert_eq!(refused(Method::PATCH, "/v1/volumes/mine", limits), "forbidden");
+    for settings in [json!({ "name": "x" }), json!({ "group": "g" }), json!({ "min_qos": { "iops": 1 } })] {
+        assert_eq!(refused(Method::PATCH, "/v1/volumes/mine", settings), "forbidden");
+    }
     let mut labelled = new("v", "data");
     labelled["label"] = json!("nova");
     assert_eq!(refused(Method::POST, "/v1/volumes", labelled.clone()), "forbidden");
@@ -361,4 +362,36 @@ fn a_provisioner_has_its_own_volumes_and_exports_and_no_others() {
     subject.done("csi", Method::DELETE, "/v1/exports/e1", &Value::Null);
     subject.done("csi", Method::DELETE, "/v1/volumes/mine", &Value::Null);
     assert_eq!(names(&subject.daemon.get("/v1/volumes")), ["theirs", "other"]);
+}
+
+/// A provisioner changes the limits of its own volumes, and asks for the room of pools. It learns
+/// of no volume of others, and of no device that has no volumes.
+#[test]
+fn a_provisioner_limits_its_own_volumes_and_sees_the_room_for_more() {
+    let subject = Subject::new();
+    let new = json!({ "name": "mine", "backing": "data", "size_bytes": MIB });
+    subject.done("csi", Method::POST, "/v1/volumes", &new);
+    let limits = json!({ "qos": { "iops": { "per_s": 700, "burst": 0 } } });
+    let limited = subject.done("csi", Method::PATCH, "/v1/volumes/mine", &limits);
+    assert_eq!(limited["qos"]["iops"]["per_s"], 700);
+    assert_eq!(subject.daemon.get("/v1/volumes/mine")["qos"], limited["qos"]);
+    assert_eq!(subject.refused("csi", Method::PATCH, "/v1/volumes/theirs", &limits).0, "not-found");
+    assert_eq!(subject.refused("nova", Method::PATCH, "/v1/volumes/mine", &limits).0, "not-found");
+    assert_eq!(subject.refused("page", Method::PATCH, "/v1/volumes/mine", &limits).0, "forbidden");
+    assert_eq!(subject.daemon.get("/v1/volumes/theirs")["qos"], json!({}));
+
+    let room = |name: &str| subject.done(name, Method::GET, "/v1/pools/data/capacity", &Value::Null);
+    let free = |name: &str| room(name)["free_bytes"].as_u64().unwrap();
+    let device = subject.daemon.get("/v1/devices/data");
+    assert_eq!(json!(free("csi")), device["free_bytes"]);
+    let fields: Vec<String> = room("csi").as_object().unwrap().keys().cloned().collect();
+    assert_eq!(fields, ["backing", "capacity_bytes", "free_bytes"]);
+    let before = free("nova");
+    subject.done("csi", Method::PATCH, "/v1/volumes/mine", &json!({ "size_bytes": 3 * MIB }));
+    assert_eq!(before - free("nova"), 2 * MIB);
+    for (name, of) in [("csi", "bare"), ("csi", "mirror"), ("csi", "nope"), ("boss", "bare")] {
+        let path = format!("/v1/pools/{of}/capacity");
+        let (kind, detail) = subject.refused(name, Method::GET, &path, &Value::Null);
+        assert_eq!((&*kind, &*detail), ("not-found", &*format!("no array or device {of:?} with volumes")));
+    }
 }

@@ -152,7 +152,17 @@ def a_provisioner_makes_publishes_and_deletes_volumes(subject):
     assert driver.create() == volume
     driver.call("ControllerPublishVolume", volume_id=volume, node_id=driver.node(), volume_capability=mount())
     driver.call("ControllerUnpublishVolume", volume_id=volume, node_id=driver.node())
-    assert driver.refusal("GetCapacity").code == "PERMISSION_DENIED"
+    assert driver.call("GetCapacity").available_capacity == daemon.get("/v1/arrays/data")["free_bytes"] > 0
+    daemon.post("/v1/devices", {"name": "disk", "spec": daemon.file("disk", 64 * MIB)})
+    for backing in ("disk", "nothing"):  # it may prepare none, and does not see which exist
+        capacity = driver.call("GetCapacity", parameters={"backing": backing})
+        assert capacity.available_capacity == capacity.maximum_volume_size.value == 0, capacity
+    driver.call("ControllerModifyVolume", volume_id=volume, mutable_parameters={"qos.iops": "500"})
+    limits = {found["name"]: found["qos"] for found in daemon.get("/v1/volumes")}
+    assert limits["pvc-1"]["iops"]["per_s"] == 500 and not limits["first"], limits
+    first = next(found["uuid"] for found in daemon.get("/v1/volumes") if found["name"] == "first")
+    refusal = driver.refusal("ControllerModifyVolume", volume_id=f"rack1/{first}", mutable_parameters={"qos.iops": "500"})
+    assert refusal.code == "NOT_FOUND", refusal
     driver.call("DeleteVolume", volume_id=volume)
     assert [found["name"] for found in daemon.get("/v1/volumes")] == ["first"]
     with open(driver.path("log"), encoding="utf-8") as log:

@@ -14,7 +14,8 @@ use crate::proto::{
     ControllerGetVolumeResponse, GetCapacityRequest, GetCapacityResponse, ListVolumesRequest,
     ListVolumesResponse, Volume as CsiVolume, VolumeHealth, VolumeHealthErrorType,
 };
-use api::{Array, Device, ExportState, Volume};
+use api::{Array, Device, ExportState, PoolCapacity, Volume};
+use tonic::Code;
 
 /// Most volumes of an answer.
 const MAX_ENTRIES: usize = 500;
@@ -81,7 +82,7 @@ impl Controller {
     /// The room for volumes with these parameters.
     ///
     /// # Errors
-    /// `PERMISSION_DENIED` with a token that may not see arrays and devices.
+    /// `INVALID_ARGUMENT` for an array or device that does not exist.
     pub fn capacity(&self, request: &GetCapacityRequest) -> Result<GetCapacityResponse> {
         if !request.volume_capabilities.is_empty() && all(&request.volume_capabilities).is_err() {
             return Ok(GetCapacityResponse::default());
@@ -144,15 +145,29 @@ fn shown(id: &VolumeId, volume: &Volume) -> CsiVolume {
     CsiVolume { volume_id: id.to_string(), capacity_bytes: bytes(volume.size_bytes), ..CsiVolume::default() }
 }
 
-/// The room on an array or device of a backend.
+/// The room on an array or device of a backend, in bytes.
 fn free_bytes(backend: &Backend, backing: &str) -> Result<u64> {
     let fault = |error| backend.fault(error);
+    let pool = backend.client.find::<PoolCapacity>(&["pools", backing, "capacity"]).map_err(fault)?;
+    if let Some(pool) = pool {
+        return Ok(pool.free_bytes);
+    }
+    match room_without_volumes(backend, backing) {
+        // A provisioner's token sees neither, and may not make the first volume.
+        Err(fault) if fault.code == Code::PermissionDenied => Ok(0),
+        room => room,
+    }
+}
+
+/// The room on an array or device that has no volumes yet, in bytes.
+fn room_without_volumes(backend: &Backend, backing: &str) -> Result<u64> {
+    let fault = |error| backend.fault(error);
     if let Some(array) = backend.client.find::<Array>(&["arrays", backing]).map_err(fault)? {
-        return Ok(array.free_bytes.unwrap_or(array.capacity_bytes));
+        return Ok(array.capacity_bytes);
     }
     let device = backend.client.find::<Device>(&["devices", backing]).map_err(fault)?;
     let device = device.ok_or_else(|| {
         Fault::invalid(format!("backing {backing:?}: backend {} has no such array or device", backend.name))
     })?;
-    Ok(device.free_bytes.or(device.capacity_bytes).unwrap_or_default())
+    Ok(device.capacity_bytes.unwrap_or_default())
 }

@@ -3,7 +3,7 @@
 use super::bases::Base;
 use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
-use api::{PoolAction, Repaired, TableCopy};
+use api::{PoolAction, PoolCapacity, Repaired, TableCopy};
 use block::Device;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,6 +26,22 @@ impl Engine {
     pub fn pool(&self, key: &str) -> Result<api::Pool, ApiError> {
         let (on, pool) = self.pool_called(key)?;
         Ok(report(on, &pool, &pool.check()?))
+    }
+
+    /// The room of the pool on an array or device. The device is not read.
+    ///
+    /// # Errors
+    /// When there is no pool: the error does not tell whether there is such an array or device,
+    /// since callers that see none may ask.
+    pub fn pool_capacity(&self, key: &str) -> Result<PoolCapacity, ApiError> {
+        let (backing, pool) = self.pool_called(key).map_err(|error| match error.kind {
+            Kind::NotFound => {
+                ApiError::new(Kind::NotFound, format!("no array or device {key:?} with volumes"))
+            }
+            _ => error,
+        })?;
+        let (capacity_bytes, free_bytes) = pool.room();
+        Ok(PoolCapacity { backing, capacity_bytes, free_bytes })
     }
 
     /// Does something to the pool on an array or device.

@@ -152,10 +152,10 @@ impl Asks for NewVolume {
 
 impl Asks for VolumeChange {
     fn asks(&self, _: &OwnPlaces) -> Vec<Asked> {
-        let VolumeChange { name, size_bytes: _, qos, group, min_qos, labels: _ } = self;
+        // The limits of a group stay above those of a volume, and take another request.
+        let VolumeChange { name, size_bytes: _, qos: _, group, min_qos, labels: _ } = self;
         let settings = [
             setting("name", name.is_some()),
-            setting("qos", qos.is_some()),
             setting("group", group.is_some()),
             setting("min_qos", min_qos.is_some()),
         ];

@@ -110,6 +110,7 @@ fn api() -> OpenApiRouter<Context> {
         .routes(routes!(volumes::show, volumes::change, volumes::delete))
         .routes(routes!(volumes::relocate))
         .routes(routes!(pools::show))
+        .routes(routes!(pools::capacity))
         .routes(routes!(pools::act))
         .routes(routes!(volumes::list_groups))
         .routes(routes!(volumes::set_group, volumes::delete_group))

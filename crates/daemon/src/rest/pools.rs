@@ -3,7 +3,7 @@
 use super::answer::Failure;
 use super::request::{Body, Path};
 use super::{Context, run};
-use api::{Pool, PoolAction, Problem, Repaired};
+use api::{Pool, PoolAction, PoolCapacity, Problem, Repaired};
 use axum::Json;
 use axum::extract::State;
 
@@ -16,6 +16,19 @@ use axum::extract::State;
 )]
 pub async fn show(State(context): State<Context>, Path(on): Path<String>) -> Result<Json<Pool>, Failure> {
     run(context, move |engine| engine.pool(&on)).await.map(Json)
+}
+
+/// Show the room of the pool of an array or device, without reading its table.
+#[utoipa::path(
+    get, path = "/v1/pools/{backing}/capacity", tag = "volumes",
+    params(("backing" = String, Path, description = "The name of the device, or the name or UUID of the array")),
+    responses((status = 200, body = PoolCapacity), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn capacity(
+    State(context): State<Context>,
+    Path(on): Path<String>,
+) -> Result<Json<PoolCapacity>, Failure> {
+    run(context, move |engine| engine.pool_capacity(&on)).await.map(Json)
 }
 
 /// Perform an action on the pool of an array or device. Its volumes may be in use.

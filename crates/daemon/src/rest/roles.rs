@@ -24,8 +24,8 @@ use utoipa::openapi::{OpenApi, extensions::ExtensionsBuilder};
 pub enum Role {
     /// Looks at everything.
     ReadOnly,
-    /// Makes, grows and deletes volumes and exports that have its token's name as their label, and
-    /// sees only those.
+    /// Makes, grows, limits and deletes volumes and exports that have its token's name as their
+    /// label, and sees only those.
     Provisioner,
     /// Everything that loses no data and reaches no file: it deletes no array, device or volume,
     /// and uses no new disk.
@@ -40,6 +40,8 @@ use Role::{Admin, Operator, Provisioner, ReadOnly};
 const ANYBODY: &[Role] = &Role::ALL;
 /// A provisioner sees its own.
 const SEES_OWN: &[Role] = &Role::ALL;
+/// A provisioner sees how large its volumes can be, and nothing of the volumes of others.
+const SEES_ROOM: &[Role] = &Role::ALL;
 const READS: &[Role] = &[ReadOnly, Operator, Admin];
 /// A provisioner makes and changes its own.
 const MAKES: &[Role] = &[Provisioner, Operator, Admin];
@@ -74,7 +76,8 @@ pub enum Ask {
     Path,
     /// An export that listens beyond loopback addresses and does not require TLS.
     OpenListener,
-    /// Limits, groups, names and labels of volumes; processors and data planes of exports.
+    /// Groups, guaranteed minima, names and labels of volumes; processors and data planes of
+    /// exports.
     Settings,
 }
 
@@ -116,8 +119,8 @@ impl Ask {
                 "an export that listens beyond loopback addresses, written as numbers, and does not require TLS"
             }
             Ask::Settings => {
-                "a volume's new name, group, guaranteed minimum or changed limits, an export's processors or data plane, or a \
-                 label other than the token's name"
+                "a volume's new name, group or guaranteed minimum, an export's processors or data plane, or a label other than \
+                 the token's name"
             }
         }
     }
@@ -169,6 +172,7 @@ pub const MATRIX: &[Row] = &[
     row(Method::DELETE, "/v1/volumes/{name}", REMOVES, &[]),
     row(Method::POST, "/v1/volumes/{name}/move", OPERATES, &[Ask::Force]),
     row(Method::GET, "/v1/pools/{backing}", READS, &[]),
+    row(Method::GET, "/v1/pools/{backing}/capacity", SEES_ROOM, &[]),
     row(Method::POST, "/v1/pools/{backing}/actions", OPERATES, &[]),
     row(Method::GET, "/v1/groups", READS, &[]),
     row(Method::PUT, "/v1/groups/{name}", OPERATES, &[]),
