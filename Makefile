@@ -147,11 +147,13 @@ web: ## The page of freestoned, in Chromium, by mouse and by keyboard alone
 install: ## Programs, C library, manual pages, completions, units, user and udev rule under PREFIX (/usr/local), with DESTDIR before it
 	cargo build --release --locked -p freestone-libblkio
 	cargo build --release --locked -p freestone -p freestone-daemon --bin freestone --bin freestoned
+	cargo build --release --locked -p freestone-csi --bin freestone-csi
 	packaging/install $(PREFIX)
 
 packages: ## .deb and .rpm of the programs, the C library and their debug information, in target/packages; needs Go
 	cargo build --release --locked -p freestone-libblkio
 	cargo build --release --locked -p freestone -p freestone-daemon --bin freestone --bin freestoned
+	cargo build --release --locked -p freestone-csi --bin freestone-csi
 	packaging/packages/build
 
 dkms: ## freestone-dkms_VERSION_all.deb, the kernel modules for DKMS, in target/dkms

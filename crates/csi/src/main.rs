@@ -2,7 +2,10 @@
 
 #![forbid(unsafe_code)]
 
-use clap::{Parser, ValueEnum};
+mod args;
+
+use args::{Args, Attach, Command, Mode};
+use clap::{CommandFactory, Parser};
 use csi::controller::Controller;
 use csi::locks::Locks;
 use csi::node::{Fake, FakeMounts, LinuxMounts, Mounts, Node, NodeBackend, NvmeTcp, Ublk};
@@ -13,7 +16,7 @@ use csi::service::Service;
 use std::error::Error;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use tokio::net::UnixListener;
@@ -23,104 +26,31 @@ use tokio_stream::wrappers::UnixListenerStream;
 /// Calls that run at a time; others wait. Each may wait for a daemon or a program.
 const MAX_CALLS: usize = 64;
 
-/// A driver for container orchestrators (CSI): volumes of freestoned over NVMe/TCP or ublk
-#[derive(Parser)]
-#[command(name = "freestone-csi", version)]
-struct Args {
-    /// Services of this process
-    #[arg(long, value_enum, default_value_t = Mode::All)]
-    mode: Mode,
-    /// Socket of the driver, unix:///PATH
-    #[arg(long, env = "CSI_ENDPOINT", value_parser = endpoint)]
-    endpoint: PathBuf,
-    /// Name of the driver
-    #[arg(long, value_name = "NAME", default_value = "freestone.csi", value_parser = driver_name)]
-    driver_name: String,
-    /// File with the storage hosts, for the controller
-    #[arg(long, value_name = "FILE", required_if_eq_any([("mode", "controller"), ("mode", "all")]))]
-    backends: Option<PathBuf>,
-    /// Prefix of the NQNs of subsystems; `:` and the UUID of the volume follow
-    #[arg(long, value_name = "NQN", default_value = "nqn.2026-01.io.freestone:csi", value_parser = nqn)]
-    nqn_prefix: String,
-    /// Name of this machine in the cluster, for the node
-    #[arg(long, value_name = "NAME", env = "NODE_NAME", required_if_eq_any([("mode", "node"), ("mode", "all")]))]
-    node_id: Option<String>,
-    /// The way in which the node attaches volumes
-    #[arg(long, value_enum, default_value_t = Attach::NvmeTcp)]
-    node_backend: Attach,
-    /// NQN of this machine's NVMe host [/etc/nvme/hostnqn]
-    #[arg(long, value_name = "NQN", value_parser = nqn)]
-    host_nqn: Option<String>,
-    /// Most volumes of this machine; 0: the orchestrator decides
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    max_volumes: u16,
-    /// Directory for records of attached volumes
-    #[arg(long, value_name = "DIR", default_value = "/run/freestone-csi")]
-    state_dir: PathBuf,
-    /// Socket of this machine's freestoned, for --node-backend ublk
-    #[arg(long, value_name = "PATH", env = api::SOCKET_VARIABLE, default_value = api::DEFAULT_SOCKET)]
-    socket: PathBuf,
-    /// Log level, error to trace, or a list such as warn,csi=debug
-    #[arg(long, value_name = "LEVEL", default_value = "info")]
-    log: String,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Mode {
-    /// Makes volumes and gives nodes access to them
-    Controller,
-    /// Attaches volumes to this machine
-    Node,
-    /// Both
-    All,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Attach {
-    /// The kernel's NVMe/TCP host
-    NvmeTcp,
-    /// Disks of this machine's freestoned
-    Ublk,
-    /// Files and directories, for tests
-    Fake,
-}
-
-fn endpoint(text: &str) -> Result<PathBuf, String> {
-    let path = text.strip_prefix("unix://").unwrap_or(text);
-    match path.starts_with('/') {
-        true => Ok(path.into()),
-        false => Err("want unix:///PATH".into()),
-    }
-}
-
-/// A domain name, as CSI has it.
-fn driver_name(text: &str) -> Result<String, String> {
-    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b".-".contains(&byte);
-    let edges = [text.bytes().next(), text.bytes().last()];
-    let has_edges = edges.iter().flatten().filter(|byte| byte.is_ascii_alphanumeric()).count() == 2;
-    match has_edges && text.len() <= 63 && text.bytes().all(is_inner) {
-        true => Ok(text.to_owned()),
-        false => {
-            Err("want at most 63 letters, digits, '-' and '.', with a letter or digit at both ends".into())
-        }
-    }
-}
-
-fn nqn(text: &str) -> Result<String, String> {
-    let is_plain = text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',');
-    match text.starts_with("nqn.") && text.len() <= 180 && is_plain {
-        true => Ok(text.to_owned()),
-        false => Err("want an NQN of at most 180 bytes".into()),
-    }
-}
-
 fn main() -> ExitCode {
     let args = Args::parse();
-    match run(&args) {
+    let outcome = match &args.command {
+        None => run(&args),
+        Some(command) => run_command(command),
+    };
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("freestone-csi: {error}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_command(command: &Command) -> Result<(), Box<dyn Error>> {
+    match command {
+        Command::Completion { shell } => {
+            clap_complete::generate(*shell, &mut Args::command(), "freestone-csi", &mut std::io::stdout());
+            Ok(())
+        }
+        Command::Man { directory } => {
+            let written = std::fs::create_dir_all(directory)
+                .and_then(|()| clap_mangen::generate_to(Args::command(), directory));
+            written.map_err(|error| format!("{}: {error}", directory.display()).into())
         }
     }
 }
@@ -149,7 +79,8 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         .max_blocking_threads(MAX_CALLS)
         .enable_all()
         .build()?;
-    runtime.block_on(serve(&args.endpoint, service.clone()))?;
+    let endpoint = args.endpoint.as_deref().ok_or("--endpoint is missing")?;
+    runtime.block_on(serve(endpoint, service.clone()))?;
     // The clients end here, outside the runtime.
     drop(service);
     Ok(())
@@ -207,29 +138,4 @@ fn listen(path: &Path) -> Result<UnixListener, Box<dyn Error>> {
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o660))?;
     Ok(listener)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_are_checked() {
-        assert_eq!(endpoint("unix:///csi/csi.sock"), Ok("/csi/csi.sock".into()));
-        assert!(endpoint("tcp://127.0.0.1:1").is_err());
-        assert!(driver_name("freestone.csi").is_ok() && driver_name("a").is_ok());
-        assert!(driver_name("").is_err() && driver_name("-a").is_err() && driver_name("a/b").is_err());
-        assert!(nqn("nqn.2014-08.org.example:h").is_ok());
-        assert!(nqn("nqn.a,hostnqn=b").is_err() && nqn("x").is_err());
-    }
-
-    #[test]
-    fn a_mode_needs_its_options() {
-        let parse =
-            |words: &[&str]| Args::try_parse_from([&["freestone-csi", "--endpoint", "/s"], words].concat());
-        assert!(parse(&["--mode", "node", "--node-id", "a"]).is_ok());
-        assert!(parse(&["--mode", "controller", "--backends", "f"]).is_ok());
-        assert!(parse(&["--mode", "node"]).is_err());
-        assert!(parse(&["--mode", "all", "--node-id", "a"]).is_err());
-    }
 }
