@@ -38,6 +38,9 @@ pub struct Args {
     /// NQN of this machine's NVMe host [/etc/nvme/hostnqn]
     #[arg(long, value_name = "NQN", value_parser = nqn)]
     pub host_nqn: Option<String>,
+    /// Zone of this machine: it reaches the backends of the same zone, and those without one
+    #[arg(long, value_name = "ZONE", value_parser = zone)]
+    pub zone: Option<String>,
     /// Most volumes of this machine; 0: the orchestrator decides
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub max_volumes: u16,
@@ -54,6 +57,10 @@ pub struct Args {
 
 #[derive(Subcommand)]
 pub enum Command {
+    /// List the volumes of this driver that no handle of a persistent volume names, and delete some
+    ///
+    /// A line has the volume's identity, its size in bytes, its name, and NAMESPACE/CLAIM.
+    Gc(Gc),
     /// Print the completion script of a shell
     Completion {
         /// The shell
@@ -64,6 +71,25 @@ pub enum Command {
         /// The directory to write to
         directory: PathBuf,
     },
+}
+
+#[derive(clap::Args)]
+pub struct Gc {
+    /// File with the storage hosts
+    #[arg(long, value_name = "FILE")]
+    pub backends: PathBuf,
+    /// Name of the driver
+    #[arg(long, value_name = "NAME", default_value = "freestone.csi", value_parser = driver_name)]
+    pub driver_name: String,
+    /// File with the handles of all persistent volumes, one a line; -: standard input
+    #[arg(long, value_name = "FILE")]
+    pub handles: PathBuf,
+    /// Delete the listed volumes that this list of an earlier run has, too
+    #[arg(long, value_name = "FILE")]
+    pub delete: Option<PathBuf>,
+    /// Accept handles of which none is of this driver: all volumes are listed then
+    #[arg(long)]
+    pub allow_none: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -96,14 +122,18 @@ fn endpoint(text: &str) -> Result<PathBuf, String> {
 
 /// A domain name, as CSI has it.
 fn driver_name(text: &str) -> Result<String, String> {
-    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b".-".contains(&byte);
-    let edges = [text.bytes().next(), text.bytes().last()];
-    let has_edges = edges.iter().flatten().filter(|byte| byte.is_ascii_alphanumeric()).count() == 2;
-    match has_edges && text.len() <= 63 && text.bytes().all(is_inner) {
+    match csi::ids::is_name(text, b".-") {
         true => Ok(text.to_owned()),
         false => {
             Err("want at most 63 letters, digits, '-' and '.', with a letter or digit at both ends".into())
         }
+    }
+}
+
+fn zone(text: &str) -> Result<String, String> {
+    match csi::ids::is_zone(text) {
+        true => Ok(text.to_owned()),
+        false => Err("want a value of a label of Kubernetes".into()),
     }
 }
 
@@ -125,6 +155,7 @@ mod tests {
         assert!(endpoint("tcp://127.0.0.1:1").is_err());
         assert!(driver_name("freestone.csi").is_ok() && driver_name("a").is_ok());
         assert!(driver_name("").is_err() && driver_name("-a").is_err() && driver_name("a/b").is_err());
+        assert!(zone("eu-1").is_ok() && zone("a b").is_err());
         assert!(nqn("nqn.2014-08.org.example:h").is_ok());
         assert!(nqn("nqn.a,hostnqn=b").is_err() && nqn("x").is_err());
     }

@@ -1,5 +1,6 @@
 //! The storage hosts of a cluster, from the file of `--backends`.
 
+use crate::ids::is_zone;
 use client::{Access, Client};
 use serde::Deserialize;
 use std::collections::HashSet;
@@ -60,6 +61,8 @@ pub struct Backend {
     pub backing: Option<String>,
     /// The addresses of its exports.
     pub listener: Listener,
+    /// The zone whose nodes reach it; none: every node does.
+    pub zone: Option<String>,
 }
 
 /// The place at which a backend's exports listen.
@@ -100,6 +103,7 @@ struct Entry {
     portal: Option<String>,
     #[serde(default)]
     addresses: Vec<SocketAddr>,
+    zone: Option<String>,
 }
 
 /// Reads the file of `--backends`.
@@ -133,7 +137,7 @@ pub fn read(path: &Path) -> Result<Vec<Backend>, ConfigError> {
 }
 
 fn open(entry: Entry) -> Result<Backend, ConfigError> {
-    let Entry { name, url, token_file, ca_file, backing, listen, portal, addresses } = entry;
+    let Entry { name, url, token_file, ca_file, backing, listen, portal, addresses, zone } = entry;
     let wrong = |message: String| ConfigError::Value { backend: name.clone(), message };
     let listener = match (listen, portal) {
         (Some(listen), None) if addresses.is_empty() => ports(&listen).map_err(wrong)?,
@@ -144,6 +148,9 @@ fn open(entry: Entry) -> Result<Backend, ConfigError> {
         (None, Some(name)) => Listener::Portal { name, addresses },
         (Some(_), Some(_)) | (None, None) => return Err(wrong("want either listen or portal".into())),
     };
+    if let Some(zone) = zone.as_deref().filter(|zone| !is_zone(zone)) {
+        return Err(wrong(format!("zone={zone:?}: want a value of a label of Kubernetes")));
+    }
     let client = match url.strip_prefix("unix://") {
         Some(socket) if token_file.is_none() && ca_file.is_none() => {
             Client::at_socket(Path::new(socket), Some(REQUEST_TIMEOUT))
@@ -163,7 +170,7 @@ fn open(entry: Entry) -> Result<Backend, ConfigError> {
         }
     };
     let client = client.map_err(|error| wrong(error.to_string()))?;
-    Ok(Backend { name, client, backing, listener })
+    Ok(Backend { name, client, backing, listener, zone })
 }
 
 /// Parses `ADDR:PORT` or `ADDR:FIRST-LAST`.
@@ -223,6 +230,7 @@ mod tests {
             (&format!("{HEAD}listen = '10.0.0.5:9-8'"), "listen=10.0.0.5:9-8"),
             (&format!("{HEAD}portal = 'p'"), "addresses"),
             (&format!("{HEAD}colour = 'red'"), "colour"),
+            (&format!("{HEAD}listen = '10.0.0.5:1'\nzone = 'a/b'"), "zone=\"a/b\""),
             (&format!("{HEAD}listen = '10.0.0.5:1'\n{HEAD}listen = '10.0.0.5:2'"), "two backends"),
             (&HEAD.replace("rack1", "a/b"), "name: want"),
             (&format!("{}listen = '10.0.0.5:1'", HEAD.replace("unix", "ftp")), "ftp://"),

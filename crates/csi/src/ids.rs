@@ -1,5 +1,5 @@
-//! Identities: of volumes and nodes for the orchestrator, and of subsystems and namespaces for
-//! hosts.
+//! Identities: of volumes, nodes and zones for the orchestrator, and of subsystems and namespaces
+//! for hosts.
 
 use crate::fault::{Fault, Result};
 use base::Uuid;
@@ -9,7 +9,7 @@ use std::fmt;
 
 /// The longest identity of a node, in bytes (CSI, "Size Limits").
 const MAX_NODE_ID: usize = 256;
-/// The longest name of a volume of the daemon, in bytes.
+/// The longest name of a volume of the daemon, of a driver and of a zone, in bytes.
 const MAX_NAME: usize = 63;
 
 /// Identity of a volume: `BACKEND/UUID`.
@@ -108,6 +108,20 @@ pub fn volume_name(name: &str) -> String {
     }
 }
 
+/// Whether a text can be a zone: a value of a label of Kubernetes, and not empty.
+pub fn is_zone(text: &str) -> bool {
+    is_name(text, b"._-")
+}
+
+/// Whether a text has at most 63 letters, digits and bytes of `others`, and a letter or digit at
+/// both ends.
+pub fn is_name(text: &str, others: &[u8]) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || others.contains(&byte);
+    let edges = [text.bytes().next(), text.bytes().last()];
+    let has_edges = edges.iter().flatten().filter(|byte| byte.is_ascii_alphanumeric()).count() == 2;
+    has_edges && text.len() <= MAX_NAME && text.bytes().all(is_inner)
+}
+
 /// SHA-256 of a text, in 64 hexadecimal digits.
 pub fn fingerprint(text: &str) -> String {
     Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
@@ -167,5 +181,13 @@ mod tests {
         assert_eq!(derived_uuid("nqn.a"), derived_uuid("nqn.a"));
         assert_ne!(derived_uuid("nqn.a"), derived_uuid("nqn.b"));
         assert!(Uuid::parse_hyphenated(&derived_uuid("nqn.a")).is_some());
+    }
+
+    #[test]
+    fn a_zone_is_a_value_of_a_label() {
+        assert!(is_zone("a") && is_zone("eu-1.a_b"));
+        for text in ["", "-a", "a/", "ä", &"z".repeat(64)] {
+            assert!(!is_zone(text), "{text}");
+        }
     }
 }

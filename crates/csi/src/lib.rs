@@ -24,11 +24,13 @@ pub mod capability;
 pub mod config;
 pub mod controller;
 pub mod fault;
+pub mod gc;
 pub mod ids;
 pub mod locks;
 pub mod node;
 pub mod parameters;
 pub mod service;
+pub mod topology;
 
 /// The messages and services of CSI, generated from `proto/csi.proto`.
 #[allow(missing_docs, clippy::all)]

@@ -4,7 +4,7 @@
 
 mod args;
 
-use args::{Args, Attach, Command, Mode};
+use args::{Args, Attach, Command, Gc, Mode};
 use clap::{CommandFactory, Parser};
 use csi::controller::Controller;
 use csi::locks::Locks;
@@ -14,6 +14,7 @@ use csi::proto::identity_server::IdentityServer;
 use csi::proto::node_server::NodeServer;
 use csi::service::Service;
 use std::error::Error;
+use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
 
 fn run_command(command: &Command) -> Result<(), Box<dyn Error>> {
     match command {
+        Command::Gc(gc) => collect(gc),
         Command::Completion { shell } => {
             clap_complete::generate(*shell, &mut Args::command(), "freestone-csi", &mut std::io::stdout());
             Ok(())
@@ -52,6 +54,41 @@ fn run_command(command: &Command) -> Result<(), Box<dyn Error>> {
                 .and_then(|()| clap_mangen::generate_to(Args::command(), directory));
             written.map_err(|error| format!("{}: {error}", directory.display()).into())
         }
+    }
+}
+
+/// Lists volumes that no handle names, and deletes those that `--delete` has, too.
+fn collect(args: &Gc) -> Result<(), Box<dyn Error>> {
+    let text = |path: &Path| {
+        let text = match path == Path::new("-") {
+            true => std::io::read_to_string(std::io::stdin()),
+            false => std::fs::read_to_string(path),
+        };
+        text.map_err(|error| format!("{}: {error}", path.display()))
+    };
+    let controller = Controller {
+        driver: args.driver_name.clone(),
+        nqn_prefix: String::new(),
+        backends: csi::config::read(&args.backends)?,
+        locks: Locks::default(),
+    };
+    let earlier = args.delete.as_deref().map(text).transpose()?;
+    let earlier = earlier.map(|text| csi::gc::handles(&text)).unwrap_or_default();
+    let handles = csi::gc::handles(&text(&args.handles)?);
+    let (mut failed, mut output) = (0, std::io::stdout().lock());
+    for orphan in csi::gc::orphans(&controller, &handles, args.allow_none)? {
+        if !earlier.contains(&orphan.id.to_string()) {
+            writeln!(output, "{}", orphan.line())?;
+        } else if let Err(fault) = csi::gc::delete(&controller, &orphan) {
+            eprintln!("freestone-csi: volume {}: not deleted: {fault}", orphan.id);
+            failed += 1;
+        } else {
+            writeln!(output, "{}\tdeleted", orphan.line())?;
+        }
+    }
+    match failed {
+        0 => Ok(()),
+        _ => Err(format!("{failed} volumes were not deleted").into()),
     }
 }
 
@@ -95,7 +132,11 @@ fn node(args: &Args, name: &str) -> Result<Node, Box<dyn Error>> {
             Box::new(FakeMounts::new(&args.state_dir)?),
         ),
     };
-    Ok(Node::new(name, args.max_volumes, &args.state_dir, backend, mounts)?)
+    let node = Node::new(name, args.max_volumes, &args.state_dir, backend, mounts)?;
+    Ok(match &args.zone {
+        Some(zone) => node.in_zone(csi::topology::of_zone(&args.driver_name, zone)),
+        None => node,
+    })
 }
 
 async fn serve(endpoint: &Path, service: Service) -> Result<(), Box<dyn Error>> {

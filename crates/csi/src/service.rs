@@ -22,6 +22,16 @@ pub struct Service {
     pub node: Option<Arc<Node>>,
 }
 
+impl Service {
+    /// Whether volumes or this node have zones.
+    fn has_zones(&self) -> bool {
+        let has_backends =
+            |controller: &Arc<Controller>| controller.backends.iter().any(|backend| backend.zone.is_some());
+        self.controller.as_ref().is_some_and(has_backends)
+            || self.node.as_ref().is_some_and(|node| node.has_zone())
+    }
+}
+
 type Answer<T> = Result<Response<T>, Status>;
 
 /// Runs a call. It ends also when its caller disconnects.
@@ -76,8 +86,12 @@ impl IdentityService for Service {
         let online = volume_expansion::Type::Online as i32;
         let expansion = Type::VolumeExpansion(VolumeExpansion { r#type: online });
         let controller = self.controller.is_some().then_some(service);
+        let constraints =
+            Type::Service(Service { r#type: service::Type::VolumeAccessibilityConstraints as i32 });
+        let constraints = self.has_zones().then_some(constraints);
         let capability = |kind| PluginCapability { r#type: Some(kind) };
-        let capabilities = controller.into_iter().chain([expansion]).map(capability).collect();
+        let capabilities =
+            controller.into_iter().chain(constraints).chain([expansion]).map(capability).collect();
         Ok(Response::new(GetPluginCapabilitiesResponse { capabilities }))
     }
 

@@ -8,13 +8,14 @@
 //!                 └─ no room ──► the next backend
 //! ```
 
-use super::{Controller, DRIVER_LABEL, NAME_LABEL, PARAMETERS_LABEL, bytes, size_within};
+use super::{Controller, DRIVER_LABEL, NAME_LABEL, PARAMETERS_LABEL, size_within};
 use crate::capability::all;
 use crate::config::Backend;
 use crate::fault::{Fault, Result};
 use crate::ids::{VolumeId, require, volume_name};
 use crate::parameters::{Parameters, change_limits};
-use crate::proto::{CreateVolumeRequest, CreateVolumeResponse, Volume as CsiVolume};
+use crate::proto::{CreateVolumeRequest, CreateVolumeResponse, TopologyRequirement, Volume as CsiVolume};
+use crate::topology;
 use api::{Job, JobKind, Labels, MAX_LABEL_VALUE, NewVolume, Volume};
 use client::{Begun, Method};
 use tonic::Code;
@@ -25,6 +26,7 @@ struct Wanted {
     size: u64,
     limit: u64,
     parameters: Parameters,
+    topology: Option<TopologyRequirement>,
 }
 
 impl Controller {
@@ -36,10 +38,12 @@ impl Controller {
     pub fn create_volume(&self, request: CreateVolumeRequest) -> Result<CreateVolumeResponse> {
         let wanted = check(&request)?;
         let candidates = self.candidates(&wanted.parameters)?;
+        let accessible = topology::select(&self.driver, &candidates, wanted.topology.as_ref())?;
         let _held = self.locks.take(&format!("volume {:?}", wanted.name))?;
         for backend in &candidates {
             if let Some(volume) = self.find_by_name(backend, &wanted.name)? {
                 check_is_wanted(&volume, &wanted)?;
+                check_is_accessible(backend, &accessible, &wanted)?;
                 return self.complete(backend, &volume, &wanted);
             }
         }
@@ -48,11 +52,12 @@ impl Controller {
             if let Some(job) = job_of(backend, &wanted) {
                 let volume = backend.wait_for(&job, || self.find_by_name(backend, &wanted.name))?;
                 check_is_wanted(&volume, &wanted)?;
+                check_is_accessible(backend, &accessible, &wanted)?;
                 return self.complete(backend, &volume, &wanted);
             }
         }
         let mut full = None;
-        for backend in &candidates {
+        for backend in &accessible {
             match self.make(backend, &wanted) {
                 Err(fault) if fault.code == Code::ResourceExhausted => full = Some(fault),
                 Err(fault) => return Err(fault),
@@ -117,12 +122,8 @@ impl Controller {
         let _held = self.locks.take(&id.to_string())?;
         self.export(backend, &id, volume)?;
         let context = wanted.parameters.context.clone();
-        let volume = CsiVolume {
-            volume_id: id.to_string(),
-            capacity_bytes: bytes(volume.size_bytes),
-            volume_context: context.into_iter().collect(),
-            ..CsiVolume::default()
-        };
+        let volume_context = context.into_iter().collect();
+        let volume = CsiVolume { volume_context, ..self.shown(backend, &id, volume) };
         Ok(CreateVolumeResponse { volume: Some(volume) })
     }
 }
@@ -155,7 +156,8 @@ fn check(request: &CreateVolumeRequest) -> Result<Wanted> {
     let range = request.capacity_range.as_ref();
     let size = size_within(range)?;
     let limit = range.and_then(|range| u64::try_from(range.limit_bytes).ok()).filter(|limit| *limit > 0);
-    Ok(Wanted { name: request.name.clone(), size, limit: limit.unwrap_or(u64::MAX), parameters })
+    let topology = request.accessibility_requirements.clone();
+    Ok(Wanted { name: request.name.clone(), size, limit: limit.unwrap_or(u64::MAX), parameters, topology })
 }
 
 /// Compares the volume of an earlier call with the wanted one.
@@ -170,6 +172,15 @@ fn check_is_wanted(volume: &Volume, wanted: &Wanted) -> Result<()> {
     } else {
         Ok(())
     }
+}
+
+/// Refuses the volume of an earlier call that the nodes of this one do not reach.
+fn check_is_accessible(backend: &Backend, accessible: &[&Backend], wanted: &Wanted) -> Result<()> {
+    if accessible.iter().any(|other| other.name == backend.name) {
+        return Ok(());
+    }
+    let detail = format!("volume {:?} exists on backend {}, in another zone", wanted.name, backend.name);
+    Err(Fault::new(Code::AlreadyExists, detail))
 }
 
 /// The job that makes the volume. A provisioner's token sees no jobs, and needs none: without this

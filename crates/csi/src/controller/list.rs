@@ -14,6 +14,7 @@ use crate::proto::{
     ControllerGetVolumeResponse, GetCapacityRequest, GetCapacityResponse, ListVolumesRequest,
     ListVolumesResponse, Volume as CsiVolume, VolumeHealth, VolumeHealthErrorType,
 };
+use crate::topology::{of_zone, reaches};
 use api::{Array, Device, ExportState, PoolCapacity, Volume};
 use tonic::Code;
 
@@ -32,25 +33,48 @@ impl Controller {
         let wanted = if wanted == 0 { MAX_ENTRIES } else { wanted.min(MAX_ENTRIES) };
         let mut after = self.position(&request.starting_token)?;
         let first = after.as_ref().map_or(0, |(place, _)| *place);
-        let mut found: Vec<(VolumeId, Volume)> = Vec::new();
+        let mut found: Vec<(&Backend, VolumeId, Volume)> = Vec::new();
         for backend in &self.backends[first..] {
             // One more than is wanted tells whether there is a next page.
             let room = wanted + 1 - found.len();
             let after = after.take().map(|(_, uuid)| uuid);
-            found.extend(self.page(backend, after, room)?);
+            found.extend(self.page(backend, after, room)?.map(|(id, volume)| (backend, id, volume)));
             if found.len() > wanted {
                 break;
             }
         }
         let has_more = found.len() > wanted;
         found.truncate(wanted);
-        let last = found.last().filter(|_| has_more).map(|(id, _)| id.to_string());
-        let entry =
-            |(id, volume): (VolumeId, Volume)| Entry { volume: Some(shown(&id, &volume)), status: None };
+        let last = found.last().filter(|_| has_more).map(|(_, id, _)| id.to_string());
+        let entry = |(backend, id, volume): &(&Backend, VolumeId, Volume)| Entry {
+            volume: Some(self.shown(backend, id, volume)),
+            status: None,
+        };
         Ok(ListVolumesResponse {
-            entries: found.into_iter().map(entry).collect(),
+            entries: found.iter().map(entry).collect(),
             next_token: last.unwrap_or_default(),
         })
+    }
+
+    /// Every volume of this driver, in the order of backends and UUIDs.
+    ///
+    /// # Errors
+    /// When a backend does not answer.
+    pub fn all_volumes(&self) -> Result<Vec<(VolumeId, Volume)>> {
+        let mut found: Vec<(VolumeId, Volume)> = Vec::new();
+        for backend in &self.backends {
+            let mut after = None;
+            loop {
+                let page: Vec<_> = self.page(backend, after, MAX_ENTRIES)?.collect();
+                let is_last = page.len() < MAX_ENTRIES;
+                after = page.last().map(|(id, _)| id.uuid.clone());
+                found.extend(page);
+                if is_last {
+                    break;
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// The backend and the volume behind which a page begins.
@@ -88,7 +112,10 @@ impl Controller {
             return Ok(GetCapacityResponse::default());
         }
         let parameters = Parameters::parse(&request.parameters)?;
-        let candidates = self.candidates(&parameters)?;
+        let mut candidates = self.candidates(&parameters)?;
+        if let Some(topology) = &request.accessible_topology {
+            candidates.retain(|backend| reaches(&self.driver, topology, backend));
+        }
         let mut free = Vec::new();
         for backend in candidates {
             free.push(free_bytes(backend, &backing(backend, &parameters)?)?);
@@ -107,9 +134,21 @@ impl Controller {
     /// `NOT_FOUND` without it.
     pub fn get_volume(&self, request: &ControllerGetVolumeRequest) -> Result<ControllerGetVolumeResponse> {
         let id = VolumeId::find(&request.volume_id)?;
-        let volume = self.backend(&id)?.volume(&id)?;
+        let backend = self.backend(&id)?;
+        let volume = self.shown(backend, &id, &backend.volume(&id)?);
         let status = Some(crate::proto::controller_get_volume_response::VolumeStatus::default());
-        Ok(ControllerGetVolumeResponse { volume: Some(shown(&id, &volume)), status })
+        Ok(ControllerGetVolumeResponse { volume: Some(volume), status })
+    }
+
+    /// A volume, as answers and lists show it.
+    pub(super) fn shown(&self, backend: &Backend, id: &VolumeId, volume: &Volume) -> CsiVolume {
+        let zone = backend.zone.iter();
+        CsiVolume {
+            volume_id: id.to_string(),
+            capacity_bytes: bytes(volume.size_bytes),
+            accessible_topology: zone.map(|zone| of_zone(&self.driver, zone)).collect(),
+            ..CsiVolume::default()
+        }
     }
 
     /// The condition of a volume: whether its export is served.
@@ -138,11 +177,6 @@ impl Controller {
         let health = VolumeHealth { volume_id: id.to_string(), health_statuses: problems };
         Ok(ControllerGetVolumeHealthResponse { volume_health: Some(health) })
     }
-}
-
-/// A volume as lists show it.
-fn shown(id: &VolumeId, volume: &Volume) -> CsiVolume {
-    CsiVolume { volume_id: id.to_string(), capacity_bytes: bytes(volume.size_bytes), ..CsiVolume::default() }
 }
 
 /// The room on an array or device of a backend, in bytes.

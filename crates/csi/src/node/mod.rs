@@ -34,7 +34,7 @@ use crate::proto::volume_usage::Unit;
 use crate::proto::{
     NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetInfoResponse, NodeGetVolumeStatsRequest,
     NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest,
-    NodeUnstageVolumeRequest, VolumeUsage,
+    NodeUnstageVolumeRequest, Topology, VolumeUsage,
 };
 use record::Records;
 use std::path::{Path, PathBuf};
@@ -44,6 +44,8 @@ use tonic::Code;
 pub struct Node {
     id: NodeId,
     max_volumes: u16,
+    /// The zone of this machine, if the cluster has zones.
+    topology: Option<Topology>,
     backend: Box<dyn NodeBackend>,
     mounts: Box<dyn Mounts>,
     records: Records,
@@ -64,7 +66,19 @@ impl Node {
     ) -> Result<Node> {
         let id = NodeId { name: name.to_owned(), nqn: backend.host_nqn().to_owned() };
         let records = Records::new(state_dir)?;
-        Ok(Node { id, max_volumes, backend, mounts, records, locks: Locks::default() })
+        let locks = Locks::default();
+        Ok(Node { id, max_volumes, topology: None, backend, mounts, records, locks })
+    }
+
+    /// The same node in a zone.
+    #[must_use]
+    pub fn in_zone(self, topology: Topology) -> Node {
+        Node { topology: Some(topology), ..self }
+    }
+
+    /// Whether the node is in a zone.
+    pub fn has_zone(&self) -> bool {
+        self.topology.is_some()
     }
 
     /// The identity of this node.
@@ -75,8 +89,8 @@ impl Node {
         Ok(NodeGetInfoResponse {
             node_id: self.id.text()?,
             max_volumes_per_node: self.max_volumes.into(),
-            // Every node reaches every backend over the network.
-            accessible_topology: None,
+            // Without zones, every node reaches every backend over the network.
+            accessible_topology: self.topology.clone(),
         })
     }
 
