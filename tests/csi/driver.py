@@ -40,6 +40,28 @@ class CallError(Exception):
         super().__init__(f"{name}: {self.code}: {self.message}")
 
 
+def channel_to(path):
+    """A channel of its own to the socket of a process. The socket's path is no authority that HTTP/2 permits."""
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost")]
+    return grpc.insecure_channel(f"unix:{path}", options=options)
+
+
+def request(name):
+    """The message of a call."""
+    return getattr(csi_pb2, f"{name}Request")
+
+
+def send(channel, name, message):
+    """The answer of a call; raises CallError."""
+    is_node = name.startswith("Node")
+    is_identity = name in ("Probe", "GetPluginInfo", "GetPluginCapabilities")
+    service = csi_pb2_grpc.NodeStub if is_node else csi_pb2_grpc.IdentityStub if is_identity else csi_pb2_grpc.ControllerStub
+    try:
+        return getattr(service(channel), name)(message, timeout=CALL_TIMEOUT_S)
+    except grpc.RpcError as error:
+        raise CallError(name, error) from None
+
+
 def free_ports(count):
     """The first of so many ports in a row that were free a moment ago."""
     for first in range(20000 + os.getpid() % 1000 * 10, 60000, count):
@@ -56,6 +78,19 @@ def free_ports(count):
             for listener in listeners:
                 listener.close()
     raise RuntimeError("no free ports")
+
+
+def listens_at(daemon):
+    """The address of a daemon that listens on TCP, HOST:PORT."""
+    lines = daemon.wait_for("its address", lambda: [line for line in daemon.log().splitlines() if "listen" in line])
+    port = lines[-1].split("127.0.0.1:")[1].split('"')[0].split()[0].strip(",")
+    return f"127.0.0.1:{port}"
+
+
+def write_private(path, text):
+    """Write a file that only its owner can read, as files with secrets must be."""
+    with open(path, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        file.write(text)
 
 
 class Driver:
@@ -94,9 +129,7 @@ class Driver:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"freestone-csi does not answer\n{self.log()}")
             time.sleep(0.01)
-        # A channel of its own for each process. The socket's path is no authority that HTTP/2 permits.
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost")]
-        self.channel = grpc.insecure_channel(f"unix:{self.socket}", options=options)
+        self.channel = channel_to(self.socket)
 
     def kill(self):
         """kill -9."""
@@ -136,13 +169,7 @@ class Driver:
 
     def once(self, name, /, **fields):
         """The answer of a call; raises CallError."""
-        is_node = name.startswith("Node")
-        is_identity = name in ("Probe", "GetPluginInfo", "GetPluginCapabilities")
-        service = csi_pb2_grpc.NodeStub if is_node else csi_pb2_grpc.IdentityStub if is_identity else csi_pb2_grpc.ControllerStub
-        try:
-            return getattr(service(self.channel), name)(getattr(csi_pb2, f"{name}Request")(**fields), timeout=CALL_TIMEOUT_S)
-        except grpc.RpcError as error:
-            raise CallError(name, error) from None
+        return send(self.channel, name, request(name)(**fields))
 
     def refusal(self, name, /, **fields):
         """The CallError of a call that is to fail."""

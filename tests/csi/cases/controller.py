@@ -4,7 +4,7 @@ import concurrent.futures
 import os
 import socket
 
-from driver import WRITERS, Driver, block, mount
+from driver import WRITERS, Driver, block, listens_at, mount, write_private
 from freestoned import MIB
 
 
@@ -142,10 +142,8 @@ def ports_that_others_have_are_not_used(subject):
 def a_provisioner_makes_publishes_and_deletes_volumes(subject):
     daemon = subject.daemon("--listen", "127.0.0.1:0", "--tokens", _tokens(subject))
     daemon.post("/v1/volumes", {"name": "first", "backing": "data", "size_bytes": MIB})  # a pool for it
-    address = daemon.wait_for("its address", lambda: [line for line in daemon.log().splitlines() if "listen" in line])
-    port = address[-1].split("127.0.0.1:")[1].split('"')[0].split()[0].strip(",")
     token = os.path.join(subject.scratch, "token")
-    backend = Driver.backend(daemon).replace(f"unix://{daemon.socket}", f"http://127.0.0.1:{port}")
+    backend = Driver.backend(daemon).replace(f"unix://{daemon.socket}", f"http://{listens_at(daemon)}")
     driver = subject.driver([backend + f'token-file = "{token}"\n'])
     assert driver.call("Probe").ready.value
     volume = driver.create()
@@ -172,13 +170,8 @@ def a_provisioner_makes_publishes_and_deletes_volumes(subject):
 def _tokens(subject):
     for name, text in (("tokens", "provisioner csi a-token-of-24-characters-and-more\n"),
                        ("token", "a-token-of-24-characters-and-more\n")):
-        with open(os.path.join(subject.scratch, name), "w", encoding="utf-8", opener=_private) as file:
-            file.write(text)
+        write_private(os.path.join(subject.scratch, name), text)
     return os.path.join(subject.scratch, "tokens")
-
-
-def _private(path, flags):
-    return os.open(path, flags, 0o600)
 
 
 def a_volume_that_is_zeroed_slowly_is_asked_for_again(subject):
