@@ -136,9 +136,10 @@ daemon: ## freestoned: its command line, its API against its document, a thousan
 	$(MAKE) build
 	tests/daemon/run
 
-csi: ## freestone-csi, the driver for container orchestrators: csi-sanity and cases of its own on a daemon; needs Go
+csi: ## freestone-csi, the driver for container orchestrators: csi-sanity and cases of its own on a daemon, its chart and image; needs Go
 	$(MAKE) build
 	tests/csi/run
+	tests/csi/image
 
 web: ## The page of freestoned, in Chromium, by mouse and by keyboard alone
 	$(MAKE) build
@@ -211,7 +212,9 @@ suite-images:
 	tests/timed images tests/images/run
 	tests/timed image-fuzzer tests/images/fuzzer
 suite-daemon: ; tests/timed daemon tests/daemon/run
-suite-csi: ; tests/timed csi tests/csi/run
+suite-csi:
+	tests/timed csi tests/csi/run
+	tests/timed csi-image tests/csi/image
 suite-loom: ; tests/timed loom tests/loom
 suite-python: ; tests/timed python $(MAKE) python
 suite-raid-check: ; tests/timed raid-check tests/raid-check
