@@ -7,7 +7,6 @@ mod args;
 use args::{Args, Attach, Command, Gc, Mode};
 use clap::{CommandFactory, Parser};
 use csi::controller::Controller;
-use csi::locks::Locks;
 use csi::node::{Fake, FakeMounts, LinuxMounts, Mounts, Node, NodeBackend, NvmeTcp, Ublk};
 use csi::proto::controller_server::ControllerServer;
 use csi::proto::identity_server::IdentityServer;
@@ -66,12 +65,7 @@ fn collect(args: &Gc) -> Result<(), Box<dyn Error>> {
         };
         text.map_err(|error| format!("{}: {error}", path.display()))
     };
-    let controller = Controller {
-        driver: args.driver_name.clone(),
-        nqn_prefix: String::new(),
-        backends: csi::config::read(&args.backends)?,
-        locks: Locks::default(),
-    };
+    let controller = Controller::new(&args.driver_name, "", csi::config::read(&args.backends)?);
     let earlier = args.delete.as_deref().map(text).transpose()?;
     let earlier = earlier.map(|text| csi::gc::handles(&text)).unwrap_or_default();
     let handles = csi::gc::handles(&text(&args.handles)?);
@@ -96,14 +90,11 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let filter = tracing_subscriber::EnvFilter::builder().parse(&args.log);
     let filter = filter.map_err(|_| format!("--log {}: want a level or a list of them", args.log))?;
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
-    let locks = Locks::default();
     let controller = match &args.backends {
-        Some(path) if args.mode != Mode::Node => Some(Arc::new(Controller {
-            driver: args.driver_name.clone(),
-            nqn_prefix: args.nqn_prefix.clone(),
-            backends: csi::config::read(path)?,
-            locks: locks.clone(),
-        })),
+        Some(path) if args.mode != Mode::Node => {
+            let backends = csi::config::read(path)?;
+            Some(Arc::new(Controller::new(&args.driver_name, &args.nqn_prefix, backends)))
+        }
         _ => None,
     };
     let node = match &args.node_id {

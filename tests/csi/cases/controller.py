@@ -110,11 +110,14 @@ def a_daemon_that_is_away_is_named_and_its_volumes_come_back(subject):
     [before] = daemon.get("/v1/exports")
     assert driver.call("Probe").ready.value
     daemon.kill()
+    assert driver.call("Probe").ready.value  # a restart of the driver would not help
+    driver.restart()
     assert not driver.call("Probe").ready.value
     refusal = driver.refusal("CreateVolume", name="pvc-2", volume_capabilities=[mount()])
     assert refusal.code == "UNAVAILABLE" and "rack1" in refusal.message, refusal
     assert driver.refusal("DeleteVolume", volume_id=volume).code == "UNAVAILABLE"
     daemon.start()
+    assert driver.call("Probe").ready.value
     assert driver.create() == volume
     [after] = daemon.get("/v1/exports")
     assert before["options"] == after["options"], (before, after)

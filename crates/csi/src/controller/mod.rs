@@ -28,6 +28,7 @@ use crate::proto::{
 };
 use api::{Export, Job, System, Volume, VolumeChange};
 use client::{Begun, Method};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tonic::Code;
 
@@ -53,18 +54,39 @@ const PARAMETERS_LABEL: &str = "csi.parameters";
 /// The controller.
 pub struct Controller {
     /// Name of the driver.
-    pub driver: String,
+    driver: String,
     /// Prefix of the NQNs of subsystems.
-    pub nqn_prefix: String,
+    nqn_prefix: String,
     /// Storage hosts, in the order of their use.
     pub backends: Vec<Backend>,
     /// One call at a time for each volume.
-    pub locks: Locks,
+    locks: Locks,
+    /// Whether a backend has answered since the start.
+    was_ready: AtomicBool,
 }
 
 impl Controller {
-    /// Whether a backend answers. The controller is of use then.
+    /// The controller of a driver's volumes on these backends.
+    pub fn new(driver: &str, nqn_prefix: &str, backends: Vec<Backend>) -> Controller {
+        Controller {
+            driver: driver.to_owned(),
+            nqn_prefix: nqn_prefix.to_owned(),
+            backends,
+            locks: Locks::default(),
+            was_ready: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether a backend has answered since the start. The controller stays ready when it does not
+    /// answer later: orchestrators restart a driver that is not, which helps no backend.
     pub fn is_ready(&self) -> bool {
+        if !self.was_ready.load(Ordering::Relaxed) && self.has_backend() {
+            self.was_ready.store(true, Ordering::Relaxed);
+        }
+        self.was_ready.load(Ordering::Relaxed)
+    }
+
+    fn has_backend(&self) -> bool {
         let answers = |backend: &Backend| {
             let system = backend.client.get_within::<System>(&["system"], PROBE_TIMEOUT);
             // A refusal is an answer: a provisioner's token does not see the daemon.
