@@ -193,15 +193,16 @@ fn free_bytes(backend: &Backend, backing: &str) -> Result<u64> {
     }
 }
 
-/// The room on an array or device that has no volumes yet, in bytes.
+/// The room on an array or device that has no volumes yet, or whose daemon has another version, in
+/// bytes.
 fn room_without_volumes(backend: &Backend, backing: &str) -> Result<u64> {
     let fault = |error| backend.fault(error);
     if let Some(array) = backend.client.find::<Array>(&["arrays", backing]).map_err(fault)? {
-        return Ok(array.capacity_bytes);
+        return Ok(array.free_bytes.unwrap_or(array.capacity_bytes));
     }
     let device = backend.client.find::<Device>(&["devices", backing]).map_err(fault)?;
     let device = device.ok_or_else(|| {
         Fault::invalid(format!("backing {backing:?}: backend {} has no such array or device", backend.name))
     })?;
-    Ok(device.capacity_bytes.unwrap_or_default())
+    Ok(device.free_bytes.or(device.capacity_bytes).unwrap_or_default())
 }
