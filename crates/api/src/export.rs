@@ -22,6 +22,10 @@ pub struct Export {
     /// NQNs of the hosts that may connect; absent if any host may, or for kinds without a list.
     #[serde(default)]
     pub hosts: Option<Vec<String>>,
+    /// The ANA state of the namespaces over each port, by its address as configured; absent for
+    /// kinds other than nvme-tcp. A daemon in standby answers that all ports are inaccessible.
+    #[serde(default)]
+    pub ana: Option<BTreeMap<String, AnaState>>,
     /// Whether writes are refused.
     pub read_only: bool,
     /// Processors that serve the export; empty means all processors of the daemon.
@@ -119,9 +123,30 @@ pub struct ExportChange {
     /// Changes of the hosts that may connect from now on. Supported by nvme-tcp exports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hosts: Option<HostsChange>,
+    /// ANA states of the namespaces from now on, also after a restart of the daemon, by the address
+    /// of the port as configured. Other ports keep theirs. Hosts are notified. Supported by
+    /// nvme-tcp exports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ana: Option<BTreeMap<String, AnaState>>,
     /// Labels to set; `null` removes a label. Others stay.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<LabelsChange>,
+}
+
+words! {
+    /// Access of hosts to namespaces over a port (asymmetric namespace access, ANA).
+    AnaState {
+        /// The best path.
+        Optimized = "optimized",
+        /// Usable; hosts prefer an optimized path.
+        NonOptimized = "non-optimized",
+        /// Temporarily unusable.
+        Inaccessible = "inaccessible",
+        /// Permanently unusable.
+        PersistentLoss = "persistent-loss",
+        /// In transition to another state.
+        Change = "change",
+    }
 }
 
 words! {

@@ -33,7 +33,7 @@ pub use array::{
 };
 pub use device::{Device, DeviceChange, ImageSnapshot, NewDevice, NewImageSnapshot};
 pub use event::Event;
-pub use export::{Attach, DataPlane, Export, ExportChange, ExportState, NewExport, Traffic};
+pub use export::{AnaState, Attach, DataPlane, Export, ExportChange, ExportState, NewExport, Traffic};
 pub use health::{HealthCode, HealthProblem, Severity};
 pub use host::{HostsChange, NewHost};
 pub use job::{Job, JobChange, JobKind};

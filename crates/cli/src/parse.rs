@@ -36,6 +36,12 @@ pub fn data_plane(text: &str) -> Result<api::DataPlane, String> {
     api::DataPlane::from_name(text).ok_or_else(|| "expected user, kernel or auto".into())
 }
 
+/// A clap parser for ANA states.
+pub fn ana_state(text: &str) -> Result<api::AnaState, String> {
+    let names = || api::AnaState::ALL.iter().map(|state| state.name()).collect::<Vec<_>>().join(", ");
+    api::AnaState::from_name(text).ok_or_else(|| format!("expected one of {}", names()))
+}
+
 /// A clap parser for a type that parses itself.
 pub fn parsed<V: std::str::FromStr<Err = String>>(text: &str) -> Result<V, String> {
     text.parse()

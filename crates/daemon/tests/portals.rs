@@ -1,7 +1,7 @@
 //! Portals: listeners that NVMe/TCP exports share.
 
 use crate::common::{Daemon, MIB, names, read_state};
-use block::{Device, Flags, Op};
+use block::{Device, Flags, IoError, IoResult, Op};
 use reqwest::Method;
 use serde_json::{Value, json};
 use stack::kinds::member::member;
@@ -38,6 +38,21 @@ fn open(address: &str, disk: &str, waits: bool) -> Option<Arc<dyn Device>> {
     let wait = if waits { "" } else { ",ctrl-loss-tmo=0" };
     let spec = format!("nvme-tcp:address={address},nqn={},queues=1{wait}", nqn(disk));
     member(&spec, false, false).unwrap().open().ok()
+}
+
+/// Reads the first block.
+fn try_block(device: &Arc<dyn Device>) -> IoResult {
+    let device = device.clone();
+    reactor::run(async move {
+        let channel = device.open_channel().map_err(|_| IoError::DeviceGone)?;
+        let buffer = reactor::current().buffers().take(4096).await;
+        buffer.transfer(&*channel, Op::Read, Flags::NONE, 0).await.1
+    })
+}
+
+/// Whether a new host is kept off the disk at an address.
+fn keeps_off(address: &str, disk: &str) -> bool {
+    open(address, disk, false).is_none_or(|host| try_block(&host).is_err())
 }
 
 /// Fills the first block, or reads it.
@@ -140,6 +155,74 @@ fn a_portal_that_cannot_be_opened_makes_its_exports_wait() {
     daemon.wait_for("the export", || daemon.get("/v1/exports/v1")["state"] == "active");
     assert!(open(&address, "v1", false).is_some());
     assert_eq!(daemon.get("/v1/portals/net")["error"], json!(null));
+}
+
+/// The ANA states that the daemon reports.
+fn states(daemon: &Daemon, export: &str) -> Value {
+    daemon.get(&format!("/v1/exports/{export}"))["ana"].clone()
+}
+
+#[test]
+fn ana_states_of_an_export_in_use_change_and_stay() {
+    let (mut daemon, address) = daemon(&[]);
+    let second = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let listen = [address.clone(), format!("{second}@non-optimized")];
+    daemon.post(PORTALS, &json!({ "name": "net", "listen": listen }));
+    ["v1", "v2"].iter().for_each(|disk| drop(daemon.post("/v1/exports", &new_export(disk))));
+    let as_made = json!({ &address: "optimized", &second: "non-optimized" });
+    assert_eq!(states(&daemon, "v1"), as_made);
+    let host = open(&second, "v1", true).unwrap();
+    block(&host, Op::Write, 1);
+
+    let change = json!({ "ana": { &address: "inaccessible", &second: "optimized" } });
+    let changed = daemon.patch("/v1/exports/v1", &change);
+    assert_eq!(changed["ana"], change["ana"]);
+    let description = changed["description"].to_string();
+    assert!(description.contains(&format!("{address}@inaccessible and {second}")), "{description}");
+    assert_eq!(states(&daemon, "v2"), as_made, "another export of the portal");
+    assert_eq!(block(&host, Op::Read, 0), 1);
+    assert!(keeps_off(&address, "v1") && !keeps_off(&second, "v1"));
+
+    daemon.restart("-KILL");
+    assert_eq!(states(&daemon, "v1"), change["ana"]);
+    assert!(keeps_off(&address, "v1"));
+    assert_eq!(block(&host, Op::Read, 0), 1);
+    let back = daemon.patch("/v1/exports/v1", &json!({ "ana": as_made }));
+    assert_eq!((&back["ana"], &back["options"]["ana"]), (&as_made, &json!(null)));
+    assert!(!keeps_off(&address, "v1"));
+
+    let refused = |export: &str, states: Value| {
+        daemon.refusal(Method::PATCH, &format!("/v1/exports/{export}"), &json!({ "ana": states })).2
+    };
+    let detail = refused("v1", json!({ "10.9.9.9:1": "optimized" }));
+    assert!(
+        detail.contains(&format!("\"10.9.9.9:1\" is no port: want one of {address}, {second}")),
+        "{detail}"
+    );
+    let detail = refused("v1", json!({ &address: "best" }));
+    assert!(detail.contains("best"), "{detail}");
+    assert_eq!(states(&daemon, "v1"), as_made);
+}
+
+#[test]
+fn ana_states_of_a_process_of_its_own_change_and_stay() {
+    let (mut daemon, address) = daemon(&["--process-per-export"]);
+    let options = json!({ "listen": address, "nqn": nqn("v1") });
+    daemon.post(
+        "/v1/exports",
+        &json!({ "name": "v1", "kind": "nvme-tcp", "volumes": ["v1"], "options": options }),
+    );
+    assert!(!keeps_off(&address, "v1"));
+    let change = json!({ "ana": { &address: "inaccessible" } });
+    assert_eq!(daemon.patch("/v1/exports/v1", &change)["ana"], change["ana"]);
+    assert!(keeps_off(&address, "v1"));
+    daemon.restart("-TERM");
+    assert!(keeps_off(&address, "v1"));
+    daemon.patch("/v1/exports/v1", &json!({ "ana": { &address: "optimized" } }));
+    assert!(!keeps_off(&address, "v1"));
+    daemon.post("/v1/exports", &json!({ "name": "b", "kind": "nbd", "volumes": ["v2"] }));
+    let (_, _, detail) = daemon.refusal(Method::PATCH, "/v1/exports/b", &change);
+    assert!(detail.contains("export b: exports of kind nbd have no ANA states"), "{detail}");
 }
 
 #[test]

@@ -93,6 +93,16 @@ pub trait Export: Send + Sync {
         Err(Error::Config("only exports of kind nvme-tcp have a list of hosts".into()))
     }
 
+    /// Sets the access states (ANA) over the ports: those named here, and else those of the
+    /// configuration of the ports. Commands in flight complete as before.
+    ///
+    /// # Errors
+    /// When there is no such port, or exports of this kind have no access states. Then nothing
+    /// changes.
+    fn set_access_states(&self, _states: &[nvme_tcp::PortConfig]) -> Result<(), Error> {
+        Err(Error::Config("only exports of kind nvme-tcp have access states".into()))
+    }
+
     /// Prepares a handover: clients stay and wait for the next server that starts this export, if
     /// the protocol allows that. Otherwise it does nothing. The caller then drops the export. Must
     /// not be called on a core.

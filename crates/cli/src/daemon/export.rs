@@ -5,7 +5,7 @@ use super::table::{fields, table};
 use super::{DaemonArgs, Session, qemu};
 use crate::error::Error;
 use crate::parse;
-use api::{Attach, DataPlane, Export, ExportChange, HostsChange, NewExport, NewHost};
+use api::{AnaState, Attach, DataPlane, Export, ExportChange, HostsChange, NewExport, NewHost};
 use base::Size;
 use client::Method;
 use stack::spec::CpuList;
@@ -64,6 +64,17 @@ enum ExportCommand {
         /// user: the daemon; kernel: /dev/vhost-blk; auto: the kernel where it can serve the device
         #[arg(value_name = "PLANE", value_parser = parse::data_plane)]
         plane: DataPlane,
+    },
+    /// Set the ANA state of an NVMe/TCP export over a port, also while it is in use; hosts are
+    /// notified
+    Ana {
+        /// Its name
+        name: String,
+        /// The port, as configured: ADDR:PORT
+        port: String,
+        /// optimized, non-optimized, inaccessible, persistent-loss or change
+        #[arg(value_name = "STATE", value_parser = parse::ana_state)]
+        state: AnaState,
     },
     /// Set and remove labels of an export
     Label(RelabelArgs),
@@ -196,6 +207,10 @@ impl ExportArgs {
                 let plane = Some(*plane);
                 change(&session, name, &ExportChange { data_plane: plane, ..ExportChange::default() })?;
             }
+            ExportCommand::Ana { name, port, state } => {
+                let ana = Some(BTreeMap::from([(port.clone(), *state)]));
+                change(&session, name, &ExportChange { ana, ..ExportChange::default() })?;
+            }
             ExportCommand::Label(args) => {
                 let labels = Some(args.change()?);
                 change(&session, &args.name, &ExportChange { labels, ..ExportChange::default() })?;
@@ -327,12 +342,15 @@ fn list(exports: &[Export]) -> String {
 
 fn show(export: &Export) -> String {
     let options: Vec<String> = export.options.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let states = export.ana.iter().flatten().map(|(port, state)| format!("{port} {state}"));
+    let states: Vec<String> = states.collect();
     let cores: Vec<String> = export.cores.iter().map(usize::to_string).collect();
     let mut rows = vec![
         ("name", export.name.clone()),
         ("kind", export.kind.clone()),
         ("volumes", export.volumes.join(", ")),
         ("options", options.join(" ")),
+        ("ANA states", states.join(", ")),
         ("read-only", if export.read_only { "yes".into() } else { String::new() }),
         ("processors", cores.join(", ")),
         ("label", export.label.clone().unwrap_or_default()),

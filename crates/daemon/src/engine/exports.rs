@@ -1,5 +1,6 @@
 //! Exports: started, remembered, started again.
 
+use super::ana::PlannedStates;
 use super::attach::attach;
 use super::authority::Authority;
 use super::change::Effects;
@@ -88,6 +89,7 @@ impl Live {
             volumes: volumes.collect(),
             options: record.options.clone(),
             hosts: listed(record),
+            ana: self.ana_of(record),
             read_only: record.read_only,
             cores: record.cores.clone(),
             state: if is_active { ExportState::Active } else { ExportState::Waiting },
@@ -139,6 +141,8 @@ struct PlannedChange {
     maps: (Vec<usize>, Vec<usize>),
     /// Absent when the data plane stays.
     switch: Option<PlannedSwitch>,
+    /// Absent when the ANA states stay.
+    states: Option<PlannedStates>,
     /// Absent when the hosts stay.
     hosts: Option<PlannedHosts>,
 }
@@ -152,7 +156,7 @@ struct PlannedSwitch {
 
 impl PlannedChange {
     fn commit(self, engine: &Engine) -> Result<(), ApiError> {
-        let PlannedChange { before, record, maps, switch, mut hosts } = self;
+        let PlannedChange { before, record, maps, switch, states, mut hosts } = self;
         let name = &record.name;
         let mut effects = Effects::new(engine, "export", name);
         let set = |record: &ExportRecord| {
@@ -172,6 +176,11 @@ impl PlannedChange {
             effects.undo_by(|| Ok(engine.live().served(name)?.export.remap(&maps.0)?));
             engine.live().served(name)?.export.remap(&maps.1)?;
             done.push(served_by(&record.cores));
+        }
+        if let Some(states) = &states {
+            let before = &before;
+            effects.undo_by(move || states.undo(engine, before));
+            done.push(states.apply(engine, &record)?);
         }
         if let Some(PlannedSwitch { plane, description, fields }) = switch {
             // Its failure changes nothing. Nothing that can fail follows, so it needs no undo.
@@ -314,21 +323,24 @@ impl Engine {
         }
         let hosts = change.hosts.as_ref().map(|hosts| self.plan_hosts(&mut record, hosts)).transpose();
         let hosts = hosts.map_err(|error| error.about(&format!("export {name}")))?.flatten();
+        let states = change.ana.as_ref().map(|states| self.plan_states(&mut record, states)).transpose();
+        let states = states.map_err(|error| error.about(&format!("export {name}")))?.flatten();
         let has_moved = record.cores != before.cores;
         if let Some(change) = &change.labels {
             let after = labels::changed(&before.labels, change);
             record.labels = after.map_err(|error| error.about(&format!("export {name}")))?;
         }
-        if !has_moved && new.is_none() && hosts.is_none() && record.labels == before.labels {
+        let is_other = has_moved || new.is_some() || states.is_some() || hosts.is_some();
+        if !is_other && record.labels == before.labels {
             return Ok(None);
         }
         let maps = (self.core_map(&before)?, self.core_map(&record)?);
         let switch = new.map(|plane| self.plan_switch(&record, plane, maps.1.clone())).transpose()?;
-        // Hosts may change while it is not served: none is connected.
+        // Hosts and ANA states may change while it is not served: no host is connected.
         if has_moved || switch.is_some() {
             self.live().served(name)?;
         }
-        Ok(Some(PlannedChange { before, record, maps, switch, hosts }))
+        Ok(Some(PlannedChange { before, record, maps, switch, states, hosts }))
     }
 
     /// The switch to `plane`, which `record` already names.
@@ -472,10 +484,7 @@ impl Engine {
         let access = self.complete_access(record, &mut plan)?;
         let cores = self.core_map(record)?;
         self.check_needs(record, &plan)?;
-        if let Some(name) = plan.config.portal() {
-            let portal = self.live().portal(name);
-            plan.config.use_portal(portal.map_err(|error| error.about(&format!("export {}", record.name)))?);
-        }
+        self.use_portal(record, &mut plan)?;
         let (mut devices, mut volumes): (Vec<Arc<dyn Device>>, Vec<Arc<OpenVolume>>) = Default::default();
         for target in &record.targets {
             match target {
@@ -507,6 +516,39 @@ impl Engine {
         })?;
         let description = plan.config.line(&record.name);
         Ok(ExportLive { export: export.into(), description, fields: plan.config.fields(), access, volumes })
+    }
+
+    /// Has the description of a served export be that of its record.
+    pub(super) fn describe_again(&self, record: &ExportRecord) {
+        let described = plan_of(record).and_then(|mut plan| {
+            self.use_portal(record, &mut plan)?;
+            plan.config.complete(&record.name, self.core_map(record)?);
+            Ok((plan.config.line(&record.name), plan.config.fields()))
+        });
+        match (described, self.live_mut().exports.get_mut(&record.name)) {
+            (Ok(described), Some(Ok(running))) => (running.description, running.fields) = described,
+            (Err(error), _) => {
+                tracing::warn!(export = record.name, %error, "the description of an export is an earlier one");
+            }
+            (Ok(_), _) => {}
+        }
+    }
+
+    /// Has an export share the portal that it names, if it does.
+    fn use_portal(&self, record: &ExportRecord, plan: &mut ExportPlan) -> Result<(), ApiError> {
+        let Some(name) = plan.config.portal() else { return Ok(()) };
+        let portal = self.live().portal(name);
+        plan.config.use_portal(portal.map_err(|error| error.about(&format!("export {}", record.name)))?);
+        Ok(())
+    }
+
+    /// Ends an export that is served by a process of its own, and starts it again. Its clients
+    /// reconnect.
+    pub(super) fn start_again(&self, record: &ExportRecord) {
+        let running = self.live_mut().exports.remove(&record.name);
+        drop(running); // not under the lock: it waits for requests in flight
+        let started = self.start_export(record);
+        self.live_mut().exports.insert(record.name.clone(), started);
     }
 
     /// Starts an export in a process of its own.

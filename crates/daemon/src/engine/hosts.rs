@@ -184,10 +184,7 @@ impl PlannedHosts {
         let Some((access, whole)) = self.access else { return Ok(self.done) };
         if engine.workers.is_some() {
             // The end of a worker is the end of its writes. Its hosts connect again.
-            let running = engine.live_mut().exports.remove(name);
-            drop(running); // not under the lock: it waits for requests in flight
-            let started = engine.start_export(record);
-            engine.live_mut().exports.insert(name.clone(), started);
+            engine.start_again(record);
             return Ok(self.done);
         }
         // Not under the lock: it waits for requests in flight.

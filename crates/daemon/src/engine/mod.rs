@@ -5,6 +5,7 @@
 //! own that is held briefly. Functions here block on devices or on the disk of the state: call them
 //! on threads that may block.
 
+mod ana;
 mod arrays;
 mod attach;
 mod authority;

@@ -165,11 +165,13 @@ impl Asks for VolumeChange {
 
 impl Asks for ExportChange {
     fn asks(&self, _: &OwnPlaces) -> Vec<Asked> {
-        let ExportChange { cores, data_plane, hosts: _, labels: _ } = self;
-        [setting("cores", cores.is_some()), setting("data_plane", data_plane.is_some())]
-            .into_iter()
-            .flatten()
-            .collect()
+        let ExportChange { cores, data_plane, hosts: _, ana, labels: _ } = self;
+        let settings = [
+            setting("cores", cores.is_some()),
+            setting("data_plane", data_plane.is_some()),
+            setting("ana", ana.is_some()),
+        ];
+        settings.into_iter().flatten().collect()
     }
 }
 

@@ -76,8 +76,8 @@ pub enum Ask {
     Path,
     /// An export that listens beyond loopback addresses and does not require TLS.
     OpenListener,
-    /// Groups, guaranteed minima, names and labels of volumes; processors and data planes of
-    /// exports.
+    /// Groups, guaranteed minima, names and labels of volumes; processors, data planes and ANA
+    /// states of exports.
     Settings,
 }
 
@@ -119,8 +119,8 @@ impl Ask {
                 "an export that listens beyond loopback addresses, written as numbers, and does not require TLS"
             }
             Ask::Settings => {
-                "a volume's new name, group or guaranteed minimum, an export's processors or data plane, or a label other than \
-                 the token's name"
+                "a volume's new name, group or guaranteed minimum, an export's processors, data plane or ANA states, or a \
+                 label other than the token's name"
             }
         }
     }

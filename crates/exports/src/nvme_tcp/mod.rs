@@ -131,6 +131,9 @@ pub struct Config {
     /// The listening addresses of its own portal; the first one names the export. None with a
     /// shared portal.
     pub ports: Vec<PortConfig>,
+    /// Initial access states over some of the ports, its own or those of the portal, instead of
+    /// theirs.
+    pub access_states: Vec<PortConfig>,
     /// The subsystem's name.
     pub nqn: Nqn,
     /// Serial number, up to [`MAX_SERIAL`] printable ASCII characters. `None`: derived from the
@@ -178,6 +181,7 @@ impl Config {
         Config {
             portal: None,
             ports,
+            access_states: Vec::new(),
             nqn,
             serial: None,
             read_only: false,
@@ -308,7 +312,7 @@ impl NvmeTcp {
         }
         let serial = config.serial.clone().unwrap_or_else(|| hex(&identity(&[config.nqn.as_str()])[..10]));
         let limits = config.connection_limits();
-        let Config { portal, ports, nqn, queues, memory, controller_ids, role, .. } = config;
+        let Config { portal, ports, access_states, nqn, queues, memory, controller_ids, role, .. } = config;
         let is_own = portal.is_none();
         let portal = match portal {
             Some(portal) => portal,
@@ -317,11 +321,15 @@ impl NvmeTcp {
                 Portal::of_export(name, serial, ports, limits.clone(), memory.clone(), cores)?
             }
         };
+        let ports = portal.ports_of_subsystem(role.as_ref());
+        for (port, state) in ports.iter().zip(portal.states(&access_states)?) {
+            port.set_state(state);
+        }
         let subsystem = Subsystem::new(
             nqn,
             None,
             serial,
-            portal.ports_of_subsystem(role.as_ref()),
+            ports,
             namespaces,
             admitted,
             queues,
@@ -425,6 +433,13 @@ impl Export for NvmeTcp {
 
     fn set_access(&self, access: Access) -> Result<(), Error> {
         self.portal.set_access(&self.service, access)
+    }
+
+    fn set_access_states(&self, states: &[PortConfig]) -> Result<(), Error> {
+        for (port, state) in self.portal.states(states)?.into_iter().enumerate() {
+            self.set_access_state(port, state);
+        }
+        Ok(())
     }
 }
 

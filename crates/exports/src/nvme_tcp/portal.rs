@@ -196,9 +196,26 @@ impl Portal {
         self.bound.iter().map(|port| &*port.address)
     }
 
-    /// The ports: address and initial access state.
-    pub fn ports(&self) -> impl Iterator<Item = (&str, AccessState)> {
-        self.bound.iter().map(|port| (&*port.address, port.config.state))
+    /// The ports: each address as the system chose it, and its configuration.
+    pub fn ports(&self) -> impl Iterator<Item = (&str, &PortConfig)> {
+        self.bound.iter().map(|port| (&*port.address, &port.config))
+    }
+
+    /// The access state over each port: those of `chosen`, and else its own.
+    ///
+    /// # Errors
+    /// When `chosen` names another port.
+    pub(super) fn states(&self, chosen: &[PortConfig]) -> Result<Vec<AccessState>, Error> {
+        let is_here = |port: &PortConfig| self.bound.iter().any(|bound| bound.config.address == port.address);
+        match chosen.iter().find(|port| !is_here(port)) {
+            Some(unknown) => {
+                let ports: Vec<String> =
+                    self.bound.iter().map(|port| port.config.address.to_string()).collect();
+                let fault = format!("ana: {} is no port: want one of {}", unknown.address, ports.join(", "));
+                Err(Error::Config(fault))
+            }
+            None => Ok(self.bound.iter().map(|port| port.config.state_within(chosen)).collect()),
+        }
     }
 
     /// The number of subsystems.

@@ -81,6 +81,13 @@ pub struct PortConfig {
     pub state: AccessState,
 }
 
+impl PortConfig {
+    /// The access state that `chosen` has for this address; else its own.
+    pub fn state_within(&self, chosen: &[PortConfig]) -> AccessState {
+        chosen.iter().find(|port| port.address == self.address).map_or(self.state, |port| port.state)
+    }
+}
+
 /// A port of the subsystem.
 pub(super) struct Port {
     /// The identifier, from 1 on.

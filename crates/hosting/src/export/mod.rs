@@ -4,6 +4,7 @@
 mod nbd;
 mod nvme_tcp;
 pub mod portal;
+pub mod ports;
 mod ublk;
 mod vduse;
 mod vhost_user_blk;

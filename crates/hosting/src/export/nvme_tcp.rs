@@ -1,10 +1,10 @@
 //! `--export nvme-tcp:…`.
 
-use super::{Apart, CORES, ExportConfig, OwnListener, keep_listener, object, tls_mode};
+use super::{Apart, CORES, ExportConfig, OwnListener, keep_listener, object, ports, tls_mode};
 use block::{Device, SharedRole};
 use exports::nvme_tcp::{
-    Access, AccessState, Address, Auth, CONTROLLER_IDS, Choices, Config, Group, Hash, Hosts, Keys,
-    NamespaceConfig, Nqn, NvmeTcp, PortConfig, Portal, Security, TlsKeys,
+    Access, AccessState, Auth, CONTROLLER_IDS, Choices, Config, Group, Hash, Hosts, Keys, NamespaceConfig,
+    Nqn, NvmeTcp, PortConfig, Portal, Security, TlsKeys,
 };
 use exports::{Error, Export};
 use raid::Uuid;
@@ -29,6 +29,11 @@ pub(super) static KIND: Kind = Kind {
              ports share a listener",
         ),
         key("portal", "NAME", "instead of listen: a portal of freestoned, whose ports exports share"),
+        key(
+            "ana",
+            "ADDR:PORT@STATE+…",
+            "ANA states over some ports of listen or of the portal, instead of theirs",
+        ),
         key("nqn", "NQN", "NQN of the subsystem"),
         key("device", "ID+…", "the devices to export, as namespaces 1, 2 and so on [the first]"),
         key("hosts", "NQN+…", "hosts that may connect; none: no host [any]"),
@@ -101,7 +106,7 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
         (None, Some(_)) => Vec::new(),
         (listen, None) => {
             let listen = required("listen=ADDR:PORT", listen)?;
-            listen.split('+').map(port).collect::<Result<_, _>>().map_err(|fault| spec.refuse(fault))?
+            ports::ports("listen", &listen).map_err(|fault| spec.refuse(fault))?
         }
     };
     let name = required("nqn=NQN", spec.get("nqn")?)?;
@@ -110,6 +115,8 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     let hosts = spec.get::<String>("hosts")?.map(|list| Hosts::parse(&list)).transpose();
     let hosts = hosts.map_err(|error| spec.refuse(format!("hosts: {error}")))?.unwrap_or_default();
     config.access = Access { hosts, auth: auth(spec)?, tls: security(spec)? };
+    let states = spec.get::<String>("ana")?.map(|list| ports::access_states(&list)).transpose();
+    config.access_states = states.map_err(|fault| spec.refuse(fault))?.unwrap_or_default();
     config.reservations = spec.get::<String>("reservations")?.map(PathBuf::from);
     config.serial = spec.get("serial")?;
     config.read_only = spec.get_or("readonly", Switch(false))?.0;
@@ -138,18 +145,6 @@ fn controller_ids(spec: &Spec) -> Result<RangeInclusive<u16>, SpecError> {
         let max = CONTROLLER_IDS.end();
         spec.refuse(format!("controller-ids={text}: expected FIRST-LAST, both from 1 to {max}"))
     })
-}
-
-/// An address, and how well the namespaces are reached there.
-pub(super) fn port(text: &str) -> Result<PortConfig, String> {
-    let (address, state) = match text.rsplit_once('@') {
-        None => (text, AccessState::default()),
-        Some((address, name)) => {
-            let unknown = || format!("listen: {name:?} is none of {}", AccessState::names().join(", "));
-            (address, AccessState::parse(name).ok_or_else(unknown)?)
-        }
-    };
-    Ok(PortConfig { address: Address::of_listen(address), state })
 }
 
 /// How hosts prove who they are. The secrets are read now: later on nothing can be.
@@ -204,9 +199,10 @@ fn choose<T: Copy>(text: &str, all: &[T], name: fn(T) -> &'static str) -> Result
 impl NvmeTcpConfig {
     /// Its ports, or those of the portal that it shares.
     fn ports(&self) -> impl Iterator<Item = (String, AccessState)> {
-        let own = self.config.ports.iter().map(|port| (port.address.to_string(), port.state));
+        let own = self.config.ports.iter().map(|port| (port.address.to_string(), port));
         let shared = self.config.portal.iter().flat_map(|portal| portal.ports());
-        own.chain(shared.map(|(address, state)| (address.to_owned(), state)))
+        let all = own.chain(shared.map(|(address, port)| (address.to_owned(), port)));
+        all.map(|(address, port)| (address, port.state_within(&self.config.access_states)))
     }
 
     fn keep_reservations(&self, profile: &mut Profile) {

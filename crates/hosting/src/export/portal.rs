@@ -1,6 +1,7 @@
 //! Portals of NVMe/TCP: listeners that exports share.
 
-use super::{keep_listener, nvme_tcp};
+use super::keep_listener;
+use super::ports::port;
 use exports::nvme_tcp::PortalConfig;
 use sandbox::Profile;
 
@@ -10,7 +11,7 @@ use sandbox::Profile;
 /// # Errors
 /// When an address has an unknown state.
 pub fn parse(name: &str, listen: &[String], clients: Option<u32>) -> Result<PortalConfig, String> {
-    let ports = listen.iter().map(|text| nvme_tcp::port(text)).collect::<Result<_, _>>()?;
+    let ports = listen.iter().map(|text| port("listen", text)).collect::<Result<_, _>>()?;
     let mut config = PortalConfig::new(name.into(), ports);
     config.clients = clients.map_or(config.clients, |clients| clients as usize);
     Ok(config)
