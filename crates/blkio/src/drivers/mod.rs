@@ -114,6 +114,14 @@ fn open_ring<Q: DirectQueue + 'static>(
     Ok(Box::new(queue))
 }
 
+/// Refuses a time that requests wait for a lost server, in seconds, that cannot be.
+fn check_reconnect_delay(seconds: i32) -> Result<()> {
+    match seconds {
+        0.. => Ok(()),
+        _ => Err(Error::new(libc::EINVAL, format!("property reconnect-delay: {seconds} is negative"))),
+    }
+}
+
 /// Refuses numbers of ring entries that cannot be.
 fn check_num_entries(name: &str, value: &Value) -> Result<()> {
     match (name, value) {

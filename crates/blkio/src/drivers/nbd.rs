@@ -1,6 +1,7 @@
 //! Driver `nbd`: an export of an NBD server. Connecting may take as long as a network does, and can
 //! be cancelled.
 
+use super::check_reconnect_delay;
 use crate::driver::{Capacity, Driver};
 use crate::property::{Properties, Spec};
 use crate::{Error, Region, Result, Value};
@@ -41,6 +42,7 @@ impl Driver for Nbd {
             Spec::setting("path", ""),
             Spec::setting("export", ""),
             Spec::setting("connect-timeout-ms", 10_000),
+            Spec::setting("reconnect-delay", 0),
             Spec::tuning("num-entries", 128),
         ]
     }
@@ -54,6 +56,7 @@ impl Driver for Nbd {
             ("connect-timeout-ms" | "num-entries", Value::Int(number)) if *number <= 0 => {
                 Err(Error::new(libc::EINVAL, format!("property {name}: {number} is not positive")))
             }
+            ("reconnect-delay", Value::Int(seconds)) => check_reconnect_delay(*seconds),
             _ => Ok(()),
         }
     }
@@ -61,7 +64,7 @@ impl Driver for Nbd {
     fn connect(&mut self, p: &mut Properties) -> Result<()> {
         let options = options(p)?;
         let session = Session::open(&options, &self.cancel).map_err(|e| self.renew_cancel(e))?;
-        super::state_limits(p, session.limits());
+        super::state_limits(p, &session.limits());
         p.put("max-queues", i32::try_from(session.max_queues()).unwrap_or(0));
         self.session = Some(session);
         Ok(())
@@ -83,8 +86,8 @@ impl Driver for Nbd {
     }
 
     fn capacity(&self) -> Capacity {
-        let capacity = self.session().limits().capacity;
-        Arc::new(move || Ok(capacity))
+        let limits = self.session().shared_limits().clone();
+        Arc::new(move || Ok(limits.capacity()))
     }
 
     fn map_region(&mut self, _: &Region) -> Result<()> {
@@ -117,5 +120,6 @@ fn options(p: &Properties) -> Result<Options> {
     };
     options.read_only = p.bool("read-only");
     options.timeout_ms = p.int("connect-timeout-ms") as u64;
+    options.reconnect_delay_s = p.int("reconnect-delay") as u32;
     Ok(options)
 }

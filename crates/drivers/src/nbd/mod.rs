@@ -19,7 +19,10 @@
 //! sent again. On TCP that is noticed within a minute. A server that continues to execute requests
 //! of a lost connection can mix them up with newer ones: it has to drain them.
 //!
-//! The size is that at the time of connecting: the protocol has no way to query it again.
+//! The size is that of the last connection: the protocol has no message that announces or queries
+//! it while requests are served. A connection that replaces a lost one, or that
+//! [`block::Device::refresh`] makes, shows a size that has grown. An export that has shrunk is
+//! refused.
 //!
 //! Source: <https://github.com/NetworkBlockDevice/nbd>, doc/proto.md and doc/uri.md; extended
 //! headers: its branch `extension-ext-header`.
@@ -45,7 +48,7 @@ pub use queue::NbdQueue;
 pub use session::Session;
 pub use wire::Replies;
 
-use block::{Channel, Device, DeviceError, KernelBacking, Limits, MemoryRegion, SharedLimits};
+use block::{Channel, Device, DeviceError, KernelBacking, Limits, MemoryRegion};
 use reactor::QueueChannel;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -53,7 +56,6 @@ use std::sync::Arc;
 /// A block device behind an NBD server.
 pub struct NbdDevice {
     session: Arc<Session>,
-    limits: Arc<SharedLimits>,
 }
 
 impl NbdDevice {
@@ -68,8 +70,7 @@ impl NbdDevice {
 
     /// Creates the device over an existing session.
     pub fn over(session: Arc<Session>) -> NbdDevice {
-        let limits = SharedLimits::new(session.limits().clone());
-        NbdDevice { session, limits }
+        NbdDevice { session }
     }
 
     /// The session of the device.
@@ -84,18 +85,21 @@ impl Device for NbdDevice {
     }
 
     fn limits(&self) -> Limits {
-        self.limits.get()
+        self.session.limits()
     }
 
     fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
         match self.session.start_queue(&Cancel::never()) {
-            Ok(queue) => Ok(QueueChannel::open(queue, self.limits.clone())),
+            Ok(queue) => Ok(QueueChannel::open(queue, self.session.shared_limits().clone())),
             Err(error) => Err(DeviceError::new(self.name(), error.to_string())),
         }
     }
 
     fn refresh(&self) -> Result<Limits, DeviceError> {
-        Ok(self.limits.get())
+        match self.session.refresh(&Cancel::never()) {
+            Ok(()) => Ok(self.limits()),
+            Err(error) => Err(DeviceError::new(self.name(), error.to_string())),
+        }
     }
 
     fn map_region(&self, _region: &MemoryRegion) -> Result<(), DeviceError> {

@@ -624,9 +624,8 @@ impl DirectQueue for NbdQueue {
 impl Drop for NbdQueue {
     fn drop(&mut self) {
         if self.is_connected() && self.outbox.is_empty() {
-            let header = Header { command: Command::Disconnect, flags: 0, cookie: 0, offset: 0, len: 0 };
             let replies = self.replies;
-            self.outbox.push_header(|to| header.encode(replies, to));
+            self.outbox.push_header(|to| Header::DISCONNECT.encode(replies, to));
             // Best effort; the server sees the end of the connection in any case.
             let _ = self.wire.send(&mut self.outbox);
             self.wire.close();

@@ -3,10 +3,11 @@
 use super::error::OpenError;
 use super::handshake::{Facts, negotiate};
 use super::options::{MAX_CONNECTIONS, Options};
+use super::wire::{Header, MAX_REQUEST_HEADER};
 use crate::stream::Cancel;
 use crate::stream::connect::{Deadline, Stream};
 use crate::stream::wire::Wire;
-use block::Limits;
+use block::{Limits, SharedLimits};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,8 +25,9 @@ const MAX_TRANSFER: u32 = 1 << 30;
 pub struct Session {
     name: String,
     options: Options,
+    /// The properties at the first connection. The size may have grown since.
     facts: Facts,
-    limits: Limits,
+    limits: Arc<SharedLimits>,
     connections: Mutex<Connections>,
 }
 
@@ -71,7 +73,7 @@ impl Session {
                 options.connections
             )));
         }
-        let limits = limits(&facts, options)?;
+        let limits = SharedLimits::new(limits(&facts, options)?);
         let name = options.name();
         tracing::info!(device = %name, size = facts.size, replies = ?facts.replies, flags = facts.flags, "connected");
         let connections = Mutex::new(Connections { spare: Some(connection), in_use: 0 });
@@ -83,14 +85,58 @@ impl Session {
         &self.name
     }
 
-    /// The properties of the export, as the server reports them.
+    /// The properties of the export, as the server reported them at the first connection.
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// The limits of the device.
-    pub fn limits(&self) -> &Limits {
+    /// The limits of the device, with the size that the server reported last.
+    pub fn limits(&self) -> Limits {
+        self.limits.get()
+    }
+
+    /// The limits as all queues see them.
+    pub fn shared_limits(&self) -> &Arc<SharedLimits> {
         &self.limits
+    }
+
+    /// Asks the server for the size, over a further connection: the protocol has no message for
+    /// it. A server that allows one connection only is not asked.
+    ///
+    /// # Errors
+    /// As [`Session::open`]; when the export has changed otherwise than by growing.
+    pub fn refresh(&self, cancel: &Cancel) -> Result<(), OpenError> {
+        if !self.facts.can_multi_conn() {
+            return Ok(());
+        }
+        let deadline = Deadline::new(self.options.timeout_ms, cancel);
+        let mut stream = Stream::connect(&self.options.address, &deadline)?;
+        let (facts, _) = negotiate(&mut stream, &self.options)?;
+        let mut bytes = [0; MAX_REQUEST_HEADER];
+        let len = Header::DISCONNECT.encode(facts.replies, &mut bytes);
+        // Best effort; the server sees the end of the connection in any case.
+        let _ = stream.write(&bytes[..len]);
+        self.check_same(&facts)
+    }
+
+    /// Compares the export of a further connection with the first one. Its size may have grown,
+    /// which counts from now on.
+    fn check_same(&self, facts: &Facts) -> Result<(), OpenError> {
+        let Facts { size, .. } = self.facts;
+        if (Facts { size, ..*facts }) != self.facts {
+            return Err(OpenError::Changed(format!("{:?} to {facts:?}", self.facts)));
+        }
+        // One connection after the other, so that the size does not fall back.
+        let _connections = self.lock();
+        let (before, now) = (self.limits.capacity(), capacity(facts));
+        if now < before {
+            return Err(OpenError::Changed(format!("size {before} to {now} bytes")));
+        }
+        if now > before {
+            tracing::info!(device = %self.name, capacity = now, "export capacity changed");
+            self.limits.set_capacity(now);
+        }
+        Ok(())
     }
 
     /// Maximum number of concurrent queues.
@@ -125,10 +171,8 @@ impl Session {
     pub(super) fn connect_again(&self, most_ms: u64, cancel: &Cancel) -> Result<Connection, OpenError> {
         let timeout_ms = self.options.timeout_ms.min(most_ms);
         let (connection, facts) = connect(&Options { timeout_ms, ..self.options.clone() }, cancel)?;
-        match facts == self.facts {
-            true => Ok(connection),
-            false => Err(OpenError::Changed(format!("{:?} to {facts:?}", self.facts))),
-        }
+        self.check_same(&facts)?;
+        Ok(connection)
     }
 
     /// Time that requests wait for a new connection; 0: the queue does not reconnect.
@@ -180,9 +224,13 @@ fn connect(options: &Options, cancel: &Cancel) -> Result<(Connection, Facts), Op
     Ok((Connection { wire: stream.into_wire(), context }, facts))
 }
 
+/// Bytes of the export in whole blocks.
+fn capacity(facts: &Facts) -> u64 {
+    facts.size & !(u64::from(facts.min_block) - 1)
+}
+
 fn limits(facts: &Facts, options: &Options) -> Result<Limits, OpenError> {
-    let block = facts.min_block;
-    let capacity = facts.size & !(u64::from(block) - 1);
+    let (block, capacity) = (facts.min_block, capacity(facts));
     if capacity == 0 {
         return Err(OpenError::Export(format!("size {} bytes: less than one block of {block}", facts.size)));
     }

@@ -84,6 +84,10 @@ pub(super) struct Header {
 }
 
 impl Header {
+    /// The announcement of an orderly disconnect.
+    pub(super) const DISCONNECT: Header =
+        Header { command: Command::Disconnect, flags: 0, cookie: 0, offset: 0, len: 0 };
+
     /// Encodes the header into `to`. Returns its length.
     pub(super) fn encode(&self, replies: Replies, to: &mut [u8; MAX_REQUEST_HEADER]) -> usize {
         let is_extended = replies == Replies::Extended;

@@ -301,13 +301,15 @@ fn long_and_short_reads_and_writes_share_a_connection() {
 
 #[test]
 fn a_device_says_what_its_session_does_and_why_a_channel_cannot_be_opened() {
-    let (server, session, queue) = Server::start(Export::good(Replies::Extended), |client| {
+    let good = Export::good(Replies::Extended);
+    let one_connection = Export { flags: ALL_FLAGS & !(1 << 8), ..good };
+    let (server, session, queue) = Server::start(one_connection, |client| {
         assert_eq!(client.request().command, 2);
     });
     let device = NbdDevice::over(session.clone());
-    assert_eq!(device.limits(), *session.limits());
+    assert_eq!(device.limits(), session.limits());
     assert!(device.name().starts_with("nbd+unix:///?socket=/"), "{}", device.name());
-    assert_eq!(device.refresh().unwrap(), device.limits());
+    assert_eq!(device.refresh().unwrap(), device.limits(), "the server is not asked");
     drop(queue);
     drop(server);
     let error = reactor::run(async move { device.open_channel().err().unwrap().to_string() });

@@ -159,10 +159,59 @@ fn requests_fail_while_there_is_no_server_and_later_ones_reach_the_next() {
     next.join().unwrap();
 }
 
+/// A queue with a request that its first server does not answer, and then another server.
+fn lost_then(export: Export, next: (Export, Serve)) -> (Server, Arc<Session>, NbdQueue) {
+    let turns = vec![turn(export, |client| assert_eq!(client.request().command, 3)), next];
+    let (server, session, mut queue) = Server::in_turn(LONG, turns);
+    assert_eq!(push(&mut queue, 0, &Request::flush(), 0), Ok(()));
+    (server, session, queue)
+}
+
+#[test]
+fn an_export_that_has_grown_is_taken_over_with_its_size() {
+    let export = Export::good(Replies::Extended);
+    let grown = turn(Export { size: SIZE * 2 + 100, ..export }, |client| drop(serve(client, 1)));
+    let (_server, session, mut queue) = lost_then(export, grown);
+    let device = NbdDevice::over(session.clone());
+    assert_eq!(device.limits().capacity, SIZE);
+    assert_eq!(ends(&mut queue, 1), [(0, Ok(()))]);
+    assert_eq!(device.limits().capacity, SIZE * 2, "whole blocks");
+}
+
+#[test]
+fn an_export_that_has_shrunk_is_refused_with_both_sizes() {
+    let export = Export { blocks: None, ..Export::good(Replies::Extended) };
+    let shrunk = turn(Export { size: SIZE / 2, ..export }, |client| client.linger());
+    let (_server, session, mut queue) = lost_then(export, shrunk);
+    assert_eq!(ends(&mut queue, 1), [(0, Err(IoError::DeviceGone))]);
+    let why = queue.lost().unwrap();
+    assert!(why.contains(&format!("size {SIZE} to {} bytes", SIZE / 2)), "{why}");
+    assert_eq!(session.limits().capacity, SIZE);
+}
+
+#[test]
+fn a_refresh_asks_the_server_over_a_further_connection() {
+    let export = Export::good(Replies::Structured);
+    let grown = Export { size: SIZE * 2, ..export };
+    let turns = vec![
+        // The connection stays open while the next one is served.
+        turn(export, |client| std::mem::forget(client.stream.try_clone().unwrap())),
+        turn(grown, |client| assert_eq!(client.request().command, 2, "an orderly disconnect")),
+        turn(export, |client| client.linger()),
+    ];
+    let (_server, session, queue) = Server::in_turn(0, turns);
+    let device = NbdDevice::over(session);
+    assert_eq!(device.refresh().unwrap().capacity, SIZE * 2);
+    let error = device.refresh().unwrap_err().to_string();
+    assert!(error.contains(&format!("size {} to {SIZE} bytes", SIZE * 2)), "{error}");
+    assert_eq!(device.limits().capacity, SIZE * 2);
+    drop(queue);
+}
+
 #[test]
 fn another_export_and_a_violation_end_the_queue() {
     let export = Export::good(Replies::Structured);
-    let other = Export { size: SIZE * 2, ..export };
+    let other = Export { flags: ALL_FLAGS & !(1 << 5), ..export };
     let turns = vec![
         turn(export, |client| assert_eq!(client.request().command, 3)),
         turn(other, |client| client.linger()),
