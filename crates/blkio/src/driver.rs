@@ -64,6 +64,12 @@ pub(crate) trait Driver: Send {
     /// How to learn the capacity of the connected device.
     fn capacity(&self) -> Capacity;
 
+    /// Alignment of address and length of memory that the library allocates for the device, in
+    /// bytes: a power of two. The device then gets all of that memory with each region in it.
+    fn own_alignment(&self) -> usize {
+        1
+    }
+
     /// Tells the started device about memory.
     ///
     /// # Errors

@@ -257,7 +257,7 @@ impl Instance {
     /// `mem-region-alignment`.
     pub fn alloc_region(&mut self, len: usize) -> Result<Region> {
         self.check_connected()?;
-        self.regions.allocate(len, self.region_rules().alignment)
+        self.regions.allocate(len, self.region_rules().alignment, self.driver.own_alignment())
     }
 
     /// Gives memory of [`Instance::alloc_region`] back.
@@ -277,7 +277,7 @@ impl Instance {
         self.check_connected()?;
         self.started_rules()?;
         self.regions.check(region, self.region_rules())?;
-        self.driver.map_region(region)?;
+        self.driver.map_region(&self.for_device(region))?;
         self.regions.add_mapped(region);
         Ok(())
     }
@@ -285,8 +285,13 @@ impl Instance {
     /// Takes a region back; one that is not mapped is none of the library's business.
     pub fn unmap_region(&mut self, region: &Region) {
         if self.regions.remove_mapped(region) {
-            self.driver.unmap_region(region);
+            self.driver.unmap_region(&self.for_device(region));
         }
+    }
+
+    /// A region as the device gets it: all of its memory if the library allocated it.
+    fn for_device(&self, region: &Region) -> Region {
+        if self.driver.own_alignment() > 1 { self.regions.whole(region) } else { *region }
     }
 
     /// Makes a `connect` that runs on another thread fail soon; `None` where it cannot take long.

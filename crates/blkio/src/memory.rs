@@ -1,7 +1,8 @@
 //! Memory regions: what a program told the device about, and what the library allocated for it.
 
 use crate::{Error, Result};
-use std::os::fd::RawFd;
+use drivers::shared_memory::SharedMemory;
+use std::os::fd::{AsRawFd, RawFd};
 
 /// A memory region, laid out as `struct blkio_mem_region` of `blkio.h`.
 #[repr(C)]
@@ -39,7 +40,7 @@ pub(crate) struct RegionRules {
 #[derive(Default)]
 pub(crate) struct Regions {
     mapped: Vec<Region>,
-    allocated: Vec<Region>,
+    allocated: Vec<(Region, SharedMemory)>,
 }
 
 impl Regions {
@@ -98,26 +99,35 @@ impl Regions {
         at.map(|at| self.mapped.swap_remove(at)).is_some()
     }
 
-    /// Allocates `len` bytes of memory that can be shared with another process.
+    /// Allocates `len` bytes of memory that can be shared with another process, at a multiple of
+    /// `own_alignment`. The memory behind it has a multiple of that, too ([`Regions::whole`]).
     ///
     /// # Errors
-    /// `EINVAL` for a length that is no multiple of the alignment, and what the operating system
+    /// `EINVAL` for a length that is no multiple of `alignment`, and what the operating system
     /// says.
-    pub fn allocate(&mut self, len: usize, alignment: u64) -> Result<Region> {
+    pub fn allocate(&mut self, len: usize, alignment: u64, own_alignment: usize) -> Result<Region> {
         if len == 0 || !(len as u64).is_multiple_of(alignment) || i64::try_from(len).is_err() {
             let message = format!(
                 "memory region: len {len} must be a positive multiple of mem-region-alignment ({alignment})"
             );
             return Err(Error::new(libc::EINVAL, message));
         }
-        let region = allocate(len)?;
-        if !(region.addr as u64).is_multiple_of(alignment) {
-            release(&region);
+        let memory = SharedMemory::aligned(len, own_alignment)
+            .map_err(|error| Error::os(&format!("memory region of {len} bytes"), &error))?;
+        let addr = memory.base().addr();
+        if !(addr as u64).is_multiple_of(alignment) {
             let message = format!("memory region: no memory with an alignment of {alignment} bytes");
             return Err(Error::new(libc::EOVERFLOW, message));
         }
-        self.allocated.push(region);
+        let region = Region { addr, len, iova: 0, fd_offset: 0, fd: memory.as_raw_fd(), flags: 0 };
+        self.allocated.push((region, memory));
         Ok(region)
+    }
+
+    /// The region with all of the memory behind it, if [`Regions::allocate`] made it.
+    pub fn whole(&self, region: &Region) -> Region {
+        let allocated = self.allocated.iter().find(|(known, _)| known == region);
+        Region { len: allocated.map_or(region.len, |(_, memory)| memory.len()), ..*region }
     }
 
     /// Gives memory of [`Regions::allocate`] back.
@@ -127,57 +137,14 @@ impl Regions {
     pub fn free(&mut self, region: &Region) -> Result<()> {
         let addr = region.addr;
         let refuse = |message: String| Err(Error::new(libc::EINVAL, format!("memory region: {message}")));
-        let Some(at) = self.allocated.iter().position(|r| r == region) else {
+        let Some(at) = self.allocated.iter().position(|(known, _)| known == region) else {
             return refuse(format!("addr {addr:#x} does not come from blkio_alloc_mem_region()"));
         };
         if self.mapped.contains(region) {
             return refuse(format!("addr {addr:#x} is still mapped"));
         }
-        release(&self.allocated.swap_remove(at));
+        self.allocated.swap_remove(at);
         Ok(())
-    }
-}
-
-impl Drop for Regions {
-    fn drop(&mut self) {
-        self.allocated.iter().for_each(release);
-    }
-}
-
-fn allocate(len: usize) -> Result<Region> {
-    let failed = |what: &str| {
-        let error = std::io::Error::last_os_error();
-        Error::os(&format!("memory region of {len} bytes: {what}"), &error)
-    };
-    // SAFETY: the name is a C string.
-    let fd = unsafe { libc::memfd_create(c"blkio-buffers".as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(failed("memfd_create"));
-    }
-    let close = |error| {
-        // SAFETY: the descriptor is ours and no other code knows it yet.
-        unsafe { libc::close(fd) };
-        Err(error)
-    };
-    // SAFETY: no pointer is passed.
-    if unsafe { libc::ftruncate(fd, len as i64) } < 0 {
-        return close(failed("ftruncate"));
-    }
-    let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-    // SAFETY: a new mapping, which overlaps nothing.
-    let addr = unsafe { libc::mmap(std::ptr::null_mut(), len, access, kind, fd, 0) };
-    if addr == libc::MAP_FAILED {
-        return close(failed("mmap"));
-    }
-    Ok(Region { addr: addr.addr(), len, iova: 0, fd_offset: 0, fd, flags: 0 })
-}
-
-fn release(region: &Region) {
-    // SAFETY: mapping and descriptor come from `allocate`, and this is the only time they are given
-    // back.
-    unsafe {
-        libc::munmap(region.addr as *mut libc::c_void, region.len);
-        libc::close(region.fd);
     }
 }
 
@@ -229,8 +196,8 @@ mod tests {
     #[test]
     fn allocated_memory_is_given_back_once_and_only_when_unmapped() {
         let mut regions = Regions::default();
-        assert_eq!(regions.allocate(100, 512).unwrap_err().errno(), libc::EINVAL);
-        let region = regions.allocate(8192, 4096).unwrap();
+        assert_eq!(regions.allocate(100, 512, 1).unwrap_err().errno(), libc::EINVAL);
+        let region = regions.allocate(8192, 4096, 1).unwrap();
         // SAFETY: fresh memory of our own.
         unsafe { (region.addr as *mut u8).write(1) };
         regions.add_mapped(&region);
@@ -238,5 +205,17 @@ mod tests {
         regions.remove_mapped(&region);
         assert_eq!(regions.free(&region), Ok(()));
         assert!(regions.free(&region).is_err());
+    }
+    #[test]
+    fn a_device_gets_all_of_the_memory_behind_an_allocated_region() {
+        const ALIGNMENT: usize = 2 << 20;
+        let mut regions = Regions::default();
+        let allocated = regions.allocate(12288, 4096, ALIGNMENT).unwrap();
+        assert_eq!((allocated.len, allocated.addr % ALIGNMENT, allocated.fd_offset), (12288, 0, 0));
+        assert_eq!(regions.whole(&allocated), Region { len: ALIGNMENT, ..allocated });
+        let own = region(0x10000, 0x2000);
+        assert_eq!(regions.whole(&own), own, "the program's own memory stays as it is");
+        let part = Region { len: 4096, ..allocated };
+        assert_eq!(regions.whole(&part), part);
     }
 }

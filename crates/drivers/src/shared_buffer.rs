@@ -23,7 +23,7 @@ impl SharedBuffer {
         const PAGE: usize = 4096;
         let stride = len.next_multiple_of(PAGE);
         let bytes = stride.checked_mul(count).ok_or(std::io::ErrorKind::OutOfMemory)?;
-        let memory = Arc::new(SharedMemory::new(bytes)?);
+        let memory = Arc::new(SharedMemory::of_huge_pages(bytes)?);
         let buffer = |i| SharedBuffer { memory: memory.clone(), offset: i * stride, len };
         let buffers = (0..count).map(buffer).collect();
         Ok((memory, buffers))
@@ -84,11 +84,12 @@ impl SharedBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shared_memory::HUGE_PAGE;
 
     #[test]
     fn buffers_do_not_share_bytes() {
         let (memory, mut buffers) = SharedBuffer::allocate(3, 5000).unwrap();
-        assert_eq!(memory.len(), 3 * 8192);
+        assert_eq!(memory.len(), HUGE_PAGE, "three buffers of two pages each");
         for (i, buffer) in buffers.iter_mut().enumerate() {
             buffer.write(&[i as u8 + 1; 5000]);
         }

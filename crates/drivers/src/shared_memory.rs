@@ -4,6 +4,9 @@ use block::{MemoryRegion, Segment};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+/// Bytes of a huge page.
+pub const HUGE_PAGE: usize = 2 << 20;
+
 /// Zeroed shared memory, allocated on first access. A process that gets its descriptor cannot
 /// truncate the file.
 #[derive(Debug)]
@@ -26,7 +29,28 @@ impl SharedMemory {
     /// # Errors
     /// An error of the operating system.
     pub fn new(len: usize) -> io::Result<SharedMemory> {
-        let len = len.max(1).next_multiple_of(page_size() as usize);
+        SharedMemory::aligned(len, 1)
+    }
+
+    /// Allocates `len` bytes, rounded up to a multiple of [`HUGE_PAGE`] at such an address: some
+    /// servers of vhost-user take only such memory (SPDK). Pages exist once they are used.
+    ///
+    /// # Errors
+    /// An error of the operating system.
+    pub fn of_huge_pages(len: usize) -> io::Result<SharedMemory> {
+        SharedMemory::aligned(len, HUGE_PAGE)
+    }
+
+    /// Allocates `len` bytes, rounded up to a multiple of `alignment` (a power of two) and whole
+    /// pages, at an address of this alignment.
+    ///
+    /// # Errors
+    /// An error of the operating system.
+    pub fn aligned(len: usize, alignment: usize) -> io::Result<SharedMemory> {
+        let alignment = alignment.max(page_size() as usize);
+        let Some(len) = len.max(1).checked_next_multiple_of(alignment) else {
+            return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+        };
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: the name is a C string.
         let fd = check(unsafe { libc::memfd_create(c"freestone-shared".as_ptr(), flags) })?;
@@ -38,14 +62,8 @@ impl SharedMemory {
         check(unsafe {
             libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)
         })?;
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let base =
-            unsafe { libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(SharedMemory { base: base.cast(), len, fd })
+        let base = map_aligned(fd.as_raw_fd(), len, alignment)?;
+        Ok(SharedMemory { base, len, fd })
     }
 
     /// First byte; aligned to a page.
@@ -127,6 +145,35 @@ impl Drop for SharedMemory {
     }
 }
 
+/// Maps `len` bytes of `fd` at an address of the alignment, which is a multiple of the page size.
+fn map_aligned(fd: RawFd, len: usize, alignment: usize) -> io::Result<*mut u8> {
+    let excess = alignment - page_size() as usize;
+    let Some(reserved) = len.checked_add(excess) else {
+        return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+    };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    let start = unsafe { libc::mmap(std::ptr::null_mut(), reserved, libc::PROT_NONE, flags, -1, 0) };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let start: *mut u8 = start.cast();
+    let before = start.addr().next_multiple_of(alignment) - start.addr();
+    let base = start.wrapping_add(before);
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: replaces a part of the reserved addresses, which are ours.
+    let mapped =
+        unsafe { libc::mmap(base.cast(), len, protection, libc::MAP_SHARED | libc::MAP_FIXED, fd, 0) };
+    let error = (mapped == libc::MAP_FAILED).then(io::Error::last_os_error);
+    let kept = if error.is_some() { 0 } else { len };
+    // SAFETY: the rest of the reserved addresses. An empty range is refused and changes nothing.
+    unsafe {
+        libc::munmap(start.cast(), before);
+        libc::munmap(base.wrapping_add(kept).cast(), reserved - before - kept);
+    }
+    error.map_or(Ok(base), Err)
+}
+
 /// Size of a page in bytes.
 pub fn page_size() -> u64 {
     // SAFETY: sysconf has no preconditions.
@@ -152,6 +199,20 @@ mod tests {
         assert_eq!(memory.segment(4090, 13).base, memory.base().wrapping_add(4090));
         // SAFETY: no pointers are passed.
         assert_eq!(unsafe { libc::ftruncate(memory.as_raw_fd(), 0) }, -1);
+    }
+
+    #[test]
+    fn memory_of_huge_pages_has_whole_ones() {
+        for len in [1, 4096, HUGE_PAGE, HUGE_PAGE + 1] {
+            let memory = SharedMemory::of_huge_pages(len).unwrap();
+            assert_eq!(memory.len(), len.next_multiple_of(HUGE_PAGE));
+            assert_eq!(memory.base().addr() % HUGE_PAGE, 0);
+            memory.write(memory.len() - 1, &[1]);
+            let file = std::fs::File::open(format!("/proc/self/fd/{}", memory.as_raw_fd())).unwrap();
+            assert_eq!(file.metadata().unwrap().len(), memory.len() as u64);
+        }
+        assert!(SharedMemory::of_huge_pages(usize::MAX).is_err());
+        assert!(SharedMemory::of_huge_pages(1 << 62).is_err());
     }
 
     #[test]

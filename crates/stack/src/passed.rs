@@ -59,6 +59,6 @@ impl PassedDevice {
 /// # Errors
 /// When the system refuses the memory, or there is such memory already.
 pub fn share_buffers(bytes: usize) -> io::Result<MemoryRegion> {
-    let memory = SharedMemory::new(bytes)?;
+    let memory = SharedMemory::of_huge_pages(bytes)?;
     memory.hold_buffers().ok_or_else(|| io::Error::other("the buffers lie in shared memory already"))
 }

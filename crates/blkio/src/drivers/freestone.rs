@@ -11,6 +11,7 @@ use crate::property::{Properties, Spec};
 use crate::{Error, Region, Result, Value};
 use block::{Device, DeviceError};
 use drivers::direct::DirectQueue;
+use drivers::shared_memory::HUGE_PAGE;
 use reactor::bridge::{BridgeOptions, BridgeQueue};
 use reactor::{CoreConfig, Cores, PollWindow};
 use stack::kinds::device::DeviceConfig;
@@ -40,12 +41,14 @@ pub(super) struct Freestone {
     cores: Option<Arc<Cores>>,
     /// Which core serves the next queue, before it is reduced to their number.
     next_core: usize,
+    /// Alignment of memory for the device, in bytes.
+    own_alignment: usize,
 }
 
 impl Freestone {
     /// The driver `freestone`.
     pub fn new() -> Freestone {
-        Freestone { source: Source::Graph, device: None, cores: None, next_core: 0 }
+        Freestone { source: Source::Graph, device: None, cores: None, next_core: 0, own_alignment: 1 }
     }
 
     /// The driver `qcow2`.
@@ -125,6 +128,10 @@ impl Driver for Freestone {
         plan.drop_restart_logs();
         let device = plan.open().map_err(|e| device_error(&e))?.device;
         state_facts(p, &plan, &*device);
+        // Another process maps the memory, and nothing pins it.
+        if plan.any_leaf(&DeviceConfig::needs_regions) && !plan.any_leaf(&DeviceConfig::pins_regions) {
+            self.own_alignment = HUGE_PAGE;
+        }
         self.device = Some(device);
         Ok(())
     }
@@ -150,6 +157,10 @@ impl Driver for Freestone {
     fn capacity(&self) -> Capacity {
         let device = self.device().clone();
         Arc::new(move || Ok(device.refresh().map_err(|e| device_error(&e))?.capacity))
+    }
+
+    fn own_alignment(&self) -> usize {
+        self.own_alignment
     }
 
     fn map_region(&mut self, region: &Region) -> Result<()> {
