@@ -22,3 +22,4 @@ mod sandbox;
 mod serve;
 mod status;
 mod usage;
+mod vhost_user_reconnect;

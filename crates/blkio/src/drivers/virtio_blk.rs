@@ -1,11 +1,12 @@
 //! Drivers `virtio-blk-*`: virtio-blk devices over vhost-user, vhost-vdpa and VFIO.
 
-use super::{Source, memory_region, source};
+use super::{Source, check_reconnect_delay, memory_region, source};
 use crate::driver::{Capacity, Codes, Driver};
 use crate::property::{Properties, Spec};
 use crate::{Error, Region, Result, Value};
 use block::DeviceError;
 use drivers::direct::DirectQueue;
+use drivers::shared_memory::HUGE_PAGE;
 use drivers::virtio_blk::{Frontend, Options, Session, TransportKind};
 use std::net::Shutdown;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -82,12 +83,17 @@ impl VirtioBlk {
 
 impl Driver for VirtioBlk {
     fn specs(&self) -> Vec<Spec> {
-        vec![
+        let mut specs = vec![
             Spec::setting("fd", -1),
             Spec::setting("path", ""),
             Spec::fact("max-queue-size", MAX_QUEUE_SIZE),
             Spec::tuning("queue-size", 256),
-        ]
+        ];
+        if self.transport == TransportKind::VhostUser {
+            // As in libblkio, requests fail at once unless the program asks for more.
+            specs.push(Spec::setting("reconnect-delay", 0));
+        }
+        specs
     }
 
     fn can_add_queues(&self) -> bool {
@@ -111,16 +117,20 @@ impl Driver for VirtioBlk {
                     format!("property queue-size: {size} is not a power of two from 1 to {MAX_QUEUE_SIZE}");
                 Err(Error::new(libc::EINVAL, message))
             }
+            ("reconnect-delay", Value::Int(seconds)) => check_reconnect_delay(*seconds),
             _ => Ok(()),
         }
     }
 
     fn connect(&mut self, p: &mut Properties) -> Result<()> {
         let source = source(p)?;
-        let options = match &source {
+        let mut options = match &source {
             Source::Path(path) => Options::with(self.transport, path),
             Source::Fd(fd) => Options { fd: Some(*fd), ..Options::with(self.transport, "") },
         };
+        if self.transport == TransportKind::VhostUser {
+            options.reconnect_delay_s = p.int("reconnect-delay") as u32;
+        }
         let session = match &source {
             Source::Path(path) if self.transport == TransportKind::VhostUser => {
                 let session = self.handshake.open(path, &options);
@@ -160,6 +170,14 @@ impl Driver for VirtioBlk {
     fn capacity(&self) -> Capacity {
         let session = self.session().clone();
         Arc::new(move || session.refresh().map_err(|e| failed(&e)))
+    }
+
+    fn own_alignment(&self) -> usize {
+        match self.transport {
+            TransportKind::VhostUser => HUGE_PAGE,
+            // The kernel pins the memory, so it has no more than the program needs.
+            TransportKind::VhostVdpa | TransportKind::VfioPci => 1,
+        }
     }
 
     fn map_region(&mut self, region: &Region) -> Result<()> {

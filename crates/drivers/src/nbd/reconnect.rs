@@ -11,18 +11,13 @@
 
 use super::error::OpenError;
 use super::session::{Connection, Session};
-use crate::stream::connect::Deadline;
 use crate::stream::mailbox::Mailbox;
+use crate::stream::reconnect::{End, Failed, Outage};
 use crate::stream::{Cancel, StreamError};
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use vmm_sys_util::eventfd::EventFd;
-
-/// First pause before an attempt; doubles with each attempt.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// Longest pause between two attempts.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// Pending events of a queue.
 #[derive(Default)]
@@ -80,37 +75,26 @@ struct Thread {
 
 impl Thread {
     fn run(self) {
-        let (delay, mut pause, mut is_late) = (self.session.reconnect_delay(), FIRST_PAUSE, false);
-        loop {
-            let left = delay.saturating_sub(self.since.elapsed());
-            if left.is_zero() && !is_late {
-                is_late = true;
-                self.mailbox.tell(|events| events.is_late = true);
-            }
-            let pause_now = if is_late { pause } else { pause.min(left) };
-            if Deadline::new(u64::MAX, &self.stop).pause(pause_now).is_err() {
-                return;
-            }
-            pause = (pause * 2).min(LONGEST_PAUSE);
-            // Requests do not wait longer because an attempt takes long.
-            let left = delay.saturating_sub(self.since.elapsed());
-            if left.is_zero() && !is_late {
-                continue;
-            }
-            let most_ms = if is_late { u64::MAX } else { left.as_millis() as u64 + 1 };
-            let device = self.session.name();
-            match self.session.connect_again(most_ms, &self.stop) {
-                Ok(connection) => {
-                    let after_ms = self.since.elapsed().as_millis() as u64;
-                    tracing::info!(device, after_ms, "reconnected");
-                    return self.mailbox.tell(|events| events.connection = Some(connection));
-                }
-                Err(OpenError::Stream(StreamError::Cancelled)) => return,
-                Err(error @ OpenError::Changed(_)) => {
-                    return self.mailbox.tell(|events| events.dead = Some(error.to_string()));
-                }
-                Err(error) => tracing::debug!(device, %error, "reconnect attempt failed"),
-            }
+        let Thread { session, mailbox, stop, since } = self;
+        let outage = Outage { device: session.name(), since, delay: session.reconnect_delay(), stop: &stop };
+        let connected = outage.reconnect(
+            || mailbox.tell(|events| events.is_late = true),
+            |most_ms| session.connect_again(most_ms, &stop).map_err(Failed::from),
+        );
+        match connected {
+            Ok(connection) => mailbox.tell(|events| events.connection = Some(connection)),
+            Err(End::Dead(why)) => mailbox.tell(|events| events.dead = Some(why)),
+            Err(End::Cancelled) => {}
+        }
+    }
+}
+
+impl From<OpenError> for Failed {
+    fn from(error: OpenError) -> Failed {
+        match error {
+            OpenError::Stream(StreamError::Cancelled) => Failed::Cancelled,
+            OpenError::Changed(_) => Failed::Final(error.to_string()),
+            other => Failed::Passing(other.to_string()),
         }
     }
 }

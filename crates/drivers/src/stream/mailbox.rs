@@ -11,13 +11,20 @@ use vmm_sys_util::eventfd::EventFd;
 pub(crate) struct Mailbox<E> {
     has_events: AtomicBool,
     events: Mutex<E>,
-    event: EventFd,
+    /// Raises the queue's eventfd. Never blocks.
+    raise: Box<dyn Fn() + Send + Sync>,
 }
 
 impl<E: Default> Mailbox<E> {
     /// A mailbox without events. `event` is raised with each one.
     pub(crate) fn new(event: EventFd) -> Mailbox<E> {
-        Mailbox { has_events: AtomicBool::new(false), events: Mutex::default(), event }
+        // Fails only when the counter is full; then the event is raised already.
+        Mailbox::raising(move || drop(event.write(1)))
+    }
+
+    /// A mailbox without events, which calls `raise` with each one.
+    pub(crate) fn raising(raise: impl Fn() + Send + Sync + 'static) -> Mailbox<E> {
+        Mailbox { has_events: AtomicBool::new(false), events: Mutex::default(), raise: Box::new(raise) }
     }
 
     /// Whether there are events for the queue.
@@ -44,7 +51,6 @@ impl<E: Default> Mailbox<E> {
         change(&mut events);
         self.has_events.store(true, Ordering::Release);
         drop(events);
-        // Fails only when the counter is full; then the event is raised already.
-        let _ = self.event.write(1);
+        (self.raise)();
     }
 }

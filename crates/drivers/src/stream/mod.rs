@@ -8,11 +8,13 @@
 //! | [`wire`] | the socket, and TLS over it |
 //! | [`wakeup`] | an eventfd that is raised when the socket is ready |
 //! | [`mailbox`] | events from a thread that connects to a queue |
+//! | [`reconnect`] | attempts to reconnect, and their pauses |
 
 pub(crate) mod connect;
 pub(crate) mod inbox;
 pub(crate) mod mailbox;
 pub(crate) mod outbox;
+pub(crate) mod reconnect;
 pub(crate) mod wakeup;
 pub(crate) mod wire;
 

@@ -81,6 +81,36 @@ pub fn limits(features: u64, config: &ConfigSpace) -> Result<Limits, String> {
     })
 }
 
+/// Checks that a device with the configuration space `now` can replace the one with `before` while
+/// requests are in flight. Its limits must be at least as wide, and it must not have shrunk.
+///
+/// # Errors
+/// The name of the first value that does not fit, with both values.
+pub fn check_successor(features: u64, before: &ConfigSpace, now: &ConfigSpace) -> Result<(), String> {
+    let (old, new) = (limits(features, before)?, limits(features, now)?);
+    let equal = |name: &str, old: u64, new: u64| match old == new {
+        true => Ok(()),
+        false => Err(format!("{name} changed from {old} to {new}")),
+    };
+    let at_least = |name: &str, old: u64, new: u64| match old <= new {
+        true => Ok(()),
+        false => Err(format!("{name} shrank from {old} to {new}")),
+    };
+    equal("block size", old.block_size.into(), new.block_size.into())?;
+    equal("discard alignment", old.discard_alignment.into(), new.discard_alignment.into())?;
+    at_least("capacity in bytes", old.capacity, new.capacity)?;
+    at_least("longest discard in bytes", old.max_discard, new.max_discard)?;
+    at_least("longest write zeroes in bytes", old.max_write_zeroes, new.max_write_zeroes)?;
+    let [old_seg, new_seg] = [before, now].map(|config| device_seg_max(features, config).into());
+    at_least("number of segments", old_seg, new_seg)?;
+    let [old_size, new_size] = [before, now].map(|config| size_max(features, config).into());
+    at_least("longest segment in bytes", old_size, new_size)?;
+    match new.volatile_cache && !old.volatile_cache {
+        true => Err("write cache changed from off to on".into()),
+        false => Ok(()),
+    }
+}
+
 /// Whether writes may remain in a cache until a flush.
 pub fn is_write_back(features: u64, config: &ConfigSpace) -> bool {
     features & VIRTIO_BLK_F_FLUSH != 0 && (features & VIRTIO_BLK_F_CONFIG_WCE == 0 || config.writeback != 0)
@@ -107,6 +137,41 @@ mod tests {
         assert_eq!((size_max(0, &config), device_seg_max(0, &config)), (u32::MAX, 1));
         assert_eq!((plain.max_discard, plain.max_write_zeroes, plain.optimal_io_size), (0, 0, 0));
         assert!(!plain.volatile_cache && !plain.read_only);
+    }
+
+    #[test]
+    fn a_successor_may_be_larger_and_not_stricter() {
+        const ALL: u64 = !VIRTIO_BLK_F_RO;
+        let before = ConfigSpace {
+            capacity: 2048,
+            blk_size: 4096,
+            size_max: 1 << 16,
+            seg_max: 64,
+            max_discard_sectors: 512,
+            discard_sector_alignment: 8,
+            max_write_zeroes_sectors: 512,
+            num_queues: 4,
+            ..ConfigSpace::default()
+        };
+        let check = |now: &ConfigSpace| check_successor(ALL, &before, now);
+        assert_eq!(check(&before), Ok(()));
+        let wider = ConfigSpace { capacity: 4096, seg_max: 128, size_max: 1 << 20, ..before };
+        assert_eq!(check(&wider), Ok(()));
+        let cases = [
+            (ConfigSpace { capacity: 1024, ..before }, "capacity in bytes shrank from 1048576 to 524288"),
+            (ConfigSpace { blk_size: 512, ..before }, "block size changed from 4096 to 512"),
+            (ConfigSpace { blk_size: 3, ..before }, "block size 3 bytes"),
+            (ConfigSpace { seg_max: 63, ..before }, "number of segments shrank from 64 to 63"),
+            (ConfigSpace { size_max: 1, ..before }, "longest segment in bytes shrank from 65536 to 1"),
+            (ConfigSpace { max_discard_sectors: 8, ..before }, "longest discard in bytes shrank from 262144"),
+            (ConfigSpace { discard_sector_alignment: 16, ..before }, "discard alignment changed from 4096"),
+            (ConfigSpace { max_write_zeroes_sectors: 8, ..before }, "longest write zeroes in bytes shrank"),
+            (ConfigSpace { writeback: 1, ..before }, "write cache changed from off to on"),
+        ];
+        for (now, why) in cases {
+            let error = check(&now).unwrap_err();
+            assert!(error.starts_with(why), "{error}");
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@
 //!
 //! Source: VIRTIO 1.3, 5.2.
 
+mod doorbell;
 mod failure;
 mod limits;
 mod options;

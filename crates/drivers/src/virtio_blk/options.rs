@@ -81,6 +81,10 @@ pub struct Options {
     pub inflight: Choice,
     /// Timeout in milliseconds for the answer to a control message.
     pub timeout_ms: u64,
+    /// Time that requests wait for a new connection when the vhost-user server at `path` vanishes,
+    /// in seconds; 0: they fail at once, and the session does not reconnect. Other transports
+    /// ignore it.
+    pub reconnect_delay_s: u32,
 }
 
 impl Options {
@@ -98,6 +102,7 @@ impl Options {
             config_wce: Choice::Auto,
             inflight: Choice::Auto,
             timeout_ms: 10_000,
+            reconnect_delay_s: 0,
         }
     }
 
@@ -117,6 +122,11 @@ impl Options {
     /// Timeout for an answer of the device.
     pub(super) fn timeout(&self) -> Duration {
         Duration::from_millis(self.timeout_ms.max(1))
+    }
+
+    /// Time that requests wait for a new connection.
+    pub(super) fn reconnect_delay(&self) -> Duration {
+        Duration::from_secs(self.reconnect_delay_s.into())
     }
 
     /// Chooses features from those `offered`, or returns the missing one as an error.

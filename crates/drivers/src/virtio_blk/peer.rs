@@ -1,8 +1,11 @@
 //! The shared state of the device, and the thread that listens for its events.
 //!
 //! The thread detects that the device is lost or that its configuration space has changed. It
-//! touches no request: it reports a lost device by waking every queue, and a change by a call.
+//! touches no request: it reports a lost device to the mailbox of every queue, and a change by a
+//! call.
 
+use super::parts::{QueueEvents, QueueMailbox};
+use crate::stream::mailbox::Mailbox;
 use reactor::PeerEvent;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -22,7 +25,13 @@ pub struct Peer {
     config: Mutex<ConfigSpace>,
     on_config: Mutex<Option<OnConfig>>,
     is_gone: AtomicBool,
-    calls: Mutex<Vec<(u16, PeerEvent)>>,
+    /// The reason why the device is lost.
+    lost: Mutex<Option<String>>,
+    /// Whether the reconnect delay of an outage has passed.
+    is_late: AtomicBool,
+    /// Whether a request has completed since the device returned.
+    has_progress: AtomicBool,
+    mailboxes: Mutex<Vec<(u16, Arc<QueueMailbox>)>>,
 }
 
 impl Peer {
@@ -33,7 +42,10 @@ impl Peer {
             config: Mutex::default(),
             on_config: Mutex::default(),
             is_gone: AtomicBool::new(false),
-            calls: Mutex::default(),
+            lost: Mutex::default(),
+            is_late: AtomicBool::new(false),
+            has_progress: AtomicBool::new(false),
+            mailboxes: Mutex::default(),
         })
     }
 
@@ -49,14 +61,49 @@ impl Peer {
         self.is_gone.load(Ordering::Acquire)
     }
 
+    /// The reason why the device is lost.
+    pub fn lost(&self) -> Option<String> {
+        lock(&self.lost).clone()
+    }
+
     /// Reports to every queue that the device is lost. By then it writes to no memory of ours.
     pub fn set_gone(&self, why: &str) {
+        lock(&self.lost).get_or_insert_with(|| why.to_owned());
         if self.is_gone.swap(true, Ordering::SeqCst) {
             return;
         }
         tracing::warn!(device = %self.name, why, "device lost");
-        // The device may have filled the counters; the watchers are woken nevertheless.
-        lock(&self.calls).iter_mut().for_each(|(_, call)| call.signal());
+        self.tell_all(|events| events.is_gone = true);
+    }
+
+    /// Whether requests fail until the device returns.
+    pub fn is_late(&self) -> bool {
+        self.is_late.load(Ordering::Acquire)
+    }
+
+    /// Reports to every queue that requests fail until the device returns.
+    pub fn set_late(&self) {
+        self.is_late.store(true, Ordering::SeqCst);
+        self.tell_all(|events| (events.is_late, events.is_back) = (true, false));
+    }
+
+    /// Ends the state of [`Peer::set_late`].
+    pub fn set_back(&self) {
+        self.is_late.store(false, Ordering::SeqCst);
+    }
+
+    /// Records that the returned device has completed a request.
+    pub fn note_progress(&self) {
+        self.has_progress.store(true, Ordering::Release);
+    }
+
+    /// Whether [`Peer::note_progress`] was called since the last call.
+    pub fn take_progress(&self) -> bool {
+        self.has_progress.swap(false, Ordering::AcqRel)
+    }
+
+    fn tell_all(&self, change: impl Fn(&mut QueueEvents)) {
+        lock(&self.mailboxes).iter().for_each(|(_, mailbox)| mailbox.tell(&change));
     }
 
     /// The configuration space as it was last read.
@@ -89,19 +136,21 @@ impl Peer {
         }
     }
 
-    /// Adds the event that wakes queue `index`; it is also signalled when the device is lost.
+    /// Adds a mailbox for queue `index`, which raises `call` with each event.
     ///
     /// # Errors
     /// When the kernel refuses the event.
-    pub fn add_call(&self, index: u16, call: &EventFd) -> io::Result<()> {
-        let call = PeerEvent::new(as_fd(call))?;
-        lock(&self.calls).push((index, call));
-        Ok(())
+    pub fn add_queue(&self, index: u16, call: &EventFd) -> io::Result<Arc<QueueMailbox>> {
+        // The device may have filled the counter; the watchers are woken nevertheless.
+        let call = Mutex::new(PeerEvent::new(as_fd(call))?);
+        let mailbox = Arc::new(Mailbox::raising(move || lock(&call).signal()));
+        lock(&self.mailboxes).push((index, mailbox.clone()));
+        Ok(mailbox)
     }
 
-    /// Removes the event of queue `index`.
-    pub fn remove_call(&self, index: u16) {
-        lock(&self.calls).retain(|(i, _)| *i != index);
+    /// Removes the mailbox of queue `index`.
+    pub fn remove_queue(&self, index: u16) {
+        lock(&self.mailboxes).retain(|(i, _)| *i != index);
     }
 }
 

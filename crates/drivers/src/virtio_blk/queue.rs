@@ -7,8 +7,12 @@
 //!
 //! Some requests are submitted to the server several times in the same slot. A write with FUA is
 //! followed by a flush, and a request that exceeds the server's length or segments is split.
+//!
+//! If the session reconnects, requests stay in the rings while there is no server. The next server
+//! either continues these rings, or serves empty ones. Then the queue starts all requests again
+//! that were not answered ([`VirtioBlkQueue::adopt`]).
 
-use super::parts::{Parts, QueueTraits};
+use super::parts::{Parts, QueueTraits, Renewed};
 use super::regions::RegionCache;
 use super::session::Session;
 use crate::direct::{DirectQueue, Spin, ZoneRequest, sleep_on_event};
@@ -42,6 +46,7 @@ enum Step {
 }
 
 /// Work of a slot that is not submitted yet.
+#[derive(Clone, Copy)]
 struct Pending {
     slot: u16,
     wire: Wire,
@@ -61,6 +66,9 @@ enum Wire {
     Range(u32, Range),
     Flush,
 }
+
+/// A request as its caller pushed it, and its place in the order of all requests.
+type Kept = Option<(u64, Pending)>;
 
 /// Submitted part of a request.
 enum Issued {
@@ -94,6 +102,14 @@ pub struct VirtioBlkQueue {
     /// Slots whose request was completed and has a next step.
     to_continue: Vec<u16>,
     buffers: Vec<Buffer>,
+    /// The request of each slot, to start it again; empty if the session does not reconnect.
+    kept: Box<[Kept]>,
+    /// Number of requests that were kept.
+    sequence: u64,
+    /// Whether requests fail until the device returns.
+    is_late: bool,
+    /// Whether the device has returned and completed nothing since.
+    awaits_progress: bool,
     is_broken: bool,
 }
 
@@ -124,8 +140,13 @@ impl VirtioBlkQueue {
     fn new(parts: Parts, session: Arc<Session>, depth: u16, is_polled: bool) -> Self {
         let slots = usize::from(depth);
         let max_segments = usize::from(parts.queue.config().max_segments);
+        let traits = session.queue_traits();
         VirtioBlkQueue {
-            traits: session.queue_traits(),
+            kept: vec![None; if traits.reconnects { slots } else { 0 }].into(),
+            sequence: 0,
+            is_late: false,
+            awaits_progress: false,
+            traits,
             parts: ManuallyDrop::new(parts),
             session,
             depth,
@@ -171,6 +192,9 @@ impl VirtioBlkQueue {
             return Err(IoError::DeviceGone);
         }
         self.steps[0] = Step::Last;
+        if let Some(kept) = self.kept.first_mut() {
+            *kept = None;
+        }
         self.kick();
         let start = Instant::now();
         let mut result = None;
@@ -350,27 +374,78 @@ impl VirtioBlkQueue {
         }
     }
 
-    /// Fails all requests in flight: the device is lost, or the server broke the ring.
+    /// Ends all requests in flight with an error: the device is lost, or the server broke the ring.
     #[cold]
-    fn fail_all(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
-        self.is_broken = true;
+    fn fail_all(&mut self) {
+        self.forget_parts();
+        for (slot, step) in (0..).zip(&mut self.steps) {
+            if std::mem::replace(step, Step::Idle) != Step::Idle {
+                self.ready.push((slot, Err(IoError::DeviceGone)));
+            }
+        }
+    }
+
+    /// Forgets the parts of requests that are not submitted yet.
+    fn forget_parts(&mut self) {
         self.waiting.clear();
         self.rests.clear();
         self.to_continue.clear();
-        self.ready.clear();
-        let mut count = 0;
-        for (slot, step) in self.steps.iter_mut().enumerate() {
-            if std::mem::replace(step, Step::Idle) != Step::Idle {
-                count += 1;
-                done(slot as u32, Err(IoError::DeviceGone));
+    }
+
+    /// Handles the events of the device's loss and return.
+    #[cold]
+    fn hear(&mut self) {
+        // Requests that the server completed before it was lost are done.
+        let mut ended = Vec::new();
+        self.reap_once(&mut |slot, result| ended.push((slot as u16, result)));
+        self.ready.append(&mut ended);
+        let events = self.parts.mailbox.take();
+        self.is_broken |= events.is_gone;
+        if self.is_broken {
+            return self.fail_all();
+        }
+        if events.is_late {
+            self.is_late = true;
+            self.awaits_progress = false;
+            self.fail_all();
+        }
+        if events.is_back {
+            self.is_late = false;
+            self.awaits_progress = true;
+        }
+        if let Some(renewed) = events.renewed {
+            self.adopt(renewed);
+        }
+    }
+
+    /// Continues with other rings, in which all requests that were not answered start again, in the
+    /// order in which they were pushed. The module [`super::vhost_user`] says why that is correct.
+    fn adopt(&mut self, renewed: Renewed) {
+        let Renewed { queue, doorbell } = renewed;
+        (self.parts.queue, self.parts.doorbell) = (queue, doorbell);
+        self.forget_parts();
+        let is_busy = |slot: &u16| self.steps[usize::from(*slot)] != Step::Idle;
+        let mut slots: Vec<u16> = (0..self.depth).filter(is_busy).collect();
+        slots.sort_by_key(|slot| self.kept[usize::from(*slot)].map(|(sequence, _)| sequence));
+        for slot in slots {
+            match self.kept[usize::from(slot)] {
+                Some((_, pending)) => {
+                    self.steps[usize::from(slot)] = pending.then;
+                    self.waiting.push_back(pending);
+                }
+                // A query of the identity, whose caller waits only briefly.
+                None => self.ready.push((slot, Err(IoError::DeviceGone))),
             }
         }
-        count
+        self.continue_slots();
     }
 
     /// Whether [`Queue::reap`] would return a result.
     fn has_ended(&self) -> bool {
-        self.parts.queue.has_used() || !self.ready.is_empty() || self.is_broken || self.session.is_gone()
+        self.parts.queue.has_used()
+            || !self.ready.is_empty()
+            || self.is_broken
+            || self.parts.mailbox.has_events()
     }
 
     /// As [`VirtioBlkQueue::has_ended`], after spinning for a moment.
@@ -413,7 +488,9 @@ impl VirtioBlkQueue {
             // A server that breaks one ring is not trusted with the others, nor with memory added
             // later.
             self.session.shutdown();
-            return count + self.fail_all(done);
+            self.is_broken = true;
+            self.fail_all();
+            return count + self.reap_once(done);
         }
         if !self.to_continue.is_empty() || (count > 0 && !self.waiting.is_empty()) {
             self.continue_slots();
@@ -429,7 +506,10 @@ impl Queue for VirtioBlkQueue {
 
     #[inline]
     unsafe fn push(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult {
-        if self.is_broken {
+        if self.is_late && self.parts.mailbox.has_events() {
+            self.hear();
+        }
+        if self.is_broken || self.is_late {
             return Err(IoError::DeviceGone);
         }
         let is_missing = match req.op {
@@ -451,6 +531,10 @@ impl Queue for VirtioBlkQueue {
         // SAFETY: the caller keeps the window's list and memory until the completion was reaped.
         let data = unsafe { std::mem::transmute::<Data<'_>, Data<'static>>(req.data) };
         let pending = Pending { slot, wire, data, then };
+        if let Some(kept) = self.kept.get_mut(usize::from(slot)) {
+            *kept = Some((self.sequence, pending));
+            self.sequence += 1;
+        }
         if !self.waiting.is_empty() {
             self.steps[usize::from(slot)] = then;
             self.waiting.push_back(pending);
@@ -469,13 +553,16 @@ impl Queue for VirtioBlkQueue {
 
     #[inline]
     fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
-        let count = self.reap_once(done);
-        if count > 0 || !self.session.is_gone() || self.is_broken {
-            return count;
+        let mut count = self.reap_once(done);
+        if self.parts.mailbox.has_events() {
+            self.hear();
+            count += self.reap_once(done);
         }
-        // Requests that the server completed before it was lost are done; the others fail.
-        let count = self.reap_once(done);
-        count + self.fail_all(done)
+        if self.awaits_progress && count > 0 {
+            self.awaits_progress = false;
+            self.session.note_progress();
+        }
+        count
     }
 
     fn event_fd(&self) -> Option<RawFd> {
@@ -483,7 +570,7 @@ impl Queue for VirtioBlkQueue {
     }
 
     fn arm(&mut self) -> bool {
-        self.parts.queue.arm() && self.ready.is_empty() && !self.session.is_gone()
+        self.parts.queue.arm() && self.ready.is_empty() && !self.is_broken && !self.parts.mailbox.has_events()
     }
 
     fn disarm(&mut self) {

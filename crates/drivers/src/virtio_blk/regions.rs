@@ -1,12 +1,13 @@
 //! The memory that the server knows, and its guest addresses.
 
+use crate::shared_memory::HUGE_PAGE;
 use block::MemoryRegion;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Alignment of regions in guest addresses, for servers that use huge pages.
-const GUEST_ALIGNMENT: u64 = 2 << 20;
+const GUEST_ALIGNMENT: u64 = HUGE_PAGE as u64;
 
 /// A region and its guest physical address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,15 +25,22 @@ impl Region {
     }
 }
 
-/// All regions of a session. Changes are rare and made under a lock; queues keep a copy
-/// ([`RegionCache`]).
+/// All regions of a session. Changes are rare and made one at a time; queues keep a copy
+/// ([`RegionCache`]). The lock of the list is never held while the device is asked for something,
+/// because queues take it.
 #[derive(Debug, Default)]
 pub struct Regions {
     generation: AtomicU32,
     list: Mutex<Vec<Region>>,
+    change: Mutex<()>,
 }
 
 impl Regions {
+    /// Begins a change, which ends with the returned value. Waits for the end of another change.
+    pub(super) fn begin_change(&self) -> MutexGuard<'_, ()> {
+        self.change.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Locks the regions.
     pub fn lock(&self) -> MutexGuard<'_, Vec<Region>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)

@@ -125,7 +125,7 @@ impl Session {
     /// As [`Session::connect`].
     pub fn negotiate(name: &str, frontend: Frontend, options: &Options) -> Result<Arc<Session>, DeviceError> {
         let peer = Peer::new(name.to_owned());
-        let server = VhostUser::new(peer.clone(), frontend, options.inflight, options.timeout())
+        let server = VhostUser::new(peer.clone(), frontend, options)
             .map_err(|e| DeviceError::new(name, "the vhost-user handshake failed").because(e))?;
         let offered = server.offered();
         Session::over(peer, Box::new(server), offered, options)
@@ -183,8 +183,10 @@ impl Session {
         }
         let num_queues = if queues == 0 { max_queues } else { queues };
         let queue_config = self.queue_config(queue_size)?;
-        let rings = SharedMemory::new(queue_config.memory_len() * usize::from(num_queues))
-            .map_err(|e| self.error("no memory for the virtqueues", e))?;
+        let parts = usize::from(num_queues) * self.ring_parts();
+        let rings =
+            SharedMemory::aligned(queue_config.memory_len() * parts, self.transport.traits().own_alignment)
+                .map_err(|e| self.error("no memory for the virtqueues", e))?;
         let region = rings.region();
         let started = Started {
             queue_config,
@@ -285,6 +287,11 @@ impl Session {
         self.peer.is_gone()
     }
 
+    /// The reason why the device is lost and does not return.
+    pub fn lost(&self) -> Option<String> {
+        self.peer.lost()
+    }
+
     /// The regions that the device knows.
     pub fn regions(&self) -> &Regions {
         &self.regions
@@ -310,7 +317,8 @@ impl Session {
     pub fn add_region(&self, memory: &MemoryRegion) -> Result<(), DeviceError> {
         let wrong = |message: &str| DeviceError::new(&self.name, format!("{message} ({memory:x?})"));
         let traits = self.transport.traits();
-        let mut list = self.regions.lock();
+        let _change = self.regions.begin_change();
+        let list = self.regions.lock();
         if list.iter().any(|r| r.memory == *memory) {
             return Ok(());
         }
@@ -330,23 +338,25 @@ impl Session {
         }
         let guest_addr = free_guest_addr(&list, memory.len, &traits.addresses)
             .ok_or_else(|| wrong("the device has no addresses for a region of this length"))?;
+        drop(list);
         let region = Region { memory: *memory, guest_addr };
-        list.push(region);
-        if let Err(e) = self.transport.map(region, &list) {
-            list.pop();
-            return Err(self.error(&format!("the device refused a memory region ({memory:x?})"), e));
-        }
+        self.transport
+            .map(region)
+            .map_err(|e| self.error(&format!("the device refused a memory region ({memory:x?})"), e))?;
+        self.regions.lock().push(region);
         self.regions.publish();
         Ok(())
     }
 
     /// Removes memory. Unknown memory is ignored.
     pub fn remove_region(&self, memory: &MemoryRegion) {
+        let _change = self.regions.begin_change();
         let mut list = self.regions.lock();
         let Some(i) = list.iter().position(|r| r.memory == *memory) else { return };
         let region = list.remove(i);
+        drop(list);
         self.regions.publish();
-        if let Err(error) = self.transport.unmap(region, &list) {
+        if let Err(error) = self.transport.unmap(region) {
             tracing::warn!(device = %self.name, %error, "memory region not released by the device");
         }
     }
@@ -357,8 +367,8 @@ impl Session {
         let Some(started) = self.started.get() else {
             return Err(wrong("the session is not started".into()));
         };
-        if self.is_gone() {
-            return Err(wrong("the device is lost".into()));
+        if self.is_gone() || self.peer.is_late() {
+            return Err(self.lost_error());
         }
         let (index, idle) = started.take(is_polled).map_err(wrong)?;
         let parts = match idle {
@@ -371,25 +381,35 @@ impl Session {
     fn make_queue(&self, started: &Started, index: u16) -> Result<Parts, DeviceError> {
         let no_event = |e| self.error("no event for a virtqueue", e);
         let call = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK).map_err(no_event)?;
-        let memory = self.ring_memory(started, index)?;
+        let memory = self.ring_memory(started, index, 0)?;
+        let spare = self.transport.traits().reconnects.then(|| self.ring_memory(started, index, 1));
+        let spare = spare.transpose()?;
         // SAFETY: the queue keeps the session and so the memory alive. The part belongs to this
         // virtqueue, which has no other user until the queue is returned.
         let queue = unsafe { BlkQueue::new(started.queue_config, memory) };
-        self.peer.add_call(index, &call).map_err(no_event)?;
-        let new = NewQueue { index, queue: &queue, call: &call, rings: &started.rings };
+        let mailbox = self.peer.add_queue(index, &call).map_err(no_event)?;
+        let rings = &started.rings;
+        let new = NewQueue { index, queue: &queue, spare, call: &call, mailbox: &mailbox, rings };
         let running = self.transport.start_queue(new);
         if running.is_err() || self.is_gone() {
-            self.peer.remove_call(index);
+            self.peer.remove_queue(index);
+        }
+        if self.is_gone() {
+            return Err(self.lost_error());
         }
         let running = running.map_err(|e| self.error(&format!("virtqueue {index} did not start"), e))?;
-        if self.is_gone() {
-            return Err(DeviceError::new(&self.name, "the device is lost"));
-        }
-        Ok(Parts { queue, index, doorbell: running.doorbell, call, has_event: running.has_event })
+        let (doorbell, has_event) = (running.doorbell, running.has_event);
+        Ok(Parts { queue, index, doorbell, call, has_event, mailbox })
     }
 
-    /// The part of the rings' memory that belongs to virtqueue `index`.
-    fn ring_memory(&self, started: &Started, index: u16) -> Result<SharedArea, DeviceError> {
+    /// Number of parts of the rings' memory for each virtqueue: while a queue still uses one, the
+    /// next server gets rings in the other.
+    fn ring_parts(&self) -> usize {
+        if self.transport.traits().reconnects { 2 } else { 1 }
+    }
+
+    /// The part `part` of the rings' memory that belongs to virtqueue `index`.
+    fn ring_memory(&self, started: &Started, index: u16, part: usize) -> Result<SharedArea, DeviceError> {
         let region = started.rings.region();
         let guest_addr = self.regions.lock().iter().find(|r| r.memory == region).map(|r| r.guest_addr);
         let Some(guest_addr) = guest_addr else {
@@ -397,7 +417,7 @@ impl Session {
         };
         let area = SharedArea { base: started.rings.base(), guest_addr, len: started.rings.len() };
         let len = started.queue_config.memory_len();
-        Ok(area.part(usize::from(index) * len, len))
+        Ok(area.part((usize::from(index) * self.ring_parts() + part) * len, len))
     }
 
     /// Timeout for control operations of the device.
@@ -417,7 +437,7 @@ impl Session {
         let slot = if self.keeps_queues() {
             Slot::Idle(Box::new(parts))
         } else {
-            self.peer.remove_call(index);
+            self.peer.remove_queue(index);
             if let Err(error) = self.transport.stop_queue(index) {
                 tracing::debug!(device = %self.name, queue = index, %error, "virtqueue not stopped cleanly");
             }
@@ -437,7 +457,19 @@ impl Session {
             has_write_zeroes: self.limits.max_write_zeroes > 0,
             size_max: self.facts.max_segment_len,
             block_size: self.limits.block_size,
+            reconnects: self.transport.traits().reconnects,
         }
+    }
+
+    /// Records that the device has completed a request since it returned.
+    pub(super) fn note_progress(&self) {
+        self.peer.note_progress();
+    }
+
+    /// The error of a request to a lost device.
+    fn lost_error(&self) -> DeviceError {
+        let why = self.lost().map_or(String::new(), |why| format!(": {why}"));
+        DeviceError::new(&self.name, format!("the device is lost{why}"))
     }
 
     fn error(&self, message: &str, source: impl Into<Failure>) -> DeviceError {

@@ -6,11 +6,11 @@
 //! | [`super::vhost_vdpa`] | a device of the kernel's vDPA bus | ioctls of `/dev/vhost-vdpa-N` | eventfd |
 //! | [`super::vfio_pci`] | a PCI function behind an IOMMU | its registers | a register |
 
+use super::doorbell::Doorbell;
 use super::failure::Failure;
+use super::parts::QueueMailbox;
 use super::regions::Region;
-use super::vfio_pci::DoorbellRegister;
 use crate::shared_memory::SharedMemory;
-use reactor::PeerEvent;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use virtio::blk::ConfigSpace;
@@ -32,8 +32,13 @@ pub struct Traits {
     pub needs_region_fd: bool,
     /// Guest addresses that the device can use for memory of this process.
     pub addresses: Vec<RangeInclusive<u64>>,
+    /// Alignment of addresses and lengths of the memory that the session allocates itself, in
+    /// bytes: a power of two.
+    pub own_alignment: usize,
     /// Virtqueues are set up before the device runs, and cannot be started or stopped individually.
     pub starts_together: bool,
+    /// Whether the transport reconnects to a device that was lost.
+    pub reconnects: bool,
 }
 
 /// A virtqueue to start.
@@ -42,8 +47,12 @@ pub struct NewQueue<'a> {
     pub index: u16,
     /// Its rings, at the start of their memory.
     pub queue: &'a BlkQueue,
+    /// Memory for other rings of the virtqueue, if the transport reconnects.
+    pub spare: Option<SharedArea>,
     /// Event that the device signals when a request has been used.
     pub call: &'a EventFd,
+    /// Takes the events of the virtqueue.
+    pub mailbox: &'a Arc<QueueMailbox>,
     /// The rings of all virtqueues.
     pub rings: &'a Arc<SharedMemory>,
 }
@@ -70,29 +79,6 @@ pub struct RunningQueue {
     pub has_event: bool,
 }
 
-/// Notifies a device of available requests in a virtqueue.
-pub enum Doorbell {
-    /// An event that only the kernel reads.
-    Event(EventFd),
-    /// An event that another process shares.
-    Shared(Box<PeerEvent>),
-    /// A register of the device.
-    Register(DoorbellRegister),
-}
-
-impl Doorbell {
-    /// Notifies the device.
-    #[inline]
-    pub fn ring(&mut self) {
-        match self {
-            // Fails only when the counter is full; the device is then notified already.
-            Doorbell::Event(event) => drop(event.write(1)),
-            Doorbell::Shared(event) => event.signal(),
-            Doorbell::Register(register) => register.ring(),
-        }
-    }
-}
-
 /// Connection to a device. Methods may be called from any thread and synchronize themselves.
 pub trait Transport: Send + Sync {
     /// Limits of the transport.
@@ -107,11 +93,11 @@ pub trait Transport: Send + Sync {
     /// Sets number and size of the virtqueues. Called once.
     fn prepare(&self, queues: u16, ring_size: u16) -> Result<(), Failure>;
 
-    /// Makes memory known to the device, before it returns; `all` includes the region.
-    fn map(&self, region: Region, all: &[Region]) -> Result<(), Failure>;
+    /// Makes memory known to the device, before it returns.
+    fn map(&self, region: Region) -> Result<(), Failure>;
 
-    /// Removes memory; `rest` is the remaining list. The device has released it when this returns.
-    fn unmap(&self, region: Region, rest: &[Region]) -> Result<(), Failure>;
+    /// Removes memory. The device has released it when this returns.
+    fn unmap(&self, region: Region) -> Result<(), Failure>;
 
     /// Starts a virtqueue. If virtqueues start together, it is only set up here and runs after
     /// [`Transport::run`].

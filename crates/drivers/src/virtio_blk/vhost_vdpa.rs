@@ -14,11 +14,12 @@
 //!
 //! Source: Linux, include/uapi/linux/vhost.h and vhost_types.h.
 
+use super::doorbell::Doorbell;
 use super::failure::Failure;
 use super::options::Options;
 use super::peer::{Listener, Peer, Watch, lock};
 use super::regions::Region;
-use super::transport::{Doorbell, NewQueue, RunningQueue, Traits, Transport};
+use super::transport::{NewQueue, RunningQueue, Traits, Transport};
 use crate::shared_memory::{SharedMemory, page_size};
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -95,7 +96,9 @@ impl VhostVdpa {
             region_alignment: page_size(),
             needs_region_fd: true,
             addresses: vec![addresses],
+            own_alignment: 1,
             starts_together: true,
+            reconnects: false,
         };
         let config_call = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
         kernel.set_config_call(&config_call).map_err(system_error)?;
@@ -138,14 +141,14 @@ impl Transport for VhostVdpa {
         Ok(())
     }
 
-    fn map(&self, region: Region, _all: &[Region]) -> Result<(), Failure> {
+    fn map(&self, region: Region) -> Result<(), Failure> {
         let at = std::ptr::with_exposed_provenance(region.memory.addr);
         self.shared.with_kernel(|kernel| {
             kernel.dma_map(region.guest_addr, region.memory.len as u64, at, false).map_err(system_error)
         })
     }
 
-    fn unmap(&self, region: Region, _rest: &[Region]) -> Result<(), Failure> {
+    fn unmap(&self, region: Region) -> Result<(), Failure> {
         self.shared.kernel.dma_unmap(region.guest_addr, region.memory.len as u64).map_err(system_error)
     }
 

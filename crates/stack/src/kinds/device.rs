@@ -57,6 +57,9 @@ static MEM: Kind = Kind {
     ],
 };
 
+const RECONNECT_DELAY: Key =
+    key("reconnect-delay", "S", "time that requests wait for a lost server, in seconds; 0: none [0]");
+
 static NBD: Kind = Kind {
     name: "nbd",
     about: "an export of an NBD server",
@@ -85,7 +88,7 @@ static NBD: Kind = Kind {
         key("queue-depth", "N", "requests in flight on each connection [128]"),
         key("replies", "simple|structured|extended", "richest form of replies to negotiate [extended]"),
         key("timeout-ms", "N", "connection timeout [10000]"),
-        key("reconnect-delay", "S", "time that requests wait for a lost server, in seconds; 0: none [0]"),
+        RECONNECT_DELAY,
         ID,
     ],
 };
@@ -195,6 +198,7 @@ static VIRTIO_BLK: Kind = Kind {
         key("indirect", "auto|on|off", "indirect descriptors [auto]"),
         key("inflight", "auto|on|off", "in-flight memory that survives a restart of the server [auto]"),
         key("timeout-ms", "N", "timeout of control messages [10000]"),
+        RECONNECT_DELAY,
         ID,
     ],
 };
@@ -657,6 +661,7 @@ fn virtio_blk(spec: &Spec, transport: TransportKind) -> Result<DeviceConfig, Spe
     options.indirect = spec.get_or("indirect", Choice::default())?.0;
     if transport == TransportKind::VhostUser {
         options.inflight = spec.get_or("inflight", Choice::default())?.0;
+        options.reconnect_delay_s = spec.get_or("reconnect-delay", options.reconnect_delay_s)?;
     }
     options.timeout_ms = spec.get_or("timeout-ms", options.timeout_ms)?;
     Ok(DeviceConfig::VirtioBlk(options))

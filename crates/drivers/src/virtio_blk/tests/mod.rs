@@ -1,6 +1,7 @@
 //! Tests of the driver against a test server that each test configures.
 
 mod direct;
+mod reconnect;
 mod server;
 
 use super::*;

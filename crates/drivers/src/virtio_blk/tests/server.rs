@@ -5,14 +5,16 @@ use super::super::*;
 use crate::shared_memory::SharedMemory;
 use block::Data;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
 use virtio::blk::*;
 use virtio::device::{Chain, QueueConfig, RingAreas, RingState, VirtQueue};
+use virtio::inflight::InflightRegion;
 use virtio::memory::{GuestMemory, RegionSpec};
 use virtio::{
     VHOST_USER_F_PROTOCOL_FEATURES, VIRTIO_F_EVENT_IDX, VIRTIO_F_INDIRECT_DESC, VIRTIO_F_RING_PACKED,
@@ -35,6 +37,20 @@ pub(super) struct Character {
     pub(super) lies: bool,
     /// Fill the counters of all events, so that writers block.
     pub(super) fills_events: bool,
+    /// Requests to take and never to answer.
+    pub(super) holds: Holds,
+    /// The message at which to close the connection.
+    pub(super) closes_at: Option<FrontendReq>,
+    /// The message to answer with other bytes than those expected.
+    pub(super) babbles_at: Option<FrontendReq>,
+}
+
+/// Requests that a server takes and never answers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Holds {
+    Nothing,
+    Flushes,
+    All,
 }
 
 impl Character {
@@ -69,7 +85,16 @@ impl Character {
             serves: true,
             lies: false,
             fills_events: false,
+            holds: Holds::Nothing,
+            closes_at: None,
+            babbles_at: None,
         }
+    }
+
+    /// As [`Character::good`], and tracks requests in flight.
+    pub(super) fn tracking() -> Character {
+        let good = Character::good();
+        Character { protocol: good.protocol | Protocol::INFLIGHT_SHMFD, ..good }
     }
 }
 
@@ -85,10 +110,37 @@ pub(super) enum Seen {
 /// A server on a thread of its own.
 pub(super) struct Server {
     stop: Arc<AtomicBool>,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    shared: Shared,
     /// New capacity in sectors to announce.
     pub(super) resize: Arc<Mutex<Option<u64>>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// State that outlives a turn of the server.
+#[derive(Clone)]
+struct Shared {
+    seen: Arc<Mutex<Vec<Seen>>>,
+    /// Number of requests that were taken and not answered.
+    held: Arc<AtomicUsize>,
+    /// The turn that serves; a test counts it up to end a turn.
+    turn: Arc<AtomicUsize>,
+    resize: Arc<Mutex<Option<u64>>>,
+    disk: Arc<Mutex<Vec<u8>>>,
+    /// All regions that a client has offered: guest address, length, address, offset in the file.
+    regions: Arc<Mutex<Vec<[u64; 4]>>>,
+}
+
+impl Shared {
+    fn new() -> Shared {
+        Shared {
+            seen: Arc::default(),
+            held: Arc::default(),
+            turn: Arc::default(),
+            resize: Arc::default(),
+            disk: Arc::new(Mutex::new(vec![0; DISK])),
+            regions: Arc::default(),
+        }
+    }
 }
 
 impl Server {
@@ -97,19 +149,8 @@ impl Server {
         options: &Options,
     ) -> (Server, Result<Arc<Session>, DeviceError>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let (stop, seen, resize) =
-            <(Arc<AtomicBool>, Arc<Mutex<Vec<Seen>>>, Arc<Mutex<Option<u64>>>)>::default();
-        let state = State {
-            character,
-            stream: theirs,
-            backend: None,
-            specs: Vec::new(),
-            memory: None,
-            disk: vec![0; DISK],
-            rings: Default::default(),
-            seen: seen.clone(),
-            resize: resize.clone(),
-        };
+        let (stop, shared) = (Arc::new(AtomicBool::new(false)), Shared::new());
+        let state = State::new(character, theirs, shared.clone());
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || state.run(&stopped));
         let frontend = Frontend::new(ours, Duration::from_millis(options.timeout_ms)).unwrap();
@@ -117,7 +158,58 @@ impl Server {
             session.start(options.queues, options.queue_size)?;
             Ok(session)
         });
-        (Server { stop, seen, resize, thread: Some(thread) }, session)
+        (Server { stop, resize: shared.resize.clone(), shared, thread: Some(thread) }, session)
+    }
+
+    /// Listens at `path` and serves one client after the other, each as its character says.
+    pub(super) fn in_turn(path: &Path, characters: Vec<Character>) -> Server {
+        let listener = UnixListener::bind(path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let (stop, shared) = (Arc::new(AtomicBool::new(false)), Shared::new());
+        let (stopped, kept) = (stop.clone(), shared.clone());
+        let thread = std::thread::spawn(move || {
+            for (turn, character) in characters.into_iter().enumerate() {
+                let stream = loop {
+                    match listener.accept() {
+                        Ok((stream, _)) => break stream,
+                        Err(_) if stopped.load(Ordering::Acquire) => return,
+                        Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                    }
+                };
+                kept.turn.fetch_max(turn, Ordering::SeqCst);
+                State::new(character, stream, kept.clone()).run(&stopped);
+            }
+        });
+        Server { stop, resize: shared.resize.clone(), shared, thread: Some(thread) }
+    }
+
+    /// Ends the present turn: the server closes the connection.
+    pub(super) fn end_turn(&self) {
+        self.shared.turn.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Number of requests that the server has taken without answering them.
+    pub(super) fn held(&self) -> usize {
+        self.shared.held.load(Ordering::SeqCst)
+    }
+
+    /// Waits until the server has taken `count` requests without answering them.
+    pub(super) fn wait_for_held(&self, count: usize) {
+        let start = std::time::Instant::now();
+        while self.held() < count {
+            assert!(start.elapsed() < Duration::from_secs(60), "requests do not reach the server");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Bytes of the disk.
+    pub(super) fn disk(&self, offset: usize, len: usize) -> Vec<u8> {
+        self.shared.disk.lock().unwrap()[offset..offset + len].to_vec()
+    }
+
+    /// All regions that clients have offered: guest address, length, address, offset in the file.
+    pub(super) fn regions(&self) -> Vec<[u64; 4]> {
+        self.shared.regions.lock().unwrap().clone()
     }
 
     pub(super) fn good(character: Character, options: &Options) -> (Server, Arc<Session>, SharedMemory) {
@@ -128,7 +220,7 @@ impl Server {
     }
 
     pub(super) fn take_seen(&self) -> Vec<Seen> {
-        std::mem::take(&mut self.seen.lock().unwrap())
+        std::mem::take(&mut self.shared.seen.lock().unwrap())
     }
 
     /// Stops the server.
@@ -162,16 +254,37 @@ struct State {
     backend: Option<UnixStream>,
     specs: Vec<(u64, u64, u64, u64, OwnedFd)>,
     memory: Option<Arc<GuestMemory>>,
-    disk: Vec<u8>,
+    inflight: Option<InflightRegion>,
     rings: [RingInfo; 2],
-    seen: Arc<Mutex<Vec<Seen>>>,
-    resize: Arc<Mutex<Option<u64>>>,
+    shared: Shared,
+    /// The turn of this connection.
+    turn: usize,
+    is_closed: bool,
 }
 
 impl State {
+    fn new(character: Character, stream: UnixStream, shared: Shared) -> State {
+        State {
+            character,
+            stream,
+            backend: None,
+            specs: Vec::new(),
+            memory: None,
+            inflight: None,
+            rings: Default::default(),
+            turn: shared.turn.load(Ordering::SeqCst),
+            shared,
+            is_closed: false,
+        }
+    }
+
+    fn is_over(&self, stop: &AtomicBool) -> bool {
+        self.is_closed || stop.load(Ordering::Acquire) || self.shared.turn.load(Ordering::SeqCst) != self.turn
+    }
+
     fn run(mut self, stop: &AtomicBool) {
         self.stream.set_nonblocking(true).unwrap();
-        while !stop.load(Ordering::Acquire) {
+        while !self.is_over(stop) {
             let mut header = [0; 12];
             let mut fds = [-1; 8];
             match receive(&self.stream, &mut header, &mut fds) {
@@ -180,7 +293,7 @@ impl State {
                 Some((n, _)) => panic!("{n} bytes of a header"),
                 None => {}
             }
-            let resize = self.resize.lock().unwrap().take();
+            let resize = self.shared.resize.lock().unwrap().take();
             if let (Some(sectors), Some(backend)) = (resize, &self.backend) {
                 self.character.config.capacity = sectors;
                 write_all(backend, &message(2, FLAG_VERSION | FLAG_NEED_REPLY, &[]), &[]).unwrap();
@@ -199,7 +312,20 @@ impl State {
         self.stream.set_nonblocking(false).unwrap();
         std::io::Read::read_exact(&mut &self.stream, &mut payload).unwrap();
         self.stream.set_nonblocking(true).unwrap();
-        let reply = match FrontendReq::try_from(code).unwrap() {
+        let request = FrontendReq::try_from(code).unwrap();
+        if self.character.closes_at == Some(request) {
+            self.is_closed = true;
+            return;
+        }
+        if self.character.babbles_at == Some(request) {
+            let bytes = message(code ^ 1, FLAG_VERSION, &[0xff; 100]);
+            let _ = write_all(&self.stream, &bytes, &[]);
+            return;
+        }
+        if request == FrontendReq::GET_INFLIGHT_FD {
+            return self.create_inflight(&payload);
+        }
+        let reply = match request {
             FrontendReq::GET_FEATURES => Some(self.character.features.to_le_bytes().to_vec()),
             FrontendReq::GET_PROTOCOL_FEATURES => Some(self.character.protocol.bits().to_le_bytes().to_vec()),
             FrontendReq::GET_QUEUE_NUM => Some(2u64.to_le_bytes().to_vec()),
@@ -216,8 +342,31 @@ impl State {
         };
         let ack = (flags & FLAG_NEED_REPLY != 0).then(|| vec![0; 8]);
         if let Some(bytes) = reply.or(ack) {
-            write_all(&self.stream, &message(code, FLAG_VERSION | FLAG_REPLY, &bytes), &[]).unwrap();
+            // The client may be gone.
+            let _ = write_all(&self.stream, &message(code, FLAG_VERSION | FLAG_REPLY, &bytes), &[]);
         }
+    }
+
+    fn is_packed(&self) -> bool {
+        self.character.features & VIRTIO_F_RING_PACKED != 0
+    }
+
+    fn create_inflight(&mut self, wish: &[u8]) {
+        let number = |at: usize| u16::from_le_bytes([wish[at], wish[at + 1]]);
+        let (queues, size) = (number(16), number(18));
+        let region = InflightRegion::create(queues, size, self.is_packed()).unwrap();
+        let len = InflightRegion::size(queues, size, self.is_packed());
+        let answer = [&len.to_le_bytes()[..], &[0; 8], &wish[16..20], &[0; 4]].concat();
+        let code = FrontendReq::GET_INFLIGHT_FD as u32;
+        let bytes = message(code, FLAG_VERSION | FLAG_REPLY, &answer);
+        let _ = write_all(&self.stream, &bytes, &[region.fd().as_raw_fd()]);
+    }
+
+    fn take_inflight(&mut self, given: &[u8], file: OwnedFd) {
+        let number = |at: usize| u16::from_le_bytes([given[at], given[at + 1]]);
+        let len = u64::from_le_bytes(given[..8].try_into().unwrap());
+        let region = InflightRegion::map(file, 0, len, number(16), number(18), self.is_packed());
+        self.inflight = Some(region.unwrap());
     }
 
     /// Handles a message without a reply of its own.
@@ -257,6 +406,7 @@ impl State {
                 self.rings[index].queue = (value == 1).then(|| self.start_ring(index))
             }
             FrontendReq::SET_FEATURES => self.character.features = at(0),
+            FrontendReq::SET_INFLIGHT_FD => self.take_inflight(payload, fds.pop().unwrap()),
             _ => {}
         }
     }
@@ -270,6 +420,8 @@ impl State {
             fd_offset: *fd_offset,
         });
         let memory = Arc::new(GuestMemory::map(specs.collect()).unwrap());
+        let told = self.specs.iter().map(|(guest, len, user, offset, _)| [*guest, *len, *user, *offset]);
+        self.shared.regions.lock().unwrap().extend(told);
         for ring in &mut self.rings {
             if let (Some(queue), Some(areas)) = (&mut ring.queue, ring.areas) {
                 queue.set_memory(memory.clone(), areas).unwrap();
@@ -288,18 +440,21 @@ impl State {
             event_idx: features & VIRTIO_F_EVENT_IDX != 0,
             indirect: features & VIRTIO_F_INDIRECT_DESC != 0,
             memory: self.memory.clone().unwrap(),
-            inflight: None,
+            inflight: self.inflight.as_ref().and_then(|region| region.queue(ring as u16)),
             log: None,
         })
         .unwrap()
     }
 
     fn serve(&mut self, ring: usize) {
-        let Character { serves, lies, .. } = self.character;
+        let Character { serves, lies, holds, .. } = self.character;
         let Some(queue) = self.rings[ring].queue.as_mut().filter(|_| serves || lies) else { return };
-        let mut chain = Chain::new();
         let mut count = 0;
-        while queue.pop(&mut chain).unwrap() {
+        loop {
+            let mut chain = Chain::new();
+            if !queue.pop(&mut chain).unwrap() {
+                break;
+            }
             count += 1;
             if lies {
                 // One entry of the used ring, with an id that no chain has.
@@ -313,7 +468,12 @@ impl State {
                 return;
             }
             let request = parse(&chain).unwrap();
-            let status = request.command.serve(&mut self.disk, &self.seen);
+            let is_flush = matches!(request.command, Command::Flush);
+            if holds == Holds::All || (holds == Holds::Flushes && is_flush) {
+                self.shared.held.fetch_add(1, Ordering::SeqCst);
+                continue;
+            }
+            let status = request.command.serve(&mut self.shared.disk.lock().unwrap(), &self.shared.seen);
             request.status.set(status);
             queue.push_used(&mut chain, 1);
         }

@@ -21,11 +21,12 @@ mod vfio;
 
 pub use doorbell::DoorbellRegister;
 
+use super::doorbell::Doorbell;
 use super::failure::Failure;
 use super::options::Options;
 use super::peer::{Listener, Peer, Watch, lock};
 use super::regions::Region;
-use super::transport::{Doorbell, NewQueue, RunningQueue, Traits, Transport};
+use super::transport::{NewQueue, RunningQueue, Traits, Transport};
 use bar::{Bar, Window};
 use capability::{Place, Places};
 use common::{COMMON_BYTES, Common, NO_VECTOR};
@@ -99,7 +100,9 @@ impl VfioPci {
             region_alignment: iommu.page,
             needs_region_fd: false,
             addresses: iommu.addresses,
+            own_alignment: 1,
             starts_together: true,
+            reconnects: false,
         };
         if traits.max_queues == 0 || traits.max_queue_size == 0 {
             return Err("the function has no virtqueue".into());
@@ -165,11 +168,11 @@ impl Transport for VfioPci {
         Ok(self.shared.vfio.change_command(COMMAND_MASTER, 0)?)
     }
 
-    fn map(&self, region: Region, _all: &[Region]) -> Result<(), Failure> {
+    fn map(&self, region: Region) -> Result<(), Failure> {
         Ok(self.shared.vfio.map(region)?)
     }
 
-    fn unmap(&self, region: Region, _rest: &[Region]) -> Result<(), Failure> {
+    fn unmap(&self, region: Region) -> Result<(), Failure> {
         Ok(self.shared.vfio.unmap(region)?)
     }
 

@@ -16,7 +16,7 @@ use std::net::Shutdown;
 use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
 pub use vhost::vhost_user::message::FrontendReq;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
@@ -82,6 +82,9 @@ impl Reply {
 #[derive(Debug)]
 pub struct Frontend {
     stream: UnixStream,
+    timeout: Duration,
+    /// End of all exchanges, during an attempt to reconnect.
+    ends_at: Option<Instant>,
     reply_ack: bool,
 }
 
@@ -101,7 +104,12 @@ impl Frontend {
     pub fn new(stream: UnixStream, timeout: Duration) -> io::Result<Frontend> {
         stream.set_read_timeout(Some(timeout))?;
         stream.set_write_timeout(Some(timeout))?;
-        Ok(Frontend { stream, reply_ack: false })
+        Ok(Frontend { stream, timeout, ends_at: None, reply_ack: false })
+    }
+
+    /// Sets a time at which all exchanges end; `None`: each answer has its own timeout.
+    pub(super) fn set_end(&mut self, ends_at: Option<Instant>) {
+        self.ends_at = ends_at;
     }
 
     /// Requests acknowledgements for all further messages, if `REPLY_ACK` was negotiated.
@@ -166,7 +174,8 @@ impl Frontend {
     }
 
     fn read_reply(&mut self, request: FrontendReq) -> Result<Reply, FrontendError> {
-        let result = read_message(&self.stream);
+        let until = Instant::now() + self.timeout;
+        let result = read_message(&self.stream, self.ends_at.map_or(until, |end| end.min(until)));
         let bad = |what| Err(FrontendError::BadReply { request, what });
         let result = match result {
             Err(source) => Err(FrontendError::Connection { request, source }),
@@ -205,10 +214,14 @@ pub(in crate::virtio_blk) fn write_all(stream: &UnixStream, bytes: &[u8], fds: &
     Ok(())
 }
 
-/// Reads one message: its request number, flags and content.
-pub(in crate::virtio_blk) fn read_message(mut stream: &UnixStream) -> io::Result<(u32, u32, Reply)> {
+/// Reads one message until the time `until`: its request number, flags and content.
+pub(in crate::virtio_blk) fn read_message(
+    stream: &UnixStream,
+    until: Instant,
+) -> io::Result<(u32, u32, Reply)> {
     let mut header = [0; HEADER_BYTES];
     let (n, file) = loop {
+        limit_reads(stream, until)?;
         match stream.recv_with_fd(&mut header) {
             Err(e) if e.errno() == libc::EINTR => {}
             Err(e) => return Err(io::Error::from_raw_os_error(e.errno())),
@@ -216,23 +229,55 @@ pub(in crate::virtio_blk) fn read_message(mut stream: &UnixStream) -> io::Result
         }
     };
     if n == 0 {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection"));
+        return Err(closed());
     }
-    stream.read_exact(&mut header[n..])?;
+    read_exactly(stream, &mut header[n..], until)?;
     let field = |i: usize| u32::from_le_bytes(std::array::from_fn(|byte| header[i * 4 + byte]));
     let (request, flags, len) = (field(0), field(1), field(2) as usize);
     if len > MAX_PAYLOAD {
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a payload of {len} bytes")));
     }
     let mut payload = vec![0; len];
-    stream.read_exact(&mut payload)?;
+    read_exactly(stream, &mut payload, until)?;
     Ok((request, flags, Reply { payload, file }))
+}
+
+/// Fills `to`, until the time `until`: a server that sends one byte at a time gains none.
+fn read_exactly(mut stream: &UnixStream, mut to: &mut [u8], until: Instant) -> io::Result<()> {
+    while !to.is_empty() {
+        limit_reads(stream, until)?;
+        match stream.read(to) {
+            Ok(0) => return Err(closed()),
+            Ok(n) => to = &mut to[n..],
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Limits the next read to the time `until`.
+fn limit_reads(stream: &UnixStream, until: Instant) -> io::Result<()> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    // The kernel counts microseconds, and 0 is no limit.
+    stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))
+}
+
+fn closed() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(30)
+    }
 
     fn pair(timeout_ms: u64) -> (Frontend, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -247,9 +292,9 @@ mod tests {
             matches!(error, FrontendError::Connection { request: FrontendReq::GET_FEATURES, .. }),
             "{error}"
         );
-        let (request, flags, _) = read_message(&server).unwrap();
+        let (request, flags, _) = read_message(&server, soon()).unwrap();
         assert_eq!((request, flags), (1, FLAG_VERSION));
-        assert!(read_message(&server).is_err(), "the connection is shut down");
+        assert!(read_message(&server, soon()).is_err(), "the connection is shut down");
     }
 
     #[test]
@@ -276,6 +321,28 @@ mod tests {
         write_all(&server, &bytes, &[server.as_raw_fd()]).unwrap();
         let reply = frontend.call(FrontendReq::GET_INFLIGHT_FD, &[0; 24], &[]).unwrap();
         assert!(reply.file.is_some() && reply.payload == [7; 24]);
+    }
+
+    #[test]
+    fn a_server_that_sends_one_byte_at_a_time_gains_no_time() {
+        let (mut frontend, server) = pair(60_000);
+        frontend.set_end(Some(Instant::now() + Duration::from_millis(300)));
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let drip = std::thread::spawn(move || {
+            let bytes = message(1, FLAG_VERSION | FLAG_REPLY, &[0; MAX_PAYLOAD]);
+            for byte in bytes.chunks(1) {
+                if write_all(&server, byte, &[]).is_err() {
+                    break;
+                }
+                let _ = stopped.recv_timeout(Duration::from_millis(50));
+            }
+        });
+        let start = Instant::now();
+        assert!(frontend.call(FrontendReq::GET_FEATURES, &[], &[]).is_err());
+        // All bytes take more than three minutes.
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+        drop((frontend, stop));
+        drip.join().unwrap();
     }
 
     #[test]
