@@ -145,6 +145,10 @@ impl Peer {
         let call = Mutex::new(PeerEvent::new(as_fd(call))?);
         let mailbox = Arc::new(Mailbox::raising(move || lock(&call).signal()));
         lock(&self.mailboxes).push((index, mailbox.clone()));
+        if self.is_late() {
+            // The report to all queues may have missed this one.
+            mailbox.tell(|events| events.is_late = true);
+        }
         Ok(mailbox)
     }
 

@@ -364,12 +364,18 @@ fn a_server_that_does_not_answer_delays_neither_new_queues_nor_the_end() {
     server.end();
     std::fs::remove_file(&path).unwrap();
     let silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    // The client waits for an answer once it has sent its first message.
+    let attempt = || {
+        let (mut stream, _) = silent.accept().unwrap();
+        std::io::Read::read_exact(&mut stream, &mut [0; 12]).unwrap();
+        stream
+    };
     let start = Instant::now();
-    let _first = silent.accept().unwrap();
+    let _first = attempt();
     let other = session.start_queue().unwrap();
-    let _second = silent.accept().unwrap();
+    let _second = attempt();
     drop(queue);
-    let _third = silent.accept().unwrap();
+    let _third = attempt();
     drop((other, session));
     assert!(start.elapsed() < Duration::from_secs(200), "{:?}", start.elapsed());
 }

@@ -63,7 +63,7 @@ use link::Link;
 use rings::RingSetup;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use virtio::blk::ConfigSpace;
 use virtio::ring::MAX_QUEUE_SIZE;
 
@@ -92,6 +92,8 @@ struct Sockets {
     current: UnixStream,
     /// The socket of an attempt to reconnect.
     attempt: Option<UnixStream>,
+    /// Number of cores that wait for the end of an attempt; none begins before.
+    waiting: usize,
 }
 
 /// The connection, and everything that every server of the session must get.
@@ -136,7 +138,7 @@ impl VhostUser {
             peer,
             options: options.clone(),
             control: Mutex::new(Control::new(connection)),
-            sockets: Mutex::new(Sockets { current, attempt: None }),
+            sockets: Mutex::new(Sockets { current, attempt: None, waiting: 0 }),
             stop: Cancel::new()?,
             is_ending: AtomicBool::new(false),
         });
@@ -178,6 +180,16 @@ impl Shared {
         if let Some(attempt) = &lock(&self.sockets).attempt {
             shut_down(attempt);
         }
+    }
+
+    /// Takes [`Shared::control`] for a core, which a server that does not answer during an attempt
+    /// must not delay.
+    fn take_control(&self) -> MutexGuard<'_, Control> {
+        lock(&self.sockets).waiting += 1;
+        self.interrupt();
+        let control = lock(&self.control);
+        lock(&self.sockets).waiting -= 1;
+        control
     }
 
     /// Whether an exchange failed because there is no server, and the next one will get its effect.
@@ -278,9 +290,7 @@ impl Transport for VhostUser {
     }
 
     fn start_queue(&self, new: NewQueue<'_>) -> Result<RunningQueue, Failure> {
-        // A server that does not answer during an attempt must not delay the core.
-        self.shared.interrupt();
-        let mut control = lock(&self.shared.control);
+        let mut control = self.shared.take_control();
         let (setup, doorbell) = RingSetup::new(&new)?;
         let is_told = self.tell(&mut control, |connection, _| connection.start_ring(&setup))?;
         control.must_start_empty |= !is_told;
@@ -293,9 +303,7 @@ impl Transport for VhostUser {
     }
 
     fn stop_queue(&self, index: u16) -> Result<(), Failure> {
-        // A server that does not answer during an attempt must not delay the queue's user.
-        self.shared.interrupt();
-        let mut control = lock(&self.shared.control);
+        let mut control = self.shared.take_control();
         control.rings.retain(|ring| ring.index != index);
         if self.shared.peer.is_gone() {
             return Ok(());

@@ -71,7 +71,7 @@ impl Shared {
         let ends_at = Instant::now() + Duration::from_millis(timeout_ms);
         let socket = self.connect(timeout_ms)?;
         let mut control = lock(&self.control);
-        lock(&self.sockets).attempt = Some(socket.try_clone().map_err(passing)?);
+        self.begin_attempt(&socket)?;
         let agreed = match self.is_ending.load(Ordering::Acquire) {
             true => Err(Failed::Cancelled),
             false => self.agree(&mut control, socket, ends_at),
@@ -92,6 +92,17 @@ impl Shared {
             self.peer.config_changed::<Failure>(Ok(config));
         }
         Ok(Returned { socket, backend })
+    }
+
+    /// Lets other threads interrupt the attempt over `socket`.
+    fn begin_attempt(&self, socket: &UnixStream) -> Result<(), Failed> {
+        let attempt = socket.try_clone().map_err(passing)?;
+        let mut sockets = lock(&self.sockets);
+        if sockets.waiting > 0 {
+            return Err(passing("a core waits for the end of the attempt"));
+        }
+        sockets.attempt = Some(attempt);
+        Ok(())
     }
 
     fn connect(&self, timeout_ms: u64) -> Result<UnixStream, Failed> {
