@@ -141,7 +141,8 @@ pub(super) fn in_background(view: &Entries, work: impl AsyncFnOnce(&Home, &Entri
     let view = view.clone();
     reactor::current().spawn(async move {
         let home = home(&view);
-        home.background.run(work(&home, &view)).await;
+        // A search for leaks is a large future, which each call that passes it on has on its stack.
+        home.background.run(Box::pin(work(&home, &view))).await;
     });
 }
 

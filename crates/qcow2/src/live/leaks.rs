@@ -32,7 +32,7 @@ impl Home {
             self.in_use.take();
             freed
         };
-        self.holding.during(1, search).await
+        self.holding.during(1, Box::pin(search)).await
     }
 
     /// As [`Home::free_leaks`], while an image is opened. Clusters of `kept` are in use.

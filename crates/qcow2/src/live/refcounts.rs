@@ -259,7 +259,7 @@ impl Refcounts {
             }
             dropped.and(freed)
         };
-        self.freeing.during(1, drop_each).await
+        self.freeing.during(1, Box::pin(drop_each)).await
     }
 
     /// Removes a reference to each of some clusters, but the last of a cluster: these clusters are
