@@ -1,7 +1,7 @@
 //! An NBD client whose server is killed and started again under load.
 
 use crate::common::{Server, path_value};
-use block::{Flags, Op, Request};
+use block::{Device, Flags, IoError, IoResult, Op, Request};
 use reactor::Permits;
 use stack::kinds::member::member;
 use std::fs::File;
@@ -9,11 +9,14 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 1024;
 /// Writes at a time.
 const WRITERS: u64 = 8;
+/// Limit of what a test waits for.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn serve(folder: &Path) -> Server {
     let device = format!("io_uring:{}", path_value("path", &folder.join("disk")));
@@ -79,4 +82,51 @@ fn kills_of_its_server_are_only_pauses_for_a_client_with_a_reconnect_delay() {
     let bytes = std::fs::read(folder.join("disk")).unwrap();
     let differs = bytes.iter().position(|byte| *byte != round);
     assert_eq!(differs, None, "the first byte that is not of round {round}");
+}
+
+/// Reads the first block.
+fn read(device: &Arc<dyn Device>) -> IoResult {
+    let device = device.clone();
+    reactor::run(async move {
+        let channel = device.open_channel().map_err(|_| IoError::DeviceGone)?;
+        let buffer = reactor::current().buffers().take(BLOCK as usize).await;
+        buffer.transfer(&*channel, Op::Read, Flags::NONE, 0).await.1
+    })
+}
+
+/// Waits until `capacity` says that a device has so many blocks.
+fn wait_for_blocks(blocks: u64, capacity: impl Fn() -> u64) {
+    let start = Instant::now();
+    while capacity() != blocks * BLOCK {
+        assert!(start.elapsed() < PATIENCE, "{} bytes, not {blocks} blocks", capacity());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn an_export_that_has_grown_is_taken_over_and_one_that_has_shrunk_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let disk = File::create(folder.join("disk")).unwrap();
+    let grow = |times: u64| disk.set_len(times * BLOCKS * BLOCK).unwrap();
+    grow(1);
+    let mut server = serve(folder);
+    let spec = format!("nbd:{},reconnect-delay=600", path_value("path", &folder.join("s")));
+    let device = member(&spec, false, false).unwrap().open().unwrap();
+    assert_eq!(device.limits().capacity, BLOCKS * BLOCK);
+    grow(2);
+    server.signal("HUP");
+    wait_for_blocks(2 * BLOCKS, || device.refresh().unwrap().capacity);
+
+    server.kill();
+    grow(3);
+    server = serve(folder);
+    assert_eq!(read(&device), Ok(()));
+    wait_for_blocks(3 * BLOCKS, || device.limits().capacity);
+
+    server.kill();
+    grow(1);
+    server = serve(folder);
+    assert_eq!(read(&device), Err(IoError::DeviceGone));
+    assert_eq!(server.stop().0, 0);
 }

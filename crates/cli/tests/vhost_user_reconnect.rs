@@ -3,7 +3,7 @@
 use crate::common::{PATIENCE, Server, path_value, run_json_in};
 use block::{Device, Flags, MemoryRegion, Op, Request};
 use raid::admin::open::{Candidate, Wanted, select};
-use reactor::Permits;
+use reactor::{CoreConfig, CoreRef, Cores, Permits};
 use stack::kinds::member::{member, member_at};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -58,9 +58,9 @@ fn content(block: u64, round: u8) -> Vec<u8> {
 
 /// Writes the blocks that are `part` modulo 2 again and again, each time with the number of the
 /// round, and reads each one, until it is enough. Returns the last round.
-fn write(device: &Arc<dyn Device>, part: u64, load: &Arc<Load>) -> u8 {
+fn write(core: &CoreRef, device: &Arc<dyn Device>, part: u64, load: &Arc<Load>) -> u8 {
     let (device, load) = (device.clone(), load.clone());
-    reactor::run(async move {
+    let last = core.block_on(move |_| async move {
         let channel = device.open_channel().unwrap();
         let mut round = 0u8;
         while round == 0 || !load.is_enough.load(Ordering::SeqCst) {
@@ -91,12 +91,19 @@ fn write(device: &Arc<dyn Device>, part: u64, load: &Arc<Load>) -> u8 {
         }
         channel.submit(&Request::flush(), 0).await.unwrap();
         round
-    })
+    });
+    last.expect("the core runs")
+}
+
+/// Two cores. They must outlive the device, which may work after the last request.
+fn two_cores() -> Cores {
+    Cores::start(&[CoreConfig::default(), CoreConfig::default()]).unwrap()
 }
 
 /// Writes on two cores while the server is killed `kills` times. Returns the last round of each
 /// core, and the server.
 fn load_and_kill(
+    cores: &Cores,
     device: &Arc<dyn Device>,
     kills: u32,
     serve: impl Fn() -> Server,
@@ -107,7 +114,7 @@ fn load_and_kill(
     std::thread::scope(|scope| {
         let writing = [0, 1].map(|part| {
             let load = load.clone();
-            scope.spawn(move || write(device, part, &load))
+            scope.spawn(move || write(&cores.get(part), device, part as u64, &load))
         });
         for kill in 0..kills {
             let before = load.completed.load(Ordering::SeqCst);
@@ -131,8 +138,8 @@ fn survives_kills(more: &str) {
     let disk = folder.join("disk");
     File::create(&disk).unwrap().set_len(BLOCKS * BLOCK).unwrap();
     let server = serve(folder, &disk);
-    let device = open(folder, more);
-    let (rounds, server) = load_and_kill(&device, 15, || serve(folder, &disk), server);
+    let (cores, device) = (two_cores(), open(folder, more));
+    let (rounds, server) = load_and_kill(&cores, &device, 15, || serve(folder, &disk), server);
     drop(device);
     assert_eq!(server.stop().0, 0);
     check(&disk, rounds);
@@ -168,8 +175,8 @@ fn a_server_in_its_sandbox_reconnects_to_the_server_of_its_device() {
     let server = back();
     let path = path_value("path", &folder.join("back"));
     let front = serve_at(folder, "s", &format!("virtio-blk-vhost-user:{path},reconnect-delay=600"));
-    let device = open(folder, "");
-    let (rounds, server) = load_and_kill(&device, 6, back, server);
+    let (cores, device) = (two_cores(), open(folder, ""));
+    let (rounds, server) = load_and_kill(&cores, &device, 6, back, server);
     drop(device);
     let (code, log) = front.stop();
     assert!(code == 0 && log.contains("connection lost: reconnecting"), "{log}");
@@ -190,12 +197,16 @@ fn a_member_over_vhost_user_survives_kills_of_its_server() {
     let local = member_at(&paths[0], false, false).open().unwrap();
     let candidate = |name: &str, device| Candidate { name: name.into(), device: Ok(device), is_named: true };
     let candidates = vec![candidate("m0", local), candidate("m1", open(folder, ""))];
-    let device: Arc<dyn Device> = reactor::run(async move {
+    let cores = two_cores();
+    let array = cores.get(0).block_on(|_| async move {
         let selection = select(candidates, &Wanted::default()).await.map_err(|e| e.to_string()).unwrap();
         selection.start(1).await.map_err(|e| e.to_string()).unwrap()
     });
-    let (rounds, server) = load_and_kill(&device, 8, || serve(folder, &paths[1]), server);
+    let array = array.unwrap();
+    let device: Arc<dyn Device> = array.clone();
+    let (rounds, server) = load_and_kill(&cores, &device, 8, || serve(folder, &paths[1]), server);
     drop(device);
+    cores.get(0).block_on(move |_| async move { array.stop().await }).unwrap().unwrap();
     assert_eq!(server.stop().0, 0);
     let [first, second] = paths.map(|path| std::fs::read(path).unwrap());
     for block in 0..BLOCKS {
