@@ -174,10 +174,13 @@ all-suites:
 	# Compilers and headers, which all that is built needs.
 	tests/timed tools tests/lab/setup --tools
 	$(MAKE) texts
-	$(MAKE) --jobs 3 --output-sync=target suite-setups suite-unit suite-simulate suite-release-build
-	$(MAKE) suite-hot-path
-	$(MAKE) --jobs 2 --output-sync=target paired-suites
-	tests/timed lab tests/lab/run --jobs 3
+	# A failure in one group does not keep the next from running: all failures are seen at once.
+	failed=0; \
+	$(MAKE) --jobs 3 --output-sync=target suite-setups suite-unit suite-simulate suite-release-build || failed=1; \
+	$(MAKE) suite-hot-path || failed=1; \
+	$(MAKE) --jobs 2 --output-sync=target paired-suites || failed=1; \
+	tests/timed lab tests/lab/run --jobs 3 || failed=1; \
+	exit $$failed
 
 # What is compiled or computed comes first, and what waits for a mirror meanwhile.
 .PHONY: texts suite-setups suite-clippy suite-unit-build suite-unit suite-simulate suite-release-build suite-hot-path
