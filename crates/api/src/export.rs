@@ -23,7 +23,7 @@ pub struct Export {
     #[serde(default)]
     pub hosts: Option<Vec<String>>,
     /// The ANA state of the namespaces over each port, by its address as configured; absent for
-    /// kinds other than nvme-tcp. A daemon in standby answers that all ports are inaccessible.
+    /// kinds other than nvme-tcp.
     #[serde(default)]
     pub ana: Option<BTreeMap<String, AnaState>>,
     /// Whether writes are refused.
