@@ -7,20 +7,12 @@ use super::{Engine, Live};
 use crate::api_error::ApiError;
 use crate::state::ExportRecord;
 use api::AnaState;
-use exports::nvme_tcp::{AccessState, Address, PortConfig};
+use exports::nvme_tcp::{AccessState, Address, PortConfig, port_at};
 use hosting::export::ports::{access_states, ports, written};
 use std::collections::BTreeMap;
 
 /// The option with the states.
 const ANA: &str = "ana";
-
-/// A change of the states.
-pub(super) struct PlannedStates {
-    before: Vec<PortConfig>,
-    after: Vec<PortConfig>,
-    /// For the event.
-    done: String,
-}
 
 fn states_of(record: &ExportRecord) -> Result<Vec<PortConfig>, ApiError> {
     let states = record.options.get(ANA).map(|list| access_states(list)).transpose();
@@ -48,7 +40,7 @@ impl Live {
 }
 
 impl Engine {
-    /// Plans a change of states; `record`, of the export as it is, gets the new ones. `None` when
+    /// Gives `record`, of an export as it is, other states. Returns a description; `None` when
     /// nothing is to be done.
     ///
     /// # Errors
@@ -57,69 +49,57 @@ impl Engine {
         &self,
         record: &mut ExportRecord,
         change: &BTreeMap<String, AnaState>,
-    ) -> Result<Option<PlannedStates>, ApiError> {
-        let (ports, before) = (self.live().ports_of(record), states_of(record)?);
+    ) -> Result<Option<String>, ApiError> {
+        let (ports, mut states) = (self.live().ports_of(record), states_of(record)?);
         if ports.is_empty() && !change.is_empty() {
             return Err(ApiError::invalid(format!("exports of kind {} have no ANA states", record.kind)));
         }
-        let mut after = before.clone();
         let mut done = Vec::new();
         for (name, state) in change {
             let address = Address::of_listen(name);
-            let Some(port) = ports.iter().find(|port| port.address == address) else {
-                let known: Vec<String> = ports.iter().map(|port| port.address.to_string()).collect();
-                let detail = format!("ana: {name:?} is no port: want one of {}", known.join(", "));
-                return Err(ApiError::invalid(detail));
-            };
+            let port = port_at(&ports, &address).map_err(ApiError::invalid)?;
             let state = AccessState::parse(state.name()).expect("both have the names of ANA states");
-            if port.state_within(&after) == state {
+            if port.state_within(&states) == state {
                 continue;
             }
-            after.retain(|chosen| chosen.address != address);
+            states.retain(|chosen| chosen.address != address);
             if port.state != state {
-                after.push(PortConfig { address, state });
+                states.push(PortConfig { address, state });
             }
             done.push(format!("{name} is {}", state.name()));
         }
-        match after.is_empty() {
+        match states.is_empty() {
             true => record.options.remove(ANA),
-            false => record.options.insert(ANA.into(), written(&after)),
+            false => record.options.insert(ANA.into(), written(&states)),
         };
-        let done = done.join(", ");
-        Ok((!done.is_empty()).then_some(PlannedStates { before, after, done }))
+        Ok((!done.is_empty()).then(|| done.join(", ")))
     }
-}
 
-impl PlannedStates {
-    /// Puts the change in force, which the state has already. Returns a description.
+    /// Puts the states of a record in force, if its export is served.
     ///
     /// # Errors
-    /// When the export refuses it; nothing has changed then.
-    pub(super) fn apply(&self, engine: &Engine, record: &ExportRecord) -> Result<String, ApiError> {
-        if engine.workers.is_some() {
-            engine.start_again(record);
-        } else if engine.live().served(&record.name).is_ok() {
-            engine.set_states(record, &self.after)?;
+    /// When the export refuses them; nothing has changed then.
+    pub(super) fn put_states(&self, record: &ExportRecord) -> Result<(), ApiError> {
+        if self.workers.is_some() {
+            self.start_again(record);
+            return Ok(());
         }
-        Ok(self.done.clone())
-    }
-
-    /// Undoes [`PlannedStates::apply`].
-    pub(super) fn undo(&self, engine: &Engine, before: &ExportRecord) -> Result<(), ApiError> {
-        match engine.workers.is_some() {
-            true => engine.start_again(before),
-            false if engine.live().served(&before.name).is_ok() => engine.set_states(before, &self.before)?,
-            false => {}
-        }
+        let Ok(export) = self.live().served(&record.name).map(|running| running.export.clone()) else {
+            return Ok(());
+        };
+        export.set_access_states(&states_of(record)?)?;
+        self.describe_again(record);
         Ok(())
     }
 }
 
-impl Engine {
-    fn set_states(&self, record: &ExportRecord, states: &[PortConfig]) -> Result<(), ApiError> {
-        let export = self.live().served(&record.name)?.export.clone();
-        export.set_access_states(states)?;
-        self.describe_again(record);
-        Ok(())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_api_has_the_states_of_nvme() {
+        let names: Vec<&str> = AnaState::ALL.iter().map(|state| state.name()).collect();
+        assert_eq!(names, AccessState::names());
     }
 }

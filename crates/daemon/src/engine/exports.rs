@@ -1,6 +1,5 @@
 //! Exports: started, remembered, started again.
 
-use super::ana::PlannedStates;
 use super::attach::attach;
 use super::authority::Authority;
 use super::change::Effects;
@@ -141,8 +140,8 @@ struct PlannedChange {
     maps: (Vec<usize>, Vec<usize>),
     /// Absent when the data plane stays.
     switch: Option<PlannedSwitch>,
-    /// Absent when the ANA states stay.
-    states: Option<PlannedStates>,
+    /// A description of the new ANA states; absent when they stay.
+    states: Option<String>,
     /// Absent when the hosts stay.
     hosts: Option<PlannedHosts>,
 }
@@ -177,10 +176,10 @@ impl PlannedChange {
             engine.live().served(name)?.export.remap(&maps.1)?;
             done.push(served_by(&record.cores));
         }
-        if let Some(states) = &states {
-            let before = &before;
-            effects.undo_by(move || states.undo(engine, before));
-            done.push(states.apply(engine, &record)?);
+        if let Some(states) = states {
+            effects.undo_by(|| engine.put_states(&before));
+            engine.put_states(&record)?;
+            done.push(states);
         }
         if let Some(PlannedSwitch { plane, description, fields }) = switch {
             // Its failure changes nothing. Nothing that can fail follows, so it needs no undo.

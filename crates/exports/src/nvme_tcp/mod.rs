@@ -62,7 +62,7 @@ pub use directory::MAX_SUBSYSTEMS;
 pub use nvme::fabrics::{Nqn, NqnError};
 pub use nvme_auth::{Choices, Group, Hash, HostSecrets, Keys, SecretText, SecretsError, TlsKeys};
 pub use portal::{DEFAULT_PORTAL_CLIENTS, MAX_PORTAL_CLIENTS, Portal, PortalConfig};
-pub use ports::{AccessState, PortConfig};
+pub use ports::{AccessState, PortConfig, port_at};
 
 use crate::stream::{ConnectionLimits, Memory, Minimum};
 use crate::{Error, Export, Stats, check_cores};

@@ -11,7 +11,7 @@
 use super::access::AdmittedHosts;
 use super::directory::Directory;
 use super::handshake::{Entrance, NvmeHandshake};
-use super::ports::{AccessState, Port, PortConfig};
+use super::ports::{AccessState, Port, PortConfig, port_at};
 use super::reservations::Registrar;
 use super::service::{Service, ServiceCores};
 use super::session::Session;
@@ -206,16 +206,11 @@ impl Portal {
     /// # Errors
     /// When `chosen` names another port.
     pub(super) fn states(&self, chosen: &[PortConfig]) -> Result<Vec<AccessState>, Error> {
-        let is_here = |port: &PortConfig| self.bound.iter().any(|bound| bound.config.address == port.address);
-        match chosen.iter().find(|port| !is_here(port)) {
-            Some(unknown) => {
-                let ports: Vec<String> =
-                    self.bound.iter().map(|port| port.config.address.to_string()).collect();
-                let fault = format!("ana: {} is no port: want one of {}", unknown.address, ports.join(", "));
-                Err(Error::Config(fault))
-            }
-            None => Ok(self.bound.iter().map(|port| port.config.state_within(chosen)).collect()),
+        let ports = || self.bound.iter().map(|port| &port.config);
+        for port in chosen {
+            port_at(ports(), &port.address).map_err(Error::Config)?;
         }
+        Ok(ports().map(|port| port.state_within(chosen)).collect())
     }
 
     /// The number of subsystems.

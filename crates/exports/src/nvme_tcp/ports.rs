@@ -88,6 +88,22 @@ impl PortConfig {
     }
 }
 
+/// The port at this address.
+///
+/// # Errors
+/// Names the addresses of all ports, when none is at this one.
+pub fn port_at<'a>(
+    ports: impl IntoIterator<Item = &'a PortConfig, IntoIter: Clone>,
+    address: &Address,
+) -> Result<&'a PortConfig, String> {
+    let mut ports = ports.into_iter();
+    let all = ports.clone();
+    ports.find(|port| port.address == *address).ok_or_else(|| {
+        let known: Vec<String> = all.map(|port| port.address.to_string()).collect();
+        format!("ana: \"{address}\" is no port: want one of {}", known.join(", "))
+    })
+}
+
 /// A port of the subsystem.
 pub(super) struct Port {
     /// The identifier, from 1 on.
