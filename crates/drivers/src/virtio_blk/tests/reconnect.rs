@@ -42,6 +42,15 @@ fn holding(character: Character) -> Character {
     Character { holds: Holds::All, ..character }
 }
 
+/// A queue with a flush that the server has taken and does not answer.
+fn held_flush(session: &Arc<Session>, server: &Server) -> VirtioBlkQueue {
+    let mut queue = session.start_queue().unwrap();
+    assert_eq!(flush(&mut queue), Ok(()));
+    queue.kick();
+    server.wait_for_held(1);
+    queue
+}
+
 /// Waits for `count` results and returns them by slot.
 fn ends(queue: &mut VirtioBlkQueue, count: usize) -> Vec<(u32, IoResult)> {
     let (start, mut ended) = (Instant::now(), Vec::new());
@@ -203,10 +212,7 @@ fn a_server_that_completes_nothing_does_not_extend_the_delay() {
     let mut turns = vec![Character { closes_at: Some(FrontendReq::SET_VRING_ENABLE), ..good }; 200];
     turns[0] = holding(good);
     let world = World::new(&patient(1), turns);
-    let mut queue = world.session.start_queue().unwrap();
-    assert_eq!(flush(&mut queue), Ok(()));
-    queue.kick();
-    world.server.wait_for_held(1);
+    let mut queue = held_flush(&world.session, &world.server);
     world.server.end_turn();
     assert_eq!(ends(&mut queue, 1), [(0, Err(IoError::DeviceGone))]);
 }
@@ -229,10 +235,7 @@ fn another_disk_is_refused_with_both_values() {
     ];
     for (other, why) in cases {
         let world = World::new(&patient(LONG), vec![holding(good), other]);
-        let mut queue = world.session.start_queue().unwrap();
-        assert_eq!(flush(&mut queue), Ok(()));
-        queue.kick();
-        world.server.wait_for_held(1);
+        let mut queue = held_flush(&world.session, &world.server);
         world.server.end_turn();
         assert_eq!(ends(&mut queue, 1), [(0, Err(IoError::DeviceGone))]);
         assert_eq!(flush(&mut queue), Err(IoError::DeviceGone));
@@ -344,10 +347,7 @@ fn a_session_ends_at_once_while_it_has_no_server() {
     let good = Character::good();
     for turns in [vec![holding(good)], vec![holding(good), Character { serves: false, ..good }]] {
         let World { server, session, memory: _memory, path, _dir } = World::new(&patient(LONG), turns);
-        let mut queue = session.start_queue().unwrap();
-        assert_eq!(flush(&mut queue), Ok(()));
-        queue.kick();
-        server.wait_for_held(1);
+        let mut queue = held_flush(&session, &server);
         server.end_turn();
         session.shutdown();
         assert_eq!(ends(&mut queue, 1), [(0, Err(IoError::DeviceGone))]);
@@ -390,10 +390,7 @@ fn a_server_gets_memory_of_whole_huge_pages_only() {
         };
         let (memory, _buffers) = SharedBuffer::allocate(3, 5000).unwrap();
         session.add_region(&memory.region()).unwrap();
-        let mut queue = session.start_queue().unwrap();
-        assert_eq!(flush(&mut queue), Ok(()));
-        queue.kick();
-        server.wait_for_held(1);
+        let _queue = held_flush(&session, &server);
         let of_first = server.regions().len();
         assert!(of_first >= 3, "rings, and two regions of the test");
         for region in server.regions() {

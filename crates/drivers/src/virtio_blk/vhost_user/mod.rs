@@ -158,14 +158,7 @@ impl VhostUser {
         control: &mut Control,
         exchange: impl FnOnce(&mut Connection, &[Region]) -> Result<(), FrontendError>,
     ) -> Result<bool, Failure> {
-        if !control.is_connected {
-            return if self.shared.reconnects() { Ok(false) } else { Err("the device is lost".into()) };
-        }
-        match exchange(&mut control.connection, &control.regions) {
-            Ok(()) => Ok(true),
-            Err(error) if self.shared.is_deferred(&error) => Ok(false),
-            Err(error) => Err(error.into()),
-        }
+        Ok(self.shared.exchange(control, exchange)?.is_some())
     }
 }
 
@@ -192,9 +185,27 @@ impl Shared {
         control
     }
 
-    /// Whether an exchange failed because there is no server, and the next one will get its effect.
-    fn is_deferred(&self, error: &FrontendError) -> bool {
-        self.reconnects() && !matches!(error, FrontendError::Refused { .. })
+    /// Performs an exchange with the server. `None`: there is no server, and a next one is awaited.
+    fn exchange<R>(
+        &self,
+        control: &mut Control,
+        exchange: impl FnOnce(&mut Connection, &[Region]) -> Result<R, FrontendError>,
+    ) -> Result<Option<R>, Failure> {
+        if !control.is_connected {
+            return if self.reconnects() { Ok(None) } else { Err("the device is lost".into()) };
+        }
+        match exchange(&mut control.connection, &control.regions) {
+            Ok(result) => Ok(Some(result)),
+            Err(error) if self.reconnects() && !matches!(error, FrontendError::Refused { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Ends attempts to reconnect, and those that would follow.
+    fn give_up(&self) {
+        self.is_ending.store(true, Ordering::Release);
+        self.stop.cancel();
+        self.interrupt();
     }
 
     /// Ends the session. Returns `false`: there is no connection.
@@ -205,14 +216,8 @@ impl Shared {
     }
 
     fn read_config(&self) -> Result<ConfigSpace, Failure> {
-        let mut control = lock(&self.control);
-        if !control.is_connected {
-            return if self.reconnects() { Ok(self.peer.config()) } else { Err("the device is lost".into()) };
-        }
-        match control.connection.read_config() {
-            Err(error) if self.is_deferred(&error) => Ok(self.peer.config()),
-            read => Ok(read?),
-        }
+        let read = self.exchange(&mut lock(&self.control), |connection, _| connection.read_config())?;
+        Ok(read.unwrap_or_else(|| self.peer.config()))
     }
 }
 
@@ -314,9 +319,7 @@ impl Transport for VhostUser {
     }
 
     fn shutdown(&self) {
-        self.shared.is_ending.store(true, Ordering::Release);
-        self.shared.stop.cancel();
-        self.shared.interrupt();
+        self.shared.give_up();
         // The listening thread notifies the queues.
         shut_down(&lock(&self.shared.sockets).current);
     }
@@ -325,9 +328,7 @@ impl Transport for VhostUser {
 impl Drop for VhostUser {
     fn drop(&mut self) {
         // The listening thread ends next.
-        self.shared.is_ending.store(true, Ordering::Release);
-        self.shared.stop.cancel();
-        self.shared.interrupt();
+        self.shared.give_up();
     }
 }
 
