@@ -56,10 +56,15 @@ impl Channel for DisturbedChannel {
     }
 }
 
-/// An image of 8 MiB in `folder`, open on a core of its own, which outlives it: a request that is
-/// left in flight does not end the process.
-fn open(folder: &Folder, disturbance: &Arc<Disturbance>) -> (Cores, LiveImage) {
+/// Runs `work` with the only channel of an image of 8 MiB, and closes the image. Its core outlives
+/// it: a request that is left in flight does not end the process.
+fn with_image<F>(work: impl FnOnce(Rc<dyn Channel>, Arc<Disturbance>) -> F + Send + 'static) -> Closed
+where
+    F: Future<Output = ()> + 'static,
+{
+    let folder = Folder::new();
     folder.img("create -f qcow2 -o cluster_size=4k disk 8M");
+    let disturbance = Arc::new(Disturbance::default());
     let shared = disturbance.clone();
     let device = over(writable(&folder.path("disk")), false, move |channel| {
         Rc::new(DisturbedChannel(channel, shared.clone()))
@@ -67,7 +72,20 @@ fn open(folder: &Folder, disturbance: &Arc<Disturbance>) -> (Cores, LiveImage) {
     let image = reactor::run(async move { Image::open(device).await.unwrap() });
     let cores = Cores::start(&[CoreConfig::default()]).unwrap();
     let live = LiveImage::open_on(cores.get(0), image, Others::default(), 1 << 20, None).unwrap();
-    (cores, live)
+    let live = Arc::new(live);
+    let (used, shared) = (live.clone(), disturbance.clone());
+    let worked =
+        cores.get(0).block_on(move |_| async move { work(used.open_channel().unwrap(), shared).await });
+    worked.unwrap();
+    drop(live);
+    Closed { cores, disturbance, folder }
+}
+
+/// An image that was closed, and its core.
+struct Closed {
+    cores: Cores,
+    disturbance: Arc<Disturbance>,
+    folder: Folder,
 }
 
 async fn write(channel: &dyn Channel, parts: std::ops::Range<u64>) {
@@ -89,45 +107,30 @@ async fn discard_first(channel: &dyn Channel, disturbance: &Disturbance) {
 
 #[test]
 fn clusters_are_taken_while_others_are_discarded() {
-    let folder = Folder::new();
-    let disturbance = Arc::new(Disturbance::default());
-    let (cores, live) = open(&folder, &disturbance);
-    let live = Arc::new(live);
-    let (used, shared) = (live.clone(), disturbance.clone());
-    let worked = cores.get(0).block_on(move |_| async move {
-        let channel = used.open_channel().unwrap();
+    let Closed { cores, folder, .. } = with_image(|channel, disturbance| async move {
         write(&*channel, 0..1).await;
-        shared.is_holding.store(true, Ordering::Relaxed);
-        discard_first(&*channel, &shared).await;
+        disturbance.is_holding.store(true, Ordering::Relaxed);
+        discard_first(&*channel, &disturbance).await;
         // More than a core has in stock.
         write(&*channel, 1..100).await;
         channel.submit(&Request::flush(), 0).await.unwrap();
-        assert_eq!(shared.discarding.load(Ordering::Relaxed), 1, "a write has waited for the discard");
-        assert_eq!(shared.discards.load(Ordering::Relaxed), 1, "neighbours are discarded together");
-        shared.is_holding.store(false, Ordering::Relaxed);
+        let (discards, discarding) = (&disturbance.discards, &disturbance.discarding);
+        assert_eq!(discarding.load(Ordering::Relaxed), 1, "a write has waited for the discard");
+        assert_eq!(discards.load(Ordering::Relaxed), 1, "neighbours are discarded together");
+        disturbance.is_holding.store(false, Ordering::Relaxed);
     });
-    worked.unwrap();
-    drop(live);
     drop(cores);
     folder.img("check disk");
 }
 
 #[test]
 fn an_image_that_cannot_be_flushed_closes_after_its_last_request() {
-    let folder = Folder::new();
-    let disturbance = Arc::new(Disturbance::default());
-    let (cores, live) = open(&folder, &disturbance);
-    let live = Arc::new(live);
-    let (used, shared) = (live.clone(), disturbance.clone());
-    let worked = cores.get(0).block_on(move |_| async move {
-        let channel = used.open_channel().unwrap();
+    let Closed { cores, disturbance, folder } = with_image(|channel, disturbance| async move {
         write(&*channel, 0..1).await;
         // The clusters become free in the background.
-        discard_first(&*channel, &shared).await;
-        shared.is_failing.store(true, Ordering::Relaxed);
+        discard_first(&*channel, &disturbance).await;
+        disturbance.is_failing.store(true, Ordering::Relaxed);
     });
-    worked.unwrap();
-    drop(live);
     assert_eq!(disturbance.discarding.load(Ordering::Relaxed), 0, "a request is in flight");
     disturbance.is_failing.store(false, Ordering::Relaxed);
     drop(cores);
