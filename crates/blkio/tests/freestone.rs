@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const BLOCK: usize = 4096;
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 fn connected(graph: &str) -> Instance {
     let mut instance = Instance::create("freestone").unwrap();

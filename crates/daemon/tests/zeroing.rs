@@ -165,7 +165,7 @@ fn a_configuration_that_takes_long_can_be_watched_and_stopped_while_it_is_made()
     let mut slow = Slow::new();
     let before = slow.state();
     let manager = UnixDatagram::bind(slow.daemon.path("notify")).unwrap();
-    manager.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let told = || {
         let mut message = [0; 256];
         let len = manager.recv(&mut message).unwrap();

@@ -15,7 +15,7 @@ const SIZE: u64 = 16 << 20;
 /// The variable that holds the cluster's directory in a process with the stub.
 const CLUSTER: &str = "RBD_STUB_CLUSTER";
 /// Most that a busy machine takes for what takes milliseconds.
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(60);
 
 /// Compiles the stub into a directory.
 fn build(directory: &Path, options: &[&str]) {

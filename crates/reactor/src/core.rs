@@ -755,7 +755,7 @@ mod tests {
                 let stopwatch = core.stopwatch();
                 std::thread::sleep(std::time::Duration::from_millis(2));
                 let ns = core.elapsed_ns(&stopwatch);
-                assert!((2_000_000..1_000_000_000).contains(&ns), "{ns}: it took the thread's time");
+                assert!((2_000_000..60_000_000_000).contains(&ns), "{ns}: it took the thread's time");
             }
         });
     }

@@ -178,7 +178,7 @@ def a_successor_that_is_killed_while_it_takes_a_disk_over_is_succeeded_itself(la
 @needs_freestone
 def a_plain_disk_fails_what_its_dead_server_had_and_keeps_the_rest_waiting(lab):
     guest = _boot(lab, KERNEL_FOR_KILLS)
-    slow = f"{FILE} --layer fault:op=read,delay-us=3000000,offset=1M,len=4K"
+    slow = f"{FILE} --layer fault:op=read,delay-us=600000000,offset=1M,len=4K"
     first = UblkServer(guest, f"-n 4 -q 2 -o recovery=plain {slow}", command="ublk add")
     first.start()
     guest.sh("dd if=/dev/urandom of=/dev/ublkb4 bs=1M count=2 oflag=direct 2>/dev/null")

@@ -130,7 +130,7 @@ impl Server {
             if let Some(status) = child.try_wait().unwrap() {
                 panic!("{command:?}: {status}");
             }
-            assert!(start.elapsed() < Duration::from_secs(30), "{command:?} does not start");
+            assert!(start.elapsed() < Duration::from_secs(60), "{command:?} does not start");
             std::thread::sleep(Duration::from_millis(10));
         }
         let mut options = Options::new(address);

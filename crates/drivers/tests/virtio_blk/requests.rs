@@ -36,7 +36,7 @@ fn run<'s>(
             assert_eq!(slot, 0);
             assert!(result.replace(r).is_none());
         });
-        assert!(start.elapsed() < Duration::from_secs(10), "no completion");
+        assert!(start.elapsed() < Duration::from_secs(60), "no completion");
     }
     result.unwrap()
 }
@@ -220,7 +220,7 @@ fn requests_in_flight_end_when_the_server_is_killed() {
         let (start, mut result) = (Instant::now(), None);
         while result.is_none() {
             queue.reap(&mut |_, r| result = Some(r));
-            assert!(start.elapsed() < Duration::from_secs(10), "no end");
+            assert!(start.elapsed() < Duration::from_secs(60), "no end");
         }
         assert_eq!(result, Some(Err(IoError::DeviceGone)));
     }

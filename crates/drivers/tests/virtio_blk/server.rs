@@ -36,7 +36,7 @@ impl Server {
                 let start = Instant::now();
                 // Written once it listens; the socket itself is there a moment before.
                 while !pid_file.exists() {
-                    assert!(start.elapsed() < Duration::from_secs(30), "the server does not start");
+                    assert!(start.elapsed() < Duration::from_secs(60), "the server does not start");
                     std::thread::sleep(Duration::from_millis(10));
                 }
                 Some(server)

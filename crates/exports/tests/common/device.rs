@@ -1,4 +1,5 @@
-//! A file as a device whose requests take as long as a test wants. The file survives its server.
+//! A file as a device whose requests take as long as a test wants, or until it lets them go. The
+//! file survives its server.
 
 use block::{
     Channel, Device, DeviceError, IoError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op,
@@ -8,8 +9,15 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Held requests end after this time, so that a test that fails while it holds them ends.
+const LONGEST_HOLD: Duration = Duration::from_secs(90);
+
+/// How often a held request looks whether it may go.
+const LOOK_NS: u64 = 200_000;
 
 /// The byte that a fresh device has at `offset`.
 pub fn pattern(offset: u64) -> u8 {
@@ -25,6 +33,10 @@ struct Shared {
     file: File,
     limits: Mutex<Limits>,
     delay_ns: AtomicU64,
+    /// The number of holds, and of those that are over. Requests are held that come during one.
+    holds: AtomicUsize,
+    over: AtomicUsize,
+    is_holding: AtomicBool,
     flushes: AtomicUsize,
     fua_writes: AtomicUsize,
     /// Writes of memory that is not stable, and of memory that is.
@@ -62,6 +74,9 @@ impl SlowDevice {
             file,
             limits: Mutex::new(limits),
             delay_ns: AtomicU64::new(0),
+            holds: AtomicUsize::new(0),
+            over: AtomicUsize::new(0),
+            is_holding: AtomicBool::new(false),
             flushes: AtomicUsize::new(0),
             fua_writes: AtomicUsize::new(0),
             writes: Default::default(),
@@ -80,8 +95,39 @@ impl SlowDevice {
         self
     }
 
+    /// Requests are held from the start, see [`SlowDevice::hold`].
+    pub fn held(self) -> SlowDevice {
+        self.hold();
+        self
+    }
+
     pub fn set_delay(&self, delay_ns: u64) {
         self.shared.delay_ns.store(delay_ns, Ordering::Relaxed);
+    }
+
+    /// Requests that come from now on stay in flight until [`SlowDevice::release`].
+    pub fn hold(&self) {
+        self.shared.holds.fetch_add(1, Ordering::Relaxed);
+        self.shared.is_holding.store(true, Ordering::Relaxed);
+    }
+
+    /// Requests that come from now on are not held; those that are held stay so.
+    pub fn let_pass(&self) {
+        self.shared.is_holding.store(false, Ordering::Relaxed);
+    }
+
+    /// Carries out the requests that are held, and holds no more.
+    pub fn release(&self) {
+        self.shared.release();
+    }
+
+    /// Releases soon, so that a call that waits for held requests can begin before that.
+    pub fn release_soon(&self) {
+        let shared = self.shared.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            shared.release();
+        });
     }
 
     pub fn grow(&self, capacity: u64) {
@@ -172,12 +218,18 @@ struct SlowChannel {
 impl Channel for SlowChannel {
     fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
         let delay_ns = self.shared.delay_ns.load(Ordering::Relaxed);
-        if delay_ns == 0 {
+        let hold = self.shared.hold();
+        if delay_ns == 0 && hold.is_none() {
             return IoFuture::ready(self.shared.execute(req, offset));
         }
         IoFuture::new(async move {
             self.shared.in_flight.fetch_add(1, Ordering::Relaxed);
-            reactor::current().sleep(delay_ns).await;
+            if delay_ns > 0 {
+                reactor::current().sleep(delay_ns).await;
+            }
+            if let Some(hold) = hold {
+                self.shared.wait_for_the_end_of(hold).await;
+            }
             let result = self.shared.execute(req, offset);
             self.shared.in_flight.fetch_sub(1, Ordering::Relaxed);
             result
@@ -202,6 +254,23 @@ impl Channel for SlowChannel {
 }
 
 impl Shared {
+    /// The hold that is on.
+    fn hold(&self) -> Option<usize> {
+        self.is_holding.load(Ordering::Relaxed).then(|| self.holds.load(Ordering::Relaxed))
+    }
+
+    async fn wait_for_the_end_of(&self, hold: usize) {
+        let begin = Instant::now();
+        while self.over.load(Ordering::Relaxed) < hold && begin.elapsed() < LONGEST_HOLD {
+            reactor::current().sleep(LOOK_NS).await;
+        }
+    }
+
+    fn release(&self) {
+        self.is_holding.store(false, Ordering::Relaxed);
+        self.over.store(self.holds.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
     fn execute(&self, req: &Request<'_>, offset: u64) -> IoResult {
         self.executed.fetch_add(1, Ordering::Relaxed);
         self.limits.lock().unwrap().check(req, offset)?;

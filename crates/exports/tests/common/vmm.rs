@@ -46,7 +46,7 @@ pub struct Vmm {
 impl Vmm {
     pub fn connect(path: &Path) -> Vmm {
         let socket = UnixStream::connect(path).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         Vmm { socket }
     }
 

@@ -106,23 +106,24 @@ fn a_write_of_a_part_waits_for_writes_of_its_block_and_for_no_others() {
         // The first time the export has not kept track of what is on its way; the core of the other
         // connection has it.
         for client in &mut whole {
-            server.device.set_delay(300_000_000);
-            let before = server.device.executed();
+            server.device.hold();
             client.send_write(0, 1, 4096, &[round; 4096]);
-            wait_until(|| server.device.in_flight() == 1 || server.device.executed() > before);
-            server.device.set_delay(0);
+            wait_until(|| server.device.in_flight() == 1);
+            server.device.let_pass();
+            server.device.release_soon();
             assert_eq!(part.write(0, 5000, &[9; 10]), 0);
             assert_eq!(server.device.in_flight(), 0, "round {round}");
             assert_eq!(client.reply().error, 0);
             assert_eq!(server.device.bytes(4999, 3), [round, 9, 9]);
         }
     }
-    server.device.set_delay(4_000_000_000);
+    server.device.hold();
     whole[0].send_write(0, 1, 8192, &[7; 4096]);
     wait_until(|| server.device.in_flight() == 1);
-    server.device.set_delay(0);
+    server.device.let_pass();
     assert_eq!(part.write(0, 5000, &[8; 10]), 0);
     assert_eq!(server.device.in_flight(), 1, "of another block");
+    server.device.release();
     assert_eq!(whole[0].reply().error, 0);
 }
 
@@ -131,14 +132,14 @@ fn clients_that_vanish_while_they_wait_for_a_block_keep_no_other_one_waiting() {
     let server = server(4096);
     let mut client = unaware(&server, Form::Simple);
     assert_eq!(client.write(0, 1, &[1]), 0);
-    server.device.set_delay(100_000_000);
+    server.device.hold();
     for cookie in 0..20 {
         client.send_write(0, cookie, 10, &[2; 10]);
     }
     wait_until(|| server.device.in_flight() > 0);
     drop(client);
     std::thread::sleep(Duration::from_millis(1));
-    server.device.set_delay(0);
+    server.device.release();
     let mut next = unaware(&server, Form::Simple);
     assert_eq!(next.write(0, 12, &[3; 10]), 0);
     server.wait_for_clients(1);

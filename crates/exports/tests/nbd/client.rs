@@ -82,8 +82,8 @@ impl Client {
     /// A client that only connects.
     pub fn silent(socket: &Path) -> Client {
         let stream = UnixStream::connect(socket).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
         Client { stream, form: Form::Simple, reads: HashMap::new(), size: 0, flags: 0 }
     }
 

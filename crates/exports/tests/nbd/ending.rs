@@ -12,13 +12,15 @@ use std::time::{Duration, Instant};
 fn a_client_that_disconnects_gets_its_pending_replies() {
     let server = Server::start(MIB);
     for form in FORMS {
-        server.device.set_delay(20_000_000);
         let mut client = server.connect(form);
+        server.device.hold();
         for cookie in 0..8 {
             client.send(READ, 0, cookie, cookie * 512, 512);
         }
         client.send_write(0, 8, 8192, &[8; 512]);
         client.send(DISC, 0, 9, 0, 0);
+        wait_until(|| server.device.in_flight() == 9);
+        server.device.release();
         let mut cookies: Vec<u64> = (0..9)
             .map(|_| {
                 let reply = client.reply();
@@ -36,13 +38,15 @@ fn a_client_that_disconnects_gets_its_pending_replies() {
 #[test]
 fn a_client_that_closes_its_sending_side_gets_its_pending_replies() {
     let server = Server::start(MIB);
-    server.device.set_delay(10_000_000);
     let mut client = server.connect(Form::Structured);
+    server.device.hold();
     client.send(READ, 0, 1, 512, 512);
     // A write that does not come whole is none.
     let header = client.request(WRITE, 0, 2, 0, 4096);
     std::io::Write::write_all(&mut client.stream, &[&header[..], &[5; 100]].concat()).unwrap();
     client.stream.shutdown(Shutdown::Write).unwrap();
+    wait_until(|| server.device.in_flight() == 1);
+    server.device.release_soon();
     let reply = client.reply();
     assert_eq!((reply.cookie, reply.error), (1, 0));
     assert!(client.is_disconnected());
@@ -55,8 +59,8 @@ fn a_client_that_vanishes_leaves_nothing_behind_and_no_partial_write() {
     let server = Server::start(MIB);
     let mut before = server.device.bytes(0, 32 * 4096);
     for round in 1..=10u8 {
-        server.device.set_delay(5_000_000);
         let mut client = server.connect(Form::Extended);
+        server.device.hold();
         for cookie in 0..32 {
             client.send_write(0, cookie, cookie * 4096, &[round; 4096]);
             client.send(READ, 0, 100 + cookie, cookie * 4096, 4096);
@@ -65,9 +69,10 @@ fn a_client_that_vanishes_leaves_nothing_behind_and_no_partial_write() {
             wait_until(|| server.device.in_flight() > 0);
         }
         drop(client);
+        server.device.release_soon();
         server.wait_for_clients(0);
         wait_until(|| server.device.in_flight() == 0);
-        server.device.set_delay(0);
+        server.device.release();
         let mut next = server.connect(Form::Simple);
         let after = next.read(0, 32 * 4096);
         for (old, new) in before.chunks(4096).zip(after.chunks(4096)) {
@@ -82,20 +87,23 @@ fn a_client_that_vanishes_leaves_nothing_behind_and_no_partial_write() {
 #[test]
 fn an_export_that_stops_answers_what_it_has_and_refuses_the_rest() {
     let mut server = Server::start(MIB);
-    server.device.set_delay(300_000_000);
     let mut client = server.connect(Form::Structured);
+    server.device.hold();
     client.send_write(0, 1, 0, &[1; 512]);
     client.send(READ, 0, 2, 4096, 512);
     wait_until(|| server.device.in_flight() == 2);
     let export = server.export.take();
     let stopping = std::thread::spawn(move || drop(export));
-    // The listening goes first; then the core hears of it.
+    // The listening goes first; then the core hears of it, and refuses also what it does not know.
     wait_until(|| UnixStream::connect(&server.socket).is_err());
-    std::thread::sleep(Duration::from_millis(20));
+    while client.run(99, 0, 0, 0).error != ESHUTDOWN {}
     client.send(READ, 0, 3, 0, 512);
     client.send_write(0, 4, 512, &[4; 512]);
-    let mut replies: Vec<(u64, u32)> =
-        (0..4).map(|_| client.reply()).map(|reply| (reply.cookie, reply.error)).collect();
+    let mut replies = Vec::new();
+    for count in [2, 2] {
+        replies.extend((0..count).map(|_| client.reply()).map(|reply| (reply.cookie, reply.error)));
+        server.device.release();
+    }
     assert_eq!(replies[..2], [(3, ESHUTDOWN), (4, ESHUTDOWN)]);
     replies.sort_unstable();
     assert_eq!(replies, [(1, 0), (2, 0), (3, ESHUTDOWN), (4, ESHUTDOWN)]);
@@ -124,8 +132,8 @@ fn an_export_stops_at_once_whatever_its_clients_are_at() {
 #[test]
 fn an_export_stops_though_half_a_write_waits_for_room() {
     let mut server = Server::start(32 * MIB);
-    server.device.set_delay(300_000_000);
     let mut client = server.connect(Form::Structured);
+    server.device.hold();
     // All the memory that there is for it.
     client.send(READ, 0, 1, 0, 32 * MIB);
     let header = client.request(WRITE, 0, 2, 0, 65_536);
@@ -133,6 +141,7 @@ fn an_export_stops_though_half_a_write_waits_for_room() {
     wait_until(|| server.device.in_flight() == 1);
     let export = server.export.take();
     let stopping = std::thread::spawn(move || drop(export));
+    server.device.release_soon();
     let reply = client.reply();
     assert_eq!((reply.cookie, reply.error, reply.data.len() as u64), (1, 0, 32 * MIB));
     let start = Instant::now();
@@ -152,5 +161,5 @@ fn an_export_stops_though_a_client_takes_none_of_its_replies() {
     let start = Instant::now();
     server.export = None;
     let took = start.elapsed();
-    assert!(took > Duration::from_secs(4) && took < Duration::from_secs(15), "{took:?}");
+    assert!(took > Duration::from_secs(4) && took < Duration::from_secs(60), "{took:?}");
 }

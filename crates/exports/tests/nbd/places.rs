@@ -21,7 +21,7 @@ fn connect(address: [u8; 4], export: &Nbd) -> TcpStream {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from((address, 0)).into()).unwrap();
     socket.connect(&export.address().parse::<SocketAddr>().unwrap().into()).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     socket.into()
 }
 

@@ -71,7 +71,7 @@ pub fn export(
 pub fn wait_until(is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {
-        assert!(start.elapsed() < Duration::from_secs(20), "it never came to it");
+        assert!(start.elapsed() < Duration::from_secs(60), "it never came to it");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -296,11 +296,11 @@ fn a_connect_that_makes_no_sense_is_refused_with_what_is_wrong() {
 fn a_host_that_is_silent_for_too_long_is_hung_up_on() {
     let server = Server::start(MIB);
     let mut host = Host::initialized(server.address(), false, false);
-    assert_eq!(host.connect(SUBSYSTEM, 0, 32, ANY_CONTROLLER, 500).status, Status::SUCCESS);
+    assert_eq!(host.connect(SUBSYSTEM, 0, 32, ANY_CONTROLLER, 3000).status, Status::SUCCESS);
     host.enable();
     let mut io = host.io_queue(1, 32);
-    for _ in 0..10 {
-        std::thread::sleep(std::time::Duration::from_millis(100));
+    for _ in 0..7 {
+        std::thread::sleep(std::time::Duration::from_millis(500));
         assert_eq!(host.run(&Command::keep_alive(), 0).status, Status::SUCCESS);
     }
     assert!(host.is_disconnected() && io.is_disconnected());

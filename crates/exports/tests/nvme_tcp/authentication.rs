@@ -363,7 +363,7 @@ fn a_silent_host_is_disconnected_in_time() {
     let (mut host, _) = challenged(&server);
     assert!(host.is_disconnected());
     let waited = start.elapsed();
-    assert!(waited > Duration::from_secs(5) && waited < Duration::from_secs(18), "{waited:?}");
+    assert!(waited > Duration::from_secs(5) && waited < Duration::from_secs(60), "{waited:?}");
 }
 
 #[test]

@@ -55,13 +55,14 @@ fn a_host_that_vanishes_in_the_middle_of_anything_leaves_nothing_behind() {
 #[test]
 fn an_export_that_stops_waits_for_what_is_in_flight_and_not_for_data_that_never_comes() {
     let mut server = Server::start(8 * MIB);
-    server.device.set_delay(50_000_000);
+    server.device.hold();
     let (mut admin, mut io) = server.connect();
     admin.send(SubmissionEntry::new(&Command::async_event_request(), 9, Sgl::None));
     io.send(SubmissionEntry::new(&Command::read(1, 0, 8), 1, Sgl::Transport { len: 4096 }));
     io.send(SubmissionEntry::new(&Command::write(1, 0, 512, false), 2, Sgl::Transport { len: 256 << 10 }));
     let Pdu::R2t(_) = io.receive() else { panic!("no R2T") };
-    wait_until(|| server.device.in_flight() >= 1);
+    wait_until(|| server.device.in_flight() == 1);
+    server.device.release_soon();
     let start = Instant::now();
     server.export = None;
     assert!(start.elapsed() < Duration::from_secs(4));

@@ -200,12 +200,13 @@ fn an_export_ends_when_its_requests_have_and_keeps_no_device() {
     let device = Arc::new(SlowDevice::with_limits(Limits::new(MIB)));
     let export = site.start(FIRST, device.clone(), |config| config).unwrap();
     let (_admin, mut io) = site.connect(FIRST, HOST);
-    device.set_delay(100_000_000);
+    device.hold();
     let id = io.id();
     let write =
         SubmissionEntry::new(&Command::write(1, 0, 1, false), id, Sgl::InCapsule { offset: 0, len: 512 });
     io.send_with(write, &[7; 512]);
     wait_until(|| device.in_flight() == 1);
+    device.release_soon();
     drop(export);
     assert_eq!(device.in_flight(), 0);
     assert_eq!(Arc::strong_count(&device), 1, "neither the portal nor a connection keeps it");

@@ -79,7 +79,7 @@ fn a_removal_returns_after_the_writes_of_all_queues_also_of_a_controller_that_is
     let (admin, mut io) = connect(&server, HOST);
     // The second queue is on another core.
     let mut second = admin.io_queue(2, 32);
-    server.device.set_delay(400_000_000);
+    server.device.hold();
     for io in [&mut io, &mut second] {
         let id = io.id();
         let write = Command::write(1, 0, 1, false);
@@ -87,6 +87,7 @@ fn a_removal_returns_after_the_writes_of_all_queues_also_of_a_controller_that_is
     }
     wait_until(|| server.device.in_flight() == 2);
     drop(admin);
+    server.device.release_soon();
     server.export().set_access(only(&[OTHER])).unwrap();
     assert_eq!(server.device.in_flight(), 0);
 }

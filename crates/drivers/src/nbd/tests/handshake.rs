@@ -182,7 +182,7 @@ fn a_silent_server_costs_no_more_than_the_timeout() {
     let error = refusal(&options);
     assert!(matches!(error, OpenError::Stream(StreamError::TimedOut(100))), "{error}");
     assert_eq!(error.errno(), libc::ETIMEDOUT);
-    assert!(start.elapsed() >= Duration::from_millis(100) && start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() >= Duration::from_millis(100) && start.elapsed() < Duration::from_secs(60));
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn another_thread_ends_an_attempt_in_every_phase() {
             cancel.cancel();
             let error = attempt.join().unwrap();
             assert!(matches!(error, OpenError::Stream(StreamError::Cancelled)), "{error}");
-            assert!(start.elapsed() < Duration::from_secs(10));
+            assert!(start.elapsed() < Duration::from_secs(60));
         }
         fill(&path, &mut crowd);
     }

@@ -100,7 +100,7 @@ fn a_request_is_answered_once() {
         let start = Instant::now();
         while queue.lost().is_none() {
             queue.reap(&mut |_, _| panic!("ended twice"));
-            assert!(start.elapsed() < Duration::from_secs(10), "the connection is still open");
+            assert!(start.elapsed() < Duration::from_secs(60), "the connection is still open");
         }
     }
 }
@@ -136,7 +136,7 @@ fn a_server_that_never_stops_talking_keeps_no_thread_from_leaving() {
     for _ in 0..100 {
         let start = Instant::now();
         assert_eq!(queue.reap(&mut |_, _| panic!("it never ends")), 0);
-        assert!(start.elapsed() < Duration::from_secs(5), "one look took {:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(60), "one look took {:?}", start.elapsed());
     }
 }
 

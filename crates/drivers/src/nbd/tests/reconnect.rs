@@ -125,7 +125,7 @@ fn requests_fail_after_the_delay_even_if_the_server_accepts_connections() {
 
 fn wait_for_connection(queue: &mut NbdQueue) {
     while !queue.is_connected() {
-        queue.wait(1, Some(Duration::from_secs(20)), None).expect("an event");
+        queue.wait(1, Some(Duration::from_secs(60)), None).expect("an event");
         queue.reap(&mut |_, _| panic!("nothing is in flight"));
     }
 }

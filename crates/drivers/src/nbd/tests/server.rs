@@ -118,8 +118,8 @@ impl Client {
     pub(super) fn accept(listener: &UnixListener) -> Client {
         let (stream, _) = listener.accept().unwrap();
         // A failed test must not wait forever.
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
         Client { stream, replies: Replies::Simple }
     }
 

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use target::{NQN, SIZE, Target, Traits};
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 fn options(target: &Target) -> Options {
     let nqn = Nqn::new(NQN).unwrap();

@@ -6,7 +6,7 @@ use super::*;
 use crate::direct::{DirectQueue, ZoneAction, ZoneRequest};
 
 const SHORT: Duration = Duration::from_millis(20);
-const LONG: Duration = Duration::from_secs(10);
+const LONG: Duration = Duration::from_secs(60);
 
 fn both_kinds(session: &Arc<Session>) -> [VirtioBlkQueue; 2] {
     [session.start_queue().unwrap(), session.start_poll_queue().unwrap()]

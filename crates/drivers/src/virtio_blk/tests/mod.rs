@@ -34,7 +34,7 @@ fn end(queue: &mut VirtioBlkQueue) -> (u32, IoResult) {
     let (start, mut ended) = (Instant::now(), None);
     while ended.is_none() {
         queue.reap(&mut |slot, result| assert!(ended.replace((slot, result)).is_none(), "one at a time"));
-        assert!(start.elapsed() < Duration::from_secs(10), "no completion");
+        assert!(start.elapsed() < Duration::from_secs(60), "no completion");
         std::thread::yield_now();
     }
     ended.unwrap()
@@ -175,7 +175,7 @@ fn a_new_capacity_reaches_the_device_by_itself() {
     *server.resize.lock().unwrap() = Some(1 << 20);
     let start = Instant::now();
     while device.limits().capacity != 512 << 20 {
-        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", device.limits());
+        assert!(start.elapsed() < Duration::from_secs(60), "{:?}", device.limits());
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(device.refresh().unwrap().capacity, 512 << 20);
