@@ -109,11 +109,17 @@ pub enum Mutant {
     StreamWithoutFlush,
     /// The backing file is read after the end of a stream.
     StreamWithoutGrace,
+    /// A commit writes to a cluster of the backing file of which the image lacks data.
+    CommitNotCompleted,
+    /// A commit writes to such a cluster if what the image lacks reads as zeroes.
+    CommitWithoutZeroes,
+    /// A commit writes to a cluster of the backing file while requests may read data there.
+    CommitWithoutGrace,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 50] = [
+    pub const ALL: [Mutant; 53] = [
         Mutant::EntryBeforeData,
         Mutant::EntryBeforeRefcount,
         Mutant::RefcountTableBeforeBlock,
@@ -164,6 +170,9 @@ impl Mutant {
         Mutant::StreamUnderSnapshots,
         Mutant::StreamWithoutFlush,
         Mutant::StreamWithoutGrace,
+        Mutant::CommitNotCompleted,
+        Mutant::CommitWithoutZeroes,
+        Mutant::CommitWithoutGrace,
     ];
 }
 

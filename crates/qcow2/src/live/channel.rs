@@ -23,7 +23,7 @@ const PART: u64 = 128 << 10;
 pub(super) struct Live(pub Entries);
 
 impl Live {
-    fn place(&self, entry: Entry, at: u64) -> Result<(Place, u64), IoError> {
+    pub(super) fn place(&self, entry: Entry, at: u64) -> Result<(Place, u64), IoError> {
         let geometry = self.geometry();
         let within = at % geometry.cluster_size();
         geometry.place(entry, at - within, within).map_err(|BadEntry| IoError::Corrupt)
@@ -216,7 +216,7 @@ impl LiveChannel {
         (self.content.limits().capacity, self.content.places.geometry().cluster_size())
     }
 
-    fn view(&self) -> &Entries {
+    pub(super) fn view(&self) -> &Entries {
         &self.content.places.0
     }
 
@@ -225,7 +225,10 @@ impl LiveChannel {
     }
 
     /// Asks the home of the image. The work has memory of its own: a request has no room for it.
-    async fn ask<R, W>(&self, work: impl FnOnce(Entries) -> W + Send + 'static) -> Result<R, IoError>
+    pub(super) async fn ask<R, W>(
+        &self,
+        work: impl FnOnce(Entries) -> W + Send + 'static,
+    ) -> Result<R, IoError>
     where
         R: Send + 'static,
         W: Future<Output = Result<R, IoError>> + 'static,

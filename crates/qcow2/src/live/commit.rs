@@ -7,11 +7,13 @@
 //!
 //! Until the image is closed it reads parts without a place from the backing file, by the tables
 //! that it read before. So a commit changes no cluster of the backing file of which the image lacks
-//! a part with data: first the image gets that part.
+//! a part. First the image gets that part, and requests end that may read it there.
 
 use super::channel::LiveChannel;
+use super::stream::Zeroes;
 use crate::content::Places;
 use crate::entry::Place;
+use crate::mutant::{self, Mutant};
 use block::IoError;
 use reactor::yield_now;
 use std::ops::Range;
@@ -41,6 +43,10 @@ impl CommitChannel {
             if run.place != Place::Unallocated {
                 let part = at..at + run.len;
                 self.complete(&part).await?;
+                // A raw backing file keeps its data where it is.
+                if self.cluster_size > 1 && !mutant::is(Mutant::CommitWithoutGrace) {
+                    places.0.grace().await;
+                }
                 return Ok(part);
             }
             at += run.len;
@@ -50,12 +56,17 @@ impl CommitChannel {
         Ok(range.end..range.end)
     }
 
-    /// Lets the image have all data of the backing file's clusters that `part` touches.
+    /// Lets the image have all of the backing file's clusters that `part` touches.
     async fn complete(&self, part: &Range<u64>) -> Result<(), IoError> {
+        if mutant::is(Mutant::CommitNotCompleted) {
+            return Ok(());
+        }
         let size = self.channel.size().0;
         let start = part.start / self.cluster_size * self.cluster_size;
         let end = part.end.next_multiple_of(self.cluster_size).min(size);
-        self.channel.populate(start..part.start).await?;
-        self.channel.populate(part.end..end).await
+        // Zeroes, too: the cluster is another one after the commit, and then may be freed.
+        let zeroes = if mutant::is(Mutant::CommitWithoutZeroes) { Zeroes::Skipped } else { Zeroes::Placed };
+        self.channel.populate(start..part.start, zeroes).await?;
+        self.channel.populate(part.end..end, zeroes).await
     }
 }

@@ -15,7 +15,8 @@
 //! snapshots keeps its backing file.
 
 use super::channel::{LiveChannel, Piece};
-use super::home::{Entries, Home};
+use super::clear::Clear;
+use super::home::{Entries, Home, entry, home};
 use super::metadata::{BackingJob, BackingState, Metadata};
 use super::snapshots::{read_error, write_error};
 use crate::content::Places;
@@ -55,7 +56,7 @@ impl StreamChannel {
         let start = self.backing.copied.load(Ordering::Relaxed);
         let end = start.saturating_add(DEPTH * part).min(size);
         let parts = (start..end).step_by(part as usize).map(|at| at..end.min(at + part));
-        join_all(parts.map(|part| IoFuture::new(self.channel.populate(part)))).await?;
+        join_all(parts.map(|part| IoFuture::new(self.channel.populate(part, Zeroes::Skipped)))).await?;
         // A part without data has not waited.
         yield_now().await;
         self.backing.copied.store(end, Ordering::Relaxed);
@@ -63,20 +64,29 @@ impl StreamChannel {
     }
 }
 
+/// Parts without a place that read as zeroes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Zeroes {
+    /// Have no place after the copy.
+    Skipped,
+    /// Are zeroes in the image after the copy.
+    Placed,
+}
+
 impl LiveChannel {
     /// Copies the data of the backing device into parts of `range` that have no place. The range
     /// begins with a cluster or subcluster, and ends with one or with the disk.
-    pub(super) async fn populate(&self, range: Range<u64>) -> Result<(), IoError> {
+    pub(super) async fn populate(&self, range: Range<u64>, zeroes: Zeroes) -> Result<(), IoError> {
         let mut at = range.start;
         while at < range.end {
             let rest = range.end - at;
-            at += self.change(async || self.populate_next(at, rest).await).await?;
+            at += self.change(async || self.populate_next(at, rest, zeroes).await).await?;
         }
         Ok(())
     }
 
     /// As [`LiveChannel::populate`], for the first of `rest` bytes. Returns how many are done.
-    async fn populate_next(&self, at: u64, rest: u64) -> Result<u64, IoError> {
+    async fn populate_next(&self, at: u64, rest: u64, zeroes: Zeroes) -> Result<u64, IoError> {
         let run = self.content.places.run(at, rest).await?;
         if run.place != Place::Unallocated {
             return Ok(run.len);
@@ -84,11 +94,15 @@ impl LiveChannel {
         let report = StatusReport::new();
         self.content.status(&report, at, run.len).await?;
         let first = report.extents().next();
-        let len = match first {
-            Some(extent) if extent.status.contains(Status::ZERO) => return Ok(extent.len),
-            Some(extent) => extent.len,
-            None => run.len,
-        };
+        let len = first.map_or(run.len, |extent| extent.len);
+        if first.is_some_and(|extent| extent.status.contains(Status::ZERO)) {
+            if zeroes == Zeroes::Skipped {
+                return Ok(len);
+            }
+            if let Some(done) = self.place_zeroes(at, len).await? {
+                return Ok(done.min(rest));
+            }
+        }
         // Whole clusters, or subclusters: zeroes before and behind the data are copied with it.
         let unit = self.content.places.geometry().unit();
         let start = at / unit * unit;
@@ -97,6 +111,29 @@ impl LiveChannel {
         // 0 if an entry has changed since it was looked at.
         let done = self.write_locked(piece).await?;
         Ok((start + done).saturating_sub(at).min(rest))
+    }
+
+    /// Lets the first of `len` bytes, which have no place and read as zeroes, be zeroes by their
+    /// entry. Returns how many: 0 if the entry was another one meanwhile, and `None` if these bytes
+    /// are not the whole of a subcluster, or the version has no zeroes.
+    async fn place_zeroes(&self, at: u64, len: u64) -> Result<Option<u64>, IoError> {
+        let geometry = *self.content.places.geometry();
+        let (cluster_size, unit) = (geometry.cluster_size(), geometry.unit());
+        let is_to_the_end = at + len == self.content.limits().capacity;
+        let end = if is_to_the_end { (at + len).next_multiple_of(unit) } else { (at + len) / unit * unit };
+        let zeroes = at..end.min((at / cluster_size + 1) * cluster_size);
+        if geometry.is_v2 || !at.is_multiple_of(unit) || zeroes.is_empty() {
+            return Ok(None);
+        }
+        let Some(old) = entry(self.view(), at / cluster_size) else { return Ok(Some(0)) };
+        let (place, run) = self.content.places.place(old, at)?;
+        if place != Place::Unallocated || run < zeroes.end - at {
+            return Ok(Some(0));
+        }
+        let bytes = zeroes.clone();
+        let clear =
+            move |view: Entries| async move { home(&view).clear_if(&view, bytes, old, Clear::Zero).await };
+        Ok(Some(if self.ask(clear).await? { zeroes.end - at } else { 0 }))
     }
 }
 

@@ -10,6 +10,7 @@
 //! after a kill with a restart log it has all writes that were acknowledged.
 
 mod bitmap;
+mod commit;
 mod file;
 mod plan;
 mod snapshots;
@@ -18,12 +19,13 @@ mod world;
 
 pub use plan::Plan;
 
+use crate::disk::SimDisk;
 use crate::run::{Outcome, caught};
 use crate::user::{Host, User};
 use base::mix;
 use block::Device;
 use plan::{Boot, Command};
-use qcow2::{Image, LiveImage, Qcow2};
+use qcow2::{Image, LiveImage, Qcow2, Report};
 use reactor::Simulation;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -71,6 +73,8 @@ fn run(world: &Rc<World>, seed: u64, boot: &Boot, is_logged: bool) {
     world.begin_boot(boot.is_kill);
     let simulation = Simulation::start(seed, world.shape.cores + 1);
     world.machine.crash_at(boot.crash);
+    world.open_backing(&simulation);
+    check_backing(world, &simulation);
     let leaks = check(world, &simulation, world.leaks.take());
     stream::look(world, &simulation, true);
     snapshots::check(world, &simulation);
@@ -122,22 +126,7 @@ fn power_off(world: &World, simulation: &Simulation) {
 /// Returns how many do, unless power goes before. A dirty image may have more, and wrong COPIED
 /// bits: the next open repairs it.
 fn check(world: &World, simulation: &Simulation, most: Option<u64>) -> Option<u64> {
-    let file = world.file.clone();
-    let checked = simulation.cores()[0].remote().block_on(move |_| async move {
-        let is_dirty = Image::open_header(&file).await?.is_dirty();
-        Ok::<_, qcow2::Error>((qcow2::check(&file).await?, is_dirty))
-    });
-    if !world.machine.is_on() {
-        return None;
-    }
-    let (report, is_dirty) = match checked.expect("the core runs") {
-        Ok(checked) => checked,
-        Err(error) => {
-            world.fail(format!("the image cannot be checked: {error}"));
-            return None;
-        }
-    };
-    let errors = report.corruptions + report.check_errors - if is_dirty { report.wrong_copied } else { 0 };
+    let (report, is_dirty, errors) = report(world, simulation, &world.file)?;
     let most = most.filter(|_| !is_dirty);
     if world.are_leaks_freed.get() && (report.leaks > 0 || is_dirty) {
         let leaks = &report.messages;
@@ -147,6 +136,38 @@ fn check(world: &World, simulation: &Simulation, most: Option<u64>) -> Option<u6
         world.fail(format!("{errors} errors, {} leaks, not {most:?}: {:?}", report.leaks, report.messages));
     }
     Some(report.leaks)
+}
+
+/// Checks the metadata of the backing file, if it is an image. Clusters may leak in it.
+fn check_backing(world: &World, simulation: &Simulation) {
+    let Some(file) = world.backing_image() else { return };
+    if let Some((report, _, errors @ 1..)) = report(world, simulation, file) {
+        world.fail(format!("{errors} errors of the backing file: {:?}", report.messages));
+    }
+}
+
+/// Checks the image in `file`, unless power goes before. Returns what was found, whether the image
+/// is dirty, and its errors, which COPIED bits of a dirty image are not.
+fn report(world: &World, simulation: &Simulation, file: &SimDisk) -> Option<(Report, bool, u64)> {
+    let device = file.clone();
+    let checked = simulation.cores()[0].remote().block_on(move |_| async move {
+        let is_dirty = Image::open_header(&device).await?.is_dirty();
+        Ok::<_, qcow2::Error>((qcow2::check(&device).await?, is_dirty))
+    });
+    if !world.machine.is_on() {
+        return None;
+    }
+    match checked.expect("the core runs") {
+        Ok((report, is_dirty)) => {
+            let excused = if is_dirty { report.wrong_copied } else { 0 };
+            let errors = report.corruptions + report.check_errors - excused;
+            Some((report, is_dirty, errors))
+        }
+        Err(error) => {
+            world.fail(format!("{} cannot be checked: {error}", file.name()));
+            None
+        }
+    }
 }
 
 /// Checks that the image is not dirty after its end, unless a change of snapshots or a search for
@@ -253,6 +274,7 @@ fn use_image(world: &Rc<World>, simulation: &Simulation, boot: &Boot, image: &Ar
                 Command::Create => snapshots::create(world, simulation, image),
                 Command::Delete => snapshots::delete(world, simulation, image),
                 Command::Stream => stream::run(world, simulation, image),
+                Command::Commit => commit::run(world, simulation, image),
             }
         }
     }
@@ -285,14 +307,17 @@ mod tests {
 
     #[test]
     fn each_write_of_a_change_of_snapshots_may_fail() {
-        for (seed, next) in (0..8).flat_map(|seed| [(seed, Command::Create), (seed, Command::Stream)]) {
+        let nexts = [Command::Create, Command::Stream, Command::Commit];
+        for (seed, next) in (0..8).flat_map(|seed| nexts.map(|next| (seed, next))) {
             let mut plan = Plan::draw(seed);
-            let is_stream = matches!(next, Command::Stream);
-            let backing = is_stream.then_some((plan.shape.size / 2) & !4095);
+            let has_backing = !matches!(next, Command::Create);
+            let backing = has_backing.then_some((plan.shape.size / 2) & !4095);
             (plan.shape.bitmap, plan.shape.backing, plan.shape.refcount_order) = (None, backing, 4);
-            plan.shape.has_snapshot &= !is_stream;
+            plan.shape.backing_bits = matches!(next, Command::Commit).then_some(12 + seed as u32 % 4);
+            plan.shape.has_snapshot &= !has_backing;
             for failing_write in 1..24 {
-                let steps = [Command::Create, next].map(|command| plan::Step { after: 0, command });
+                let first = if matches!(next, Command::Commit) { next } else { Command::Create };
+                let steps = [first, next].map(|command| plan::Step { after: 0, command });
                 let (users, steps) = (vec![1], steps.to_vec());
                 let crash_at_end = Some(crate::machine::CrashAt::WriteStarted(1));
                 plan.boots =

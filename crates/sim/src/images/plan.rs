@@ -24,6 +24,11 @@ pub struct Shape {
     pub bitmap: Option<u8>,
     /// Bytes of the backing file, if there is one.
     pub backing: Option<u64>,
+    /// The cluster size of the backing file as a power of two, if it is an image. Its disk is as
+    /// large as that of the image, with zeroes behind [`Shape::backing`].
+    pub backing_bits: Option<u32>,
+    /// How late reads of that image by the one above it start, in nanoseconds.
+    pub backing_delay_ns: u64,
     /// Bytes that the file can have, if it cannot grow.
     pub fixed: Option<u64>,
     pub block_size: u32,
@@ -51,7 +56,7 @@ pub struct Boot {
     pub is_kill: bool,
     /// Whether the image is opened with its restart log.
     pub has_log: bool,
-    /// Changes of internal snapshots, and streams, while users work.
+    /// Changes of internal snapshots, streams and commits, while users work.
     pub steps: Vec<Step>,
     /// The write that fails, counted from the first request of a user; 0 for none.
     pub failing_write: u32,
@@ -75,6 +80,8 @@ pub enum Command {
     Delete,
     /// Copies the data of the backing file into the image, which then has none.
     Stream,
+    /// Copies the data of the image to the backing file, which is an image.
+    Commit,
 }
 
 /// A run.
@@ -121,7 +128,31 @@ impl Plan {
         if rng.one_in(4) {
             shape.latency_ns = 1;
         }
+        commits(&mut Rng::new(mix(seed)).fork(9), &mut shape, &mut boots);
         Plan { seed, shape, boots }
+    }
+}
+
+/// Lets some runs with a backing file have one that is an image, with commits to it.
+fn commits(rng: &mut Rng, shape: &mut Shape, boots: &mut [Boot]) {
+    if shape.backing.is_none() || rng.one_in(2) {
+        return;
+    }
+    let least = if shape.block_size == 4096 { 12 } else { 9 };
+    shape.backing_bits = Some(least + rng.below(u64::from(17 - least)) as u32);
+    shape.has_snapshot &= rng.one_in(4);
+    for boot in boots {
+        for step in &mut boot.steps {
+            if rng.one_in(2) {
+                step.command = Command::Commit;
+            }
+        }
+        if boot.steps.is_empty() && rng.one_in(2) {
+            boot.steps.push(Step { after: rng.log_uniform(60), command: Command::Commit });
+        }
+    }
+    if rng.one_in(2) {
+        shape.backing_delay_ns = shape.latency_ns * rng.log_uniform(50);
     }
 }
 
@@ -159,6 +190,8 @@ impl Shape {
             has_snapshot,
             bitmap: None,
             backing: backing.filter(|_| !is_long),
+            backing_bits: None,
+            backing_delay_ns: 0,
             fixed: rng.one_in(4).then_some(room),
             block_size,
             has_volatile_cache: !rng.one_in(4),

@@ -10,10 +10,12 @@ use crate::oracle::{Oracle, SECTOR, Ticket};
 use crate::user::{Disk, Host};
 use crate::world::Stats;
 use base::{Rng, mix};
-use block::IoError;
+use block::{Device, IoError, Op};
+use layers::fault::{Action, Fault, Rule};
 use qcow2::entry::{COPIED, Entry, Geometry};
 use qcow2::write::{Options, Output, Writer};
-use qcow2::{Others, RestartLog};
+use qcow2::{Image, Others, Qcow2, RestartLog};
+use reactor::Simulation;
 use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -71,7 +73,10 @@ pub struct World {
     pub machine: Arc<Machine>,
     /// The file of the image.
     pub file: SimDisk,
+    /// The backing file.
     pub backing: Option<SimDisk>,
+    /// Its content as a device. An image is opened in each boot.
+    opened_backing: RefCell<Option<Arc<dyn Device>>>,
     /// Whether the image names it.
     pub has_backing: Cell<bool>,
     pub disk: Disk,
@@ -108,23 +113,32 @@ impl World {
         let machine = Machine::new();
         let mut rng = Rng::new(plan.seed).fork(5);
         let mut oracle = Oracle::new(mix(plan.seed), shape.size);
-        let backing = shape.backing.map(|bytes| {
-            let disk = new_disk("backing", &machine, &shape, bytes, rng.draw());
-            disk.poke(0, &write(&mut oracle, 0, bytes));
-            disk.tell_zeroes();
-            for offset in (0..bytes).step_by(HOLE) {
-                if rng.one_in(4) {
-                    let len = bytes.min(offset + HOLE as u64) - offset;
-                    clear(&mut oracle, offset, len);
-                    disk.poke(offset, &vec![0; len as usize]);
-                }
-            }
-            disk
-        });
         let mut content = vec![0; shape.size as usize];
-        if let (Some(disk), Some(bytes)) = (&backing, shape.backing) {
-            disk.peek(0, &mut content[..bytes as usize]);
-        }
+        let backing = shape.backing.map(|bytes| match shape.backing_bits {
+            Some(bits) => {
+                let image =
+                    backing_image(&shape, bits, &mut oracle, &mut content[..bytes as usize], &mut rng);
+                let len = image.len().next_multiple_of(shape.block_size as usize) as u64;
+                let disk = new_disk("backing", &machine, &shape, len, rng.draw());
+                disk.let_resize();
+                disk.poke(0, &image);
+                disk
+            }
+            None => {
+                let disk = new_disk("backing", &machine, &shape, bytes, rng.draw());
+                disk.poke(0, &write(&mut oracle, 0, bytes));
+                disk.tell_zeroes();
+                for offset in (0..bytes).step_by(HOLE) {
+                    if rng.one_in(4) {
+                        let len = bytes.min(offset + HOLE as u64) - offset;
+                        clear(&mut oracle, offset, len);
+                        disk.poke(offset, &vec![0; len as usize]);
+                    }
+                }
+                disk.peek(0, &mut content[..bytes as usize]);
+                disk
+            }
+        });
         let (image, is_shared, bitmap) = create(&shape, &mut oracle, &mut content, &mut rng);
         if let Some(bitmap) = &bitmap {
             bitmap.begin(&oracle);
@@ -151,6 +165,7 @@ impl World {
             file,
             has_backing: Cell::new(backing.is_some()),
             backing,
+            opened_backing: RefCell::default(),
             disk,
             users: Gate::default(),
             stats: Cell::default(),
@@ -179,15 +194,44 @@ impl World {
 
     /// The devices below the disk, but for the image's file.
     pub fn others(&self) -> Others {
-        let backing = self.backing.clone().filter(|_| self.has_backing.get());
-        Others { backing: backing.map(|disk| Arc::new(disk) as Arc<dyn block::Device>), data_file: None }
+        let backing = self.opened_backing.borrow().clone().filter(|_| self.has_backing.get());
+        Others { backing, data_file: None }
+    }
+
+    /// The backing file, if it is an image and the image names it.
+    pub fn backing_image(&self) -> Option<&SimDisk> {
+        self.backing.as_ref().filter(|_| self.has_backing.get() && self.shape.backing_bits.is_some())
+    }
+
+    /// Opens the backing file for reading.
+    pub fn open_backing(&self, simulation: &Simulation) {
+        let Some(disk) = self.backing.clone().filter(|_| self.has_backing.get()) else { return };
+        let device: Arc<dyn Device> = Arc::new(disk);
+        let opened = match self.backing_image() {
+            None => Ok(device),
+            Some(_) => {
+                let cache_bytes = self.shape.cache_bytes;
+                let slow = Fault::new(device);
+                slow.add(Rule::new(Action::Delay(self.shape.backing_delay_ns)).on(&[Op::Read]));
+                let device: Arc<dyn Device> = Arc::new(slow);
+                let image = simulation.cores()[0].remote().block_on(|_| async { Image::open(device).await });
+                let opened = image
+                    .expect("the core runs")
+                    .and_then(|image| Qcow2::new(image, Others::default(), cache_bytes));
+                opened.map(|image| Arc::new(image) as Arc<dyn Device>)
+            }
+        };
+        match opened {
+            Ok(device) => *self.opened_backing.borrow_mut() = Some(device),
+            Err(error) => self.fail(format!("the backing file cannot be read: {error}")),
+        }
     }
 
     /// The image names no backing file any more. If that `is_unused`, it now has other bytes.
     pub fn forget_backing(&self, is_unused: bool) {
         self.has_backing.set(false);
-        if let (true, Some(disk), Some(bytes)) = (is_unused, &self.backing, self.shape.backing) {
-            disk.poke(0, &vec![0xee; bytes as usize]);
+        if let (true, Some(disk)) = (is_unused, &self.backing) {
+            disk.poke(0, &vec![0xee; disk.limits().capacity as usize]);
         }
     }
 
@@ -219,17 +263,19 @@ impl World {
     /// restart log has, and the next process reads, what a kill would lose.
     pub fn end_boot(&self, is_logged: bool) {
         self.log_at_end.restore();
+        self.opened_backing.take();
+        let disks = || [&self.file].into_iter().chain(&self.backing);
         let mut oracle = self.disk.oracle.borrow_mut();
         match self.machine.is_kill() {
             true if is_logged => oracle.kill(),
             true => {
                 // The content that a read then finds stays.
-                self.file.write_cache();
+                disks().for_each(SimDisk::write_cache);
                 oracle.crash();
             }
             false => {
                 self.starts.set(self.starts.get() + 1);
-                self.file.lose_cache();
+                disks().for_each(SimDisk::lose_cache);
                 oracle.crash();
             }
         }
@@ -300,6 +346,40 @@ fn clear(oracle: &mut Oracle, offset: u64, len: u64) {
     oracle.end_write(lba, count, ticket, true, true);
 }
 
+/// The file of a backing image with clusters of `1 << cluster_bits` bytes, of which some are
+/// compressed zeroes, and most have data. `content`: that of the part with clusters.
+fn backing_image(
+    shape: &Shape,
+    cluster_bits: u32,
+    oracle: &mut Oracle,
+    content: &mut [u8],
+    rng: &mut Rng,
+) -> Vec<u8> {
+    let mut options = Options::new(shape.size);
+    (options.cluster_bits, options.refcount_order) = (cluster_bits, 4);
+    let cluster = options.cluster_size();
+    let mut writer = Writer::new(options, Bytes(Vec::new())).expect("options that fit");
+    let mut offset = 0;
+    for part in content.chunks_mut(cluster as usize) {
+        let written = match rng.below(4) {
+            0 => Ok(()),
+            1 if part.len() as u64 == cluster => writer.write_compressed(offset, part),
+            _ => {
+                part.copy_from_slice(&write(oracle, offset, part.len() as u64));
+                let rest = cluster.min(shape.size - offset) as usize;
+                let mut whole = part.to_vec();
+                whole.resize(rest, 0);
+                writer.write(offset, &whole)
+            }
+        };
+        written.expect("memory");
+        offset += cluster;
+    }
+    let (Bytes(mut bytes), len) = writer.finish().expect("memory");
+    bytes.resize(len as usize, 0);
+    bytes
+}
+
 /// The file of a new image, whether it has a snapshot, and its bitmap. `content`: that of the
 /// backing file, and then that of the disk.
 fn create(
@@ -312,7 +392,8 @@ fn create(
     options.cluster_bits = shape.cluster_bits;
     options.refcount_order = shape.refcount_order;
     options.has_extended_l2 = shape.has_extended_l2;
-    options.backing = shape.backing.map(|_| ("backing".into(), "raw".into()));
+    let format = if shape.backing_bits.is_some() { "qcow2" } else { "raw" };
+    options.backing = shape.backing.map(|_| ("backing".into(), format.into()));
     let cluster = options.cluster_size();
     let mut writer = Writer::new(options, Bytes(Vec::new())).expect("options that fit");
     let mut data = 0;
