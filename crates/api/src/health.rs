@@ -50,6 +50,8 @@ words! {
         PortalNotOpen = "portal-not-open",
         /// An export is not served.
         ExportWaiting = "export-waiting",
+        /// Keys or certificates of an export could not be read again; those in use stay.
+        KeysNotReloaded = "keys-not-reloaded",
     }
 }
 
@@ -64,7 +66,8 @@ impl HealthCode {
             HealthCode::ArrayDegraded
             | HealthCode::MismatchedRows
             | HealthCode::CopyFailed
-            | HealthCode::ExportWaiting => Severity::Warning,
+            | HealthCode::ExportWaiting
+            | HealthCode::KeysNotReloaded => Severity::Warning,
         }
     }
 }

@@ -94,6 +94,37 @@ fn a_file_that_grew_is_seen_after_sighup() {
 }
 
 #[test]
+fn keys_and_certificates_are_read_again_after_sighup() {
+    let [dir, files] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let (socket, keys, all) = (dir.path().join("s"), files.path().join("keys"), dir.path().join("all"));
+    let [alice, bob] = ["a", "b"].map(|name| format!("{name}:{}\n", name.repeat(32)));
+    secrets::write(&all, format!("{alice}{bob}")).unwrap();
+    secrets::write(&keys, &alice).unwrap();
+    let export = format!("nbd:{},{}", path_value("socket", &socket), path_value("tls-psk", &keys));
+    let (mut server, _) = Server::start(&["--device", "mem:size=1M", "--export", &export]);
+    let connects = |name: &str| {
+        let (socket, keys) = (path_value("path", &socket), path_value("tls-psk", &all));
+        run(&["info", "--device", &format!("nbd:{socket},tls=require,{keys},tls-username={name}")])
+            .status
+            .success()
+    };
+    assert!(connects("a") && !connects("b"));
+    // Another file takes the place of the first.
+    secrets::write(&files.path().join("new"), &bob).unwrap();
+    std::fs::rename(files.path().join("new"), &keys).unwrap();
+    server.signal("HUP");
+    let event = server.event("reloaded");
+    assert_eq!(event["export"], format!("nbd:{}", socket.display()));
+    assert!(!connects("a") && connects("b"));
+    std::fs::remove_file(&keys).unwrap();
+    server.signal("HUP");
+    server.event("refreshed");
+    assert!(connects("b"), "the keys in use stay");
+    let (code, said) = server.stop();
+    assert!(code == 0 && said.contains("not reloaded") && said.contains("/keys: No such file"), "{said}");
+}
+
+#[test]
 fn counters_are_printed_on_sigusr1() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("s");

@@ -10,7 +10,7 @@ use crate::api_error::{ApiError, Kind};
 use crate::state::{ExportRecord, State};
 use hosting::control;
 use hosting::export::{self, ExportPlan};
-use sandbox::{Access, Mode, Permits, Profile, Sandbox};
+use sandbox::{Access, Mode, Permits, Profile, Sandbox, is_shared};
 use stack::kinds::confinement as devices;
 use stack::kinds::device::DeviceConfig;
 use stack::kinds::member::member;
@@ -22,8 +22,6 @@ use std::path::{Path, PathBuf};
 const OWN_THREADS: &str = "/proc/self/task";
 /// Where keys and certificates lie unless an option says otherwise.
 const SETTINGS: &str = "/etc/freestone";
-/// Directories that hold secrets of others: a file in there is kept by itself.
-const SHARED: [&str; 4] = ["/", "/etc", "/root", "/home"];
 
 /// How the daemon is confined.
 #[derive(Clone, Debug)]
@@ -56,20 +54,6 @@ impl Confinement {
             self.profile.allow(path, access);
         }
     }
-
-    /// Keeps a file that is read again while the daemon runs. Another may take its place in a
-    /// directory of its own.
-    pub fn keep_settings_file(&mut self, path: &Path) {
-        self.profile.allow(path, Access::Read);
-        let directory = path.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
-        if let Some(directory) = directory.filter(|directory| !is_shared(directory)) {
-            self.profile.allow(directory, Access::Read);
-        }
-    }
-}
-
-fn is_shared(directory: &Path) -> bool {
-    SHARED.iter().any(|shared| directory == Path::new(shared))
 }
 
 /// Adds the needs of a device, or member of an array: a path or a specification.
@@ -99,7 +83,7 @@ pub fn keep_members<'a>(members: impl IntoIterator<Item = &'a String>, profile: 
 /// Adds the needs of an export.
 pub fn keep_export(record: &ExportRecord, profile: &mut Profile) {
     let text = record.text();
-    export::keep_read(&text, profile);
+    export::keep_settings(&text, profile);
     if let Ok(plan) = ExportPlan::parse(&text) {
         plan.config.keep(profile);
     }

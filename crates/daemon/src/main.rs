@@ -14,7 +14,7 @@ use hosting::control;
 use listenfd::ListenFd;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use reactor::{CoreConfig, PollWindow};
-use sandbox::{Access, Mode};
+use sandbox::Mode;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -305,6 +305,7 @@ fn serve(
     let last = signals.forever().find(|signal| match *signal {
         SIGHUP => {
             listeners.reload();
+            engine.reload_keys();
             engine.look_again();
             false
         }
@@ -365,8 +366,8 @@ fn confinement(args: &Args, config: &Config) -> Confinement {
     config.keep(&mut confinement);
     args.sandbox_path.iter().for_each(|path| confinement.keep_path(path));
     control::keep(&args.socket, &mut confinement.profile);
-    args.tokens.iter().for_each(|file| confinement.keep_settings_file(file));
-    args.tls_certificates.iter().for_each(|directory| confinement.profile.allow(directory, Access::Read));
+    let settings = args.tokens.iter().chain(&args.tls_certificates);
+    settings.for_each(|path| confinement.profile.allow_settings(path));
     if args.socket_group.is_some() {
         confinement.profile.change_groups();
     }

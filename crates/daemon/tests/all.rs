@@ -9,6 +9,7 @@ mod copies;
 mod frozen;
 mod hosts;
 mod images;
+mod keys;
 mod labels;
 mod life;
 mod listener;

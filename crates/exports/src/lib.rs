@@ -93,6 +93,16 @@ pub trait Export: Send + Sync {
         Err(Error::Config("only exports of kind nvme-tcp have a list of hosts".into()))
     }
 
+    /// Replaces the TLS identity and the accepted clients, for handshakes that begin from now on.
+    /// Connections that are established stay.
+    ///
+    /// # Errors
+    /// When the export was started without TLS, or exports of this kind have no such TLS. Then
+    /// nothing changes.
+    fn set_security(&self, _security: nbd::Security) -> Result<(), Error> {
+        Err(Error::Config("only exports of kind nbd have TLS of this form".into()))
+    }
+
     /// Sets the access states (ANA) over the ports: those named here, and else those of the
     /// configuration of the ports. Commands in flight complete as before.
     ///

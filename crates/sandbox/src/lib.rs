@@ -32,7 +32,7 @@ mod user;
 
 pub use access::Access;
 pub use capabilities::{Capability, permitted};
-pub use profile::{Permits, Profile};
+pub use profile::{Permits, Profile, is_shared};
 pub use refusal::refused_calls;
 pub use status::InForce;
 pub use user::{User, effective_user};

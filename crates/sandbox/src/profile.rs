@@ -30,6 +30,16 @@ const DNS_PORT: u16 = 53;
 /// libraries at its first use, and backtraces take names from them.
 const ALWAYS: [&str; 5] = ["/sys", "/usr/lib", "/usr/lib64", "/lib", "/lib64"];
 
+/// Directories that hold secrets of others: a file in there is kept by itself.
+const SHARED: [&str; 6] = ["/", "/etc", "/root", "/home", "/tmp", "/var/tmp"];
+
+/// Whether a directory, without symbolic links in its path, has files of many purposes: the
+/// directories of users, and those of the system.
+pub fn is_shared(directory: &Path) -> bool {
+    SHARED.iter().any(|shared| directory == Path::new(shared))
+        || directory.parent() == Some(Path::new("/home"))
+}
+
 /// The paths, ports and privileges that a server keeps.
 #[derive(Clone, Debug)]
 pub struct Profile {
@@ -79,6 +89,24 @@ impl Profile {
     /// sandbox is entered stays closed.
     pub fn allow(&mut self, path: impl Into<PathBuf>, access: Access) {
         self.paths.insert((path.into(), access));
+    }
+
+    /// Keeps a file of settings or keys, or a directory of them, that is read again while the
+    /// process serves. Another file may take its place: the directory is kept, and the directories
+    /// that symbolic links lead to, unless [`is_shared`].
+    pub fn allow_settings(&mut self, path: &Path) {
+        self.allow(path, Access::Read);
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+        let links = entries.filter(|entry| entry.is_symlink());
+        let own = (!path.is_dir()).then(|| path.to_owned());
+        for file in own.into_iter().chain(links) {
+            // Where it is, and where it leads to.
+            let places =
+                [directory_of(&file).canonicalize(), file.canonicalize().map(|real| directory_of(&real))];
+            for directory in places.into_iter().flatten().filter(|directory| !is_shared(directory)) {
+                self.allow(directory, Access::Read);
+            }
+        }
     }
 
     /// Allows creating a Unix socket, replacing a predecessor's leftover, and removing it.
@@ -256,6 +284,31 @@ impl Permits {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn settings_may_be_replaced_in_their_directory_and_where_links_lead() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().canonicalize().unwrap();
+        let [keys, archive] = ["keys", "archive"].map(|name| folder.join(name));
+        [&keys, &archive].iter().for_each(|directory| std::fs::create_dir(directory).unwrap());
+        std::fs::write(archive.join("key1"), "").unwrap();
+        std::os::unix::fs::symlink("../archive/key1", keys.join("key")).unwrap();
+        let closes = |path: &Path, wanted: &Path| {
+            let (mut profile, mut needs) = (Profile::default(), Profile::default());
+            profile.allow_settings(path);
+            needs.allow(wanted, Access::Read);
+            profile.open_paths().closes(&needs).is_some()
+        };
+        for path in [&keys, &keys.join("key")] {
+            assert!(!closes(path, &archive) && !closes(path, &keys) && closes(path, &folder), "{path:?}");
+        }
+        assert!(closes(&archive, &keys));
+        for (path, shared) in
+            [("/etc/hostname", "/etc"), ("/tmp/key", "/tmp"), ("/home/user/key", "/home/user")]
+        {
+            assert!(closes(Path::new(path), Path::new(shared)), "{path}");
+        }
+    }
 
     #[test]
     fn a_path_is_open_when_it_lies_beneath_one_that_is_kept_for_writing() {

@@ -11,6 +11,10 @@
 
 #![forbid(unsafe_code)]
 
+mod passed;
+
+pub use passed::{ReadFile, from_passed, noting};
+
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -62,6 +66,9 @@ pub enum Error {
 /// # Errors
 /// See [`Error`].
 pub fn read(path: &Path, limit: u64) -> Result<Zeroizing<Vec<u8>>, Error> {
+    if let Some(passed) = passed::find(path, limit) {
+        return passed;
+    }
     let (file, mode) = open(path)?;
     if mode & REFUSED_BITS != 0 {
         return Err(Error::Exposed { path: path.to_owned(), mode });
@@ -84,6 +91,9 @@ pub fn read_text(path: &Path, limit: u64) -> Result<Zeroizing<String>, Error> {
 /// # Errors
 /// See [`Error`].
 pub fn read_public(path: &Path, limit: u64) -> Result<Zeroizing<Vec<u8>>, Error> {
+    if let Some(passed) = passed::find(path, limit) {
+        return passed;
+    }
     let (file, _) = open(path)?;
     read_open(path, file, limit)
 }
@@ -119,7 +129,10 @@ fn read_open(path: &Path, file: File, limit: u64) -> Result<Zeroizing<Vec<u8>>, 
     file.take(limit + 1).read_to_end(&mut bytes).map_err(failed)?;
     match bytes.len() as u64 > limit {
         true => Err(Error::TooLong { path: path.to_owned(), limit }),
-        false => Ok(bytes),
+        false => {
+            passed::note(path, &bytes);
+            Ok(bytes)
+        }
     }
 }
 

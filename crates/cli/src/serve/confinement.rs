@@ -72,7 +72,10 @@ fn profile(plan: &ServePlan, more: &[PathBuf], control: Option<&Path>) -> Profil
     let mut profile = Profile::default();
     let devices = plan.stack.devices();
     devices.iter().for_each(|device| device.keep(&mut profile));
-    plan.exports.iter().for_each(|(export, _)| export.config.keep(&mut profile));
+    for (export, _) in &plan.exports {
+        export.config.keep(&mut profile);
+        hosting::export::keep_settings(&export.text, &mut profile);
+    }
     if devices.iter().any(DevicePlan::has_array) {
         match control {
             Some(path) => control::keep(path, &mut profile),

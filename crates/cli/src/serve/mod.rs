@@ -159,8 +159,12 @@ pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     server.follow_roles(&requests.refresh);
     notify_service_manager(sd_notify::NotifyState::Ready);
     let served = loop {
-        match signals.wait() {
-            Signal::Refresh => {
+        let signal = signals.wait();
+        match signal {
+            Signal::Refresh | Signal::Reload => {
+                if signal == Signal::Reload {
+                    server.reload_keys(output);
+                }
                 if let Err(error) = server.refresh(output) {
                     break Err(error);
                 }

@@ -37,6 +37,8 @@ pub struct Server {
 /// A running export.
 struct Running {
     name: String,
+    /// As the command line has it.
+    text: String,
     line: String,
     json: Value,
     /// Places of its devices.
@@ -106,6 +108,7 @@ impl Server {
             let ids: Vec<&str> = stacks.iter().map(|stack| stack.id.as_str()).collect();
             self.exports.push(Running {
                 name: config.name(),
+                text: plan.text.clone(),
                 line: format!("export {}", config.line(&ids.join("+"))),
                 json: self.export_json(config, &stacks),
                 devices: places.clone(),
@@ -194,6 +197,22 @@ impl Server {
                 )))
             }
             None => Ok(()),
+        }
+    }
+
+    /// Reads the keys and certificates of exports again. Those in use stay where a file is invalid.
+    pub fn reload_keys(&self, output: Output) {
+        for Running { name, text, export, .. } in &self.exports {
+            match hosting::export::reload(text, &**export) {
+                Ok(true) => {
+                    let human = format!("export {name}: keys and certificates reloaded");
+                    output.event("reloaded", human, json!({ "export": name }));
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::error!(export = name, %error, "keys and certificates not reloaded: those in use stay");
+                }
+            }
         }
     }
 

@@ -16,6 +16,8 @@ pub enum Signal {
     Stop,
     /// Look at the devices again.
     Refresh,
+    /// Read keys and certificates again, and look at the devices again.
+    Reload,
     /// Say what was counted.
     Report,
 }
@@ -80,7 +82,7 @@ impl Drop for Signals {
 
 fn meaning(signal: i32) -> Signal {
     match signal {
-        SIGHUP => Signal::Refresh,
+        SIGHUP => Signal::Reload,
         SIGUSR1 => Signal::Report,
         _ => Signal::Stop,
     }

@@ -30,11 +30,15 @@ const OWN_KEYS: [&str; 3] = ["device", "cores", "readonly"];
 pub struct ExportLive {
     /// First: it ends before what it serves is closed.
     pub(super) export: Arc<dyn exports::Export>,
+    /// The same export, if a process of its own serves it.
+    pub(super) remote: Option<Arc<RemoteExport>>,
     /// Where it is.
     description: String,
     fields: Map<String, Value>,
     /// The hosts that may connect, if its kind has a list of them.
     pub(super) access: Option<ExportAccess>,
+    /// Why its files of keys and certificates were not read again.
+    pub(super) keys_error: Option<String>,
     /// Kept open.
     volumes: Vec<Arc<OpenVolume>>,
 }
@@ -60,6 +64,12 @@ impl Live {
             Some(Ok(running)) => Ok(running),
             _ => Err(ApiError::new(Kind::Unavailable, format!("export {name}: it is not served"))),
         }
+    }
+
+    /// Exports whose files of keys and certificates were not read again, with the reason.
+    pub(super) fn keys_errors(&self) -> Vec<(String, String)> {
+        let running = self.exports.iter().filter_map(|(name, running)| Some((name, running.as_ref().ok()?)));
+        running.filter_map(|(name, running)| Some((name.clone(), running.keys_error.clone()?))).collect()
     }
 
     /// The access to an export that clients may connect to.
@@ -505,16 +515,17 @@ impl Engine {
         // Named after the export, whose name does not change: what clients see of it must not
         // either.
         plan.config.complete(&record.name, cores);
-        let started = match &self.workers {
-            None => plan.config.start(&devices, self.cores.all()),
-            Some(workers) => self.start_apart(record, &plan, access.as_ref(), devices, workers),
+        let failed = |error: exports::Error| ApiError::from(error).about(&format!("export {}", record.name));
+        let (export, remote): (Arc<dyn exports::Export>, _) = match &self.workers {
+            None => (plan.config.start(&devices, self.cores.all()).map_err(failed)?.into(), None),
+            Some(workers) => {
+                let remote = self.start_apart(record, &plan, access.as_ref(), devices, workers);
+                let remote = Arc::new(remote.map_err(failed)?);
+                (remote.clone(), Some(remote))
+            }
         };
-        let export = started.map_err(|error| {
-            let error = ApiError::from(error);
-            ApiError::new(error.kind, format!("export {}: {error}", record.name))
-        })?;
-        let description = plan.config.line(&record.name);
-        Ok(ExportLive { export: export.into(), description, fields: plan.config.fields(), access, volumes })
+        let (description, fields) = (plan.config.line(&record.name), plan.config.fields());
+        Ok(ExportLive { export, remote, description, fields, access, keys_error: None, volumes })
     }
 
     /// Has the description of a served export be that of its record.
@@ -558,7 +569,7 @@ impl Engine {
         access: Option<&ExportAccess>,
         devices: Vec<Arc<dyn Device>>,
         workers: &Arc<Workers>,
-    ) -> Result<Box<dyn exports::Export>, exports::Error> {
+    ) -> Result<RemoteExport, exports::Error> {
         let order = Order {
             name: record.name.clone(),
             text: record.text(),
@@ -570,7 +581,7 @@ impl Engine {
         };
         let (events, name) = (self.events.clone(), record.name.clone());
         let tell: Tell = Box::new(move |what, text| events.emit("export", &name, what, text));
-        Ok(Box::new(RemoteExport::start(order, devices, self.cores.all(), workers.clone(), tell)?))
+        RemoteExport::start(order, devices, self.cores.all(), workers.clone(), tell)
     }
 
     /// Checks that the daemon has the capabilities and can open the paths that an export needs.
@@ -658,7 +669,7 @@ fn needs_apart(plan: &ExportPlan) -> Result<Apart, exports::Error> {
         .map_err(|reason| exports::Error::Config(format!("not possible with --process-per-export: {reason}")))
 }
 
-fn plan_of(record: &ExportRecord) -> Result<ExportPlan, ApiError> {
+pub(super) fn plan_of(record: &ExportRecord) -> Result<ExportPlan, ApiError> {
     Ok(ExportPlan::parse(&record.text())?)
 }
 

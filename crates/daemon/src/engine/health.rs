@@ -52,6 +52,10 @@ impl Engine {
                 problems.push(problem(HealthCode::ExportWaiting, "export", &export.name, text));
             }
         }
+        for (export, error) in self.live().keys_errors() {
+            let text = format!("Export {export} uses its former keys and certificates: {error}");
+            problems.push(problem(HealthCode::KeysNotReloaded, "export", &export, text));
+        }
         // Within a severity, the order stays.
         problems.sort_by_key(|problem| problem.severity == Severity::Warning);
         self.problems_since.note(&mut problems, wall_ns());

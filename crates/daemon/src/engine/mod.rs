@@ -19,6 +19,7 @@ mod exports;
 mod health;
 mod hosts;
 mod jobs;
+mod keys;
 mod moves;
 mod open_volumes;
 mod pivots;

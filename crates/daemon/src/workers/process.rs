@@ -1,12 +1,13 @@
 //! A worker: the process that serves one export for the daemon.
 
-use super::wire::{self, Action, Command, Report, Task};
+use super::wire::{self, Action, Command, KeyFile, Report, Task};
 use exports::stream::pass_socket;
 use exports::{Export, MemoryBudget, contain_truncation};
-use hosting::export::ExportPlan;
+use hosting::export::{ExportPlan, put_keys_in_force};
 use reactor::{CoreConfig, Cores, PollWindow};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use sandbox::{Mode, Sandbox};
+use secrets::ReadFile;
 use stack::passed::{PassedDevice, share_buffers};
 use std::io::{self, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,12 +27,13 @@ pub fn run(mode: Mode) -> io::Result<()> {
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let task: Option<Task> = wire::read_alone(&control)?;
     let Some(task) = task else { return Ok(()) };
-    let served = match Served::start(&task, &control, mode) {
+    let name = task.name.clone();
+    let served = match Served::start(task, &control, mode) {
         Ok(served) => served,
         Err(report) => {
             wire::write(&control, &report)?;
             let (Report::Invalid(reason) | Report::Failed(reason)) = report else { return Ok(()) };
-            return Err(io::Error::other(format!("export {}: {reason}", task.name)));
+            return Err(io::Error::other(format!("export {name}: {reason}")));
         }
     };
     wire::write(&control, &Report::Started)?;
@@ -40,9 +42,20 @@ pub fn run(mode: Mode) -> io::Result<()> {
 
 /// The served export. Fields are dropped in this order.
 struct Served {
+    task: Task,
     export: Box<dyn Export>,
     devices: Vec<PassedDevice>,
     _cores: Cores,
+}
+
+/// The export of a task, with all secrets of its hosts. Reads files of keys and certificates.
+fn plan_of(task: &Task) -> Result<ExportPlan, String> {
+    let mut plan = ExportPlan::parse(&task.text).map_err(|error| error.to_string())?;
+    if let Some(access) = plan.config.access().cloned() {
+        let access = access.with_secrets(&task.host_secrets);
+        plan.config.set_access(access.map_err(|error| format!("host {error}"))?);
+    }
+    Ok(plan)
 }
 
 fn failed(error: impl ToString) -> Report {
@@ -50,7 +63,7 @@ fn failed(error: impl ToString) -> Report {
 }
 
 impl Served {
-    fn start(task: &Task, control: &UnixStream, mode: Mode) -> Result<Served, Report> {
+    fn start(task: Task, control: &UnixStream, mode: Mode) -> Result<Served, Report> {
         let invalid = |error: String| Report::Invalid(error);
         let take = |_: &String| wire::take(control);
         let connections: io::Result<Vec<OwnedFd>> = task.devices.iter().map(take).collect();
@@ -59,11 +72,7 @@ impl Served {
             pass_socket(address, wire::take(control).map_err(failed)?);
         }
         // Reads keys and certificates.
-        let mut plan = ExportPlan::parse(&task.text).map_err(|error| invalid(error.to_string()))?;
-        if let Some(access) = plan.config.access().cloned() {
-            let access = access.with_secrets(&task.host_secrets);
-            plan.config.set_access(access.map_err(|error| invalid(format!("host {error}")))?);
-        }
+        let mut plan = plan_of(&task).map_err(invalid)?;
         plan.config.complete(&task.name, task.core_map.clone());
         let needs = plan.config.apart().map_err(invalid)?;
         let mut sandbox = Sandbox::new(mode, needs.profile, None);
@@ -88,7 +97,7 @@ impl Served {
             exports::Error::Config(fault) => invalid(fault),
             error => failed(error),
         })?;
-        Ok(Served { export, devices, _cores: cores })
+        Ok(Served { task, export, devices, _cores: cores })
     }
 
     /// Does what the daemon says, until it says no more.
@@ -109,6 +118,7 @@ impl Served {
             let result = match action {
                 Action::Resize => self.resize(),
                 Action::Remap(cores) => self.export.remap(&cores).map_err(|error| error.to_string()),
+                Action::Reload(files) => self.reload(files),
             };
             say(daemon, &Report::Done(number, result))?;
         }
@@ -121,6 +131,13 @@ impl Served {
         }
         self.export.notify_resize();
         Ok(())
+    }
+
+    /// Uses keys and certificates in files that the daemon has read: the sandbox opens none.
+    fn reload(&self, files: Vec<KeyFile>) -> Result<(), String> {
+        let files = files.into_iter().map(ReadFile::from).collect();
+        let plan = secrets::from_passed(files, || plan_of(&self.task))?;
+        put_keys_in_force(&*plan.config, &*self.export).map_err(|error| error.to_string())
     }
 
     /// Sends what was counted when that has changed, until the other end of `stopped` is dropped.

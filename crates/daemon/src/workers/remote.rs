@@ -1,13 +1,14 @@
 //! An export that a worker serves, as the engine sees it.
 
 use super::Workers;
-use super::wire::{self, Action, Command, Report, Task};
+use super::wire::{self, Action, Command, KeyFile, MAX_KEY_BYTES, Report, Task};
 use block::{Device, Limits};
 use exports::nvme_tcp::HostSecrets;
 use exports::stream::{Address, BoundSocket};
 use exports::vhost_user_blk::{Config, VhostUserBlk};
 use exports::{Error, Export, Stats, Totals};
 use reactor::CoreRef;
+use secrets::ReadFile;
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
@@ -141,6 +142,24 @@ impl RemoteExport {
         // Without the thread the worker ends: no thread reads its reports.
         let supervisor = supervisor.map_err(|error| system("start a thread for the process", error))?;
         Ok(RemoteExport { shared, supervisor: Some(supervisor) })
+    }
+
+    /// Passes the worker its files of keys and certificates, which it uses for new connections. A
+    /// worker that starts later reads them itself.
+    ///
+    /// # Errors
+    /// When they are no text, or too long to be passed; or when the worker refuses them.
+    pub fn reload(&self, files: &[ReadFile]) -> Result<(), Error> {
+        let bytes: usize = files.iter().map(|file| file.content.len()).sum();
+        if bytes > MAX_KEY_BYTES {
+            let fault = format!("files of {bytes} bytes: a process of its own takes {MAX_KEY_BYTES}");
+            return Err(Error::Config(fault));
+        }
+        let files = files.iter().map(KeyFile::new).collect::<Result<_, _>>().map_err(Error::Config)?;
+        match &mut lock(&self.shared.state).link {
+            Some(link) => link.command(Action::Reload(files)).map_err(Error::Config),
+            None => Ok(()),
+        }
     }
 }
 

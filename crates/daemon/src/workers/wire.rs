@@ -12,20 +12,25 @@
 //! A worker may be hostile: what it says is bounded, and only counted, shown or compared.
 
 use exports::Totals;
-use exports::nvme_tcp::HostSecrets;
+use exports::nvme_tcp::{HostSecrets, SecretText};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
+use secrets::ReadFile;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use zeroize::Zeroizing;
 
 /// Longest line: an export over as many devices as there may be.
 const MAX_LINE: u64 = 1 << 20;
+/// Most bytes of files in [`Action::Reload`]: as JSON they fit a line.
+pub const MAX_KEY_BYTES: usize = 512 << 10;
 
 /// The task of a worker.
 #[derive(Debug, Serialize, Deserialize)]
@@ -62,6 +67,35 @@ pub enum Action {
     Resize,
     /// Serve from these cores.
     Remap(Vec<usize>),
+    /// Use the keys and certificates in these files for new connections.
+    Reload(Vec<KeyFile>),
+}
+
+/// A file of keys or certificates, which the daemon has read for the worker.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct KeyFile {
+    /// Its path, as the export's text has it.
+    pub path: PathBuf,
+    /// All of its content.
+    pub content: SecretText,
+}
+
+impl KeyFile {
+    /// A file that was read.
+    ///
+    /// # Errors
+    /// With its name, when it is not text.
+    pub fn new(file: &ReadFile) -> Result<KeyFile, String> {
+        let text = str::from_utf8(&file.content).map_err(|_| format!("{}: not text", file.path.display()))?;
+        Ok(KeyFile { path: file.path.clone(), content: text.to_owned().into() })
+    }
+}
+
+impl From<KeyFile> for ReadFile {
+    fn from(file: KeyFile) -> ReadFile {
+        let content = file.content.reveal().as_bytes().to_vec();
+        ReadFile { path: file.path, content: Zeroizing::new(content) }
+    }
 }
 
 /// A report of a worker.

@@ -47,8 +47,8 @@ use handshake::{NbdHandshake, Tls};
 use offer::Offer;
 use reactor::CoreRef;
 use request::Rules;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Default number of concurrent clients.
 pub const DEFAULT_CLIENTS: usize = 64;
@@ -102,9 +102,7 @@ impl Config {
 
     /// The connection limits; each client identity with a key has reserved slots.
     fn connection_limits(&self) -> ConnectionLimits {
-        let listed: Vec<Box<str>> =
-            self.tls.iter().flat_map(|tls| tls.server.identities()).cloned().collect();
-        let is_closed = !listed.is_empty() && self.tls.as_ref().is_some_and(|tls| tls.is_required);
+        let (listed, is_closed) = self.tls.as_ref().map(listed).unwrap_or_default();
         ConnectionLimits {
             total: self.clients,
             of_address: self.address_clients,
@@ -132,6 +130,33 @@ impl Config {
     }
 }
 
+/// The clients with a key of their own, and whether no others may connect.
+fn listed(security: &Security) -> (Vec<Box<str>>, bool) {
+    let listed = security.server.identities().to_vec();
+    let is_closed = !listed.is_empty() && security.is_required;
+    (listed, is_closed)
+}
+
+/// TLS of an export, which may change while it serves. Clones share it.
+#[derive(Clone)]
+struct SharedSecurity(Arc<RwLock<Option<Security>>>);
+
+impl SharedSecurity {
+    fn new(security: Option<Security>) -> SharedSecurity {
+        SharedSecurity(Arc::new(RwLock::new(security)))
+    }
+
+    fn get(&self) -> Option<Security> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces it, if the export has TLS. Returns whether it has.
+    fn replace(&self, security: Security) -> bool {
+        let mut current = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        current.as_mut().map(|current| *current = security).is_some()
+    }
+}
+
 /// A running export. Dropping it answers the requests in flight, disconnects the clients and
 /// removes the socket.
 pub struct Nbd {
@@ -140,6 +165,8 @@ pub struct Nbd {
     capacity: Arc<AtomicU64>,
     stats: Arc<Stats>,
     places: Arc<Places>,
+    slots: Arc<ConnectionSlots>,
+    security: SharedSecurity,
     acceptor: Option<Acceptor>,
 }
 
@@ -159,11 +186,13 @@ impl Nbd {
         let name = format!("nbd:{}", config.address);
         let slots =
             ConnectionSlots::new(config.connection_limits(), config.memory.clone(), name.as_str().into());
+        let security = SharedSecurity::new(config.tls.clone());
         let handler = NbdAcceptHandler {
             writes: RangeLock::new(cores, name.as_str().into()),
             contexts: offer::contexts(&bitmaps),
             bitmaps,
-            slots,
+            slots: slots.clone(),
+            security: security.clone(),
             registry,
             device: device.clone(),
             capacity: capacity.clone(),
@@ -174,7 +203,7 @@ impl Nbd {
             config: config.clone(),
         };
         let acceptor = Acceptor::open(Listener::bind(&config.address)?, name, handler)?;
-        Ok(Nbd { registry, device, capacity, stats, places, acceptor: Some(acceptor) })
+        Ok(Nbd { registry, device, capacity, stats, places, slots, security, acceptor: Some(acceptor) })
     }
 
     /// The address that clients connect to: the socket's path, or address and port as the system
@@ -200,6 +229,15 @@ impl Export for Nbd {
     fn remap(&self, cores: &[usize]) -> Result<(), Error> {
         self.places.remap(cores)
     }
+
+    fn set_security(&self, security: Security) -> Result<(), Error> {
+        let (listed, is_closed) = listed(&security);
+        if !self.security.replace(security) {
+            return Err(Error::Config("the export has no TLS".into()));
+        }
+        self.slots.set_listed(listed, is_closed);
+        Ok(())
+    }
 }
 
 impl Drop for Nbd {
@@ -218,6 +256,7 @@ struct NbdAcceptHandler {
     contexts: Arc<[String]>,
     bitmaps: Arc<[Arc<dyn DirtyBitmap>]>,
     slots: Arc<ConnectionSlots>,
+    security: SharedSecurity,
     registry: Registry,
     device: Arc<dyn Device>,
     capacity: Arc<AtomicU64>,
@@ -245,12 +284,12 @@ impl AcceptHandler for NbdAcceptHandler {
     /// Refuses, before the handshake, a client that has no slot and cannot authenticate for a
     /// reserved one.
     fn may_come(&mut self, peer: &str, origin: Origin) -> bool {
-        let may_prove = self.config.tls.as_ref().is_some_and(|tls| !tls.server.identities().is_empty());
+        let may_prove = self.security.get().is_some_and(|tls| !tls.server.identities().is_empty());
         may_prove || self.slots.check(Applicant { origin, host: None, is_proven: false }, peer).is_ok()
     }
 
     fn greet(&mut self, _peer: &str, _origin: Origin) -> NbdHandshake {
-        let tls = match &self.config.tls {
+        let tls = match self.security.get() {
             None => Tls::Off,
             Some(Security { is_required: false, .. }) => Tls::Allowed,
             Some(Security { is_required: true, .. }) => Tls::Required,
@@ -259,7 +298,7 @@ impl AcceptHandler for NbdAcceptHandler {
     }
 
     fn tls(&self) -> Option<tls::Server> {
-        self.config.tls.as_ref().map(|security| security.server.clone())
+        self.security.get().map(|security| security.server)
     }
 
     fn admit(&mut self, admitted: Admitted<NbdHandshake>) {

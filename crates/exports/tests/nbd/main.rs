@@ -13,5 +13,6 @@ mod ending;
 mod hostile;
 mod memory;
 mod places;
+mod reload;
 mod server;
 mod tls;

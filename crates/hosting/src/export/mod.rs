@@ -12,7 +12,7 @@ mod vhost_user_blk;
 pub use vhost_user_blk::data_plane;
 
 use block::{Device, SharedRole};
-use exports::nbd::Address;
+use exports::nbd::{Address, Security};
 use exports::nvme_tcp::{Access as HostAccess, PortConfig, Portal, PortalConfig};
 use exports::{Error, Export};
 use reactor::CoreRef;
@@ -37,6 +37,8 @@ const PERMISSIONS: Key = key("permissions", "MODE", "permission bits of the sock
 pub struct ExportPlan {
     /// The ids of its devices, if they were chosen.
     pub devices: Vec<String>,
+    /// The text that describes it, for [`reload`].
+    pub text: String,
     /// Processors out of `--cores` that serve it, if they were chosen.
     pub cores: Option<Vec<usize>>,
     /// The parsed options of its kind.
@@ -64,7 +66,7 @@ impl ExportPlan {
             Some(list) if config.takes_many() => list.split('+').map(str::to_owned).collect(),
             device => device.into_iter().collect(),
         };
-        Ok(ExportPlan { devices, cores, config })
+        Ok(ExportPlan { devices, text: text.to_owned(), cores, config })
     }
 }
 
@@ -73,6 +75,46 @@ impl ExportPlan {
 pub fn keep_read(text: &str, profile: &mut Profile) {
     if let Ok(spec) = Spec::parse(Role::Export, KINDS, text) {
         spec.read_paths().for_each(|path| profile.allow(path, Access::Read));
+    }
+}
+
+/// As [`keep_read`], for files that [`reload`] reads: others may take their place.
+pub fn keep_settings(text: &str, profile: &mut Profile) {
+    if let Ok(spec) = Spec::parse(Role::Export, KINDS, text) {
+        spec.read_paths().for_each(|path| profile.allow_settings(path));
+    }
+}
+
+/// Whether files of keys or certificates are read when `text` is parsed.
+pub fn has_keys(text: &str) -> bool {
+    Spec::parse(Role::Export, KINDS, text).is_ok_and(|spec| spec.read_paths().next().is_some())
+}
+
+/// Reads the keys and certificates of a running export again. New connections use them; those
+/// established stay, unless their host has lost its access. Returns whether it has such files. Must
+/// not be called on a core.
+///
+/// # Errors
+/// When a file cannot be used, which the error names, or the export refuses the keys. Then those in
+/// use stay.
+pub fn reload(text: &str, export: &dyn Export) -> Result<bool, String> {
+    if !has_keys(text) {
+        return Ok(false);
+    }
+    let plan = ExportPlan::parse(text).map_err(|error| error.to_string())?;
+    put_keys_in_force(&*plan.config, export).map_err(|error| error.to_string())?;
+    Ok(true)
+}
+
+/// Has a running export use the keys and certificates of a configuration that was parsed later.
+///
+/// # Errors
+/// When the export refuses them.
+pub fn put_keys_in_force(config: &dyn ExportConfig, export: &dyn Export) -> Result<(), Error> {
+    match (config.security(), config.access()) {
+        (Some(security), _) => export.set_security(security.clone()),
+        (None, Some(access)) => export.set_access(access.clone()),
+        (None, None) => Ok(()),
     }
 }
 
@@ -153,6 +195,11 @@ pub trait ExportConfig: Debug + Send {
     /// Shares an open portal, where [`ExportConfig::portal`] names it, or instead of
     /// [`ExportConfig::own_listener`].
     fn use_portal(&mut self, _portal: Arc<Portal>) {}
+
+    /// TLS with certificates or keys of files, if the kind has it and it is chosen.
+    fn security(&self) -> Option<&Security> {
+        None
+    }
 
     /// The hosts that may connect, if the kind has a list of them.
     fn access(&self) -> Option<&HostAccess> {

@@ -67,7 +67,7 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     Ok(Box::new(NbdConfig { has_name, config }))
 }
 
-/// Reads certificates and keys at once: later the server has no way to them.
+/// Reads certificates and keys at once, so that a wrong file is refused early.
 fn security(spec: &Spec) -> Result<Option<Security>, SpecError> {
     let (mode, verifies_peer) = (spec.get("tls")?, spec.get::<Switch>("tls-verify-peer")?);
     let sources = (spec.get::<PathBuf>("tls-certificates")?, spec.get::<PathBuf>("tls-psk")?);
@@ -178,6 +178,10 @@ impl ExportConfig for NbdConfig {
             "address_clients": address_clients,
             "tls": tls_mode(tls.as_ref().map(|tls| tls.is_required)),
         }))
+    }
+
+    fn security(&self) -> Option<&Security> {
+        self.config.tls.as_ref()
     }
 
     fn is_read_only(&self) -> bool {

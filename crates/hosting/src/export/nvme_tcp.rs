@@ -147,7 +147,7 @@ fn controller_ids(spec: &Spec) -> Result<RangeInclusive<u16>, SpecError> {
     })
 }
 
-/// How hosts prove who they are. The secrets are read now: later on nothing can be.
+/// How hosts prove who they are. The secrets are read now, so that a wrong file is refused early.
 fn auth(spec: &Spec) -> Result<Option<Auth>, SpecError> {
     let file: Option<String> = spec.get("auth-keys")?;
     let (hashes, groups) = (spec.get::<String>("auth-hashes")?, spec.get::<String>("auth-groups")?);
@@ -168,7 +168,7 @@ fn auth(spec: &Spec) -> Result<Option<Auth>, SpecError> {
     Ok(Some(Auth { keys: Arc::new(keys), choices: Arc::new(choices), is_required: true }))
 }
 
-/// TLS. The keys are read now: later on nothing can be.
+/// TLS. The keys are read now, too.
 fn security(spec: &Spec) -> Result<Option<Security>, SpecError> {
     let mode: Option<String> = spec.get("tls")?;
     let Some(file) = spec.get::<String>("tls-keys")? else {
