@@ -50,7 +50,7 @@ words! {
         PortalNotOpen = "portal-not-open",
         /// An export is not served.
         ExportWaiting = "export-waiting",
-        /// Keys or certificates of an export could not be read again; those in use stay.
+        /// Keys or certificates of an export or portal could not be read again; those in use stay.
         KeysNotReloaded = "keys-not-reloaded",
     }
 }

@@ -1,6 +1,7 @@
-//! Portals: listeners that NVMe/TCP exports share.
+//! Portals: listeners that exports share.
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
 /// A portal.
@@ -8,19 +9,25 @@ use utoipa::ToSchema;
 pub struct Portal {
     /// Name.
     pub name: String,
-    /// Configured ports, each `ADDR:PORT` or `ADDR:PORT@STATE`.
+    /// Kind of its exports: `nvme-tcp` or `nbd`.
+    #[serde(default = "nvme_tcp")]
+    pub kind: String,
+    /// Configured ports, each `ADDR:PORT` or, for `nvme-tcp`, `ADDR:PORT@STATE`.
     pub listen: Vec<String>,
     /// Addresses that it listens at, with the TCP ports that the system chose; empty if it is not
     /// open.
     pub addresses: Vec<String>,
     /// Maximum connections of each address.
     pub clients: u32,
+    /// Options of its kind.
+    #[serde(default)]
+    pub options: BTreeMap<String, String>,
     /// Connections at each of the addresses, in their order, of all exports together.
     #[serde(default)]
     pub connections: Vec<u32>,
     /// Names of the exports that use the portal.
     pub exports: Vec<String>,
-    /// Connected discovery clients. The exports count their own clients.
+    /// Connected discovery clients; 0 for `nbd`. The exports count their own clients.
     pub discovery_clients: u64,
     /// Reason why the portal is not open; the daemon retries.
     pub error: Option<String>,
@@ -33,12 +40,23 @@ pub struct NewPortal {
     /// Name.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     pub name: String,
+    /// Kind of its exports: `nvme-tcp` (the default) or `nbd`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<String>,
     /// Ports to listen at, 1 to 16, each `ADDR:PORT`. With `@STATE`, the namespaces of every export
-    /// have this ANA state there: `optimized` (the default), `non-optimized`, `inaccessible`,
-    /// `persistent-loss` or `change`.
+    /// of kind `nvme-tcp` have this ANA state there: `optimized` (the default), `non-optimized`,
+    /// `inaccessible`, `persistent-loss` or `change`.
     pub listen: Vec<String>,
     /// Maximum connections of each address, one queue each, 1 to 65536. Discovery does not count.
     /// Default: 4096. Each export also has its own limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clients: Option<u32>,
+    /// Options of its kind: for `nbd`, `default-export`, `tls`, `tls-certificates`, `tls-psk`,
+    /// `tls-verify-peer` and `address-clients`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
+}
+
+fn nvme_tcp() -> String {
+    "nvme-tcp".into()
 }

@@ -78,7 +78,7 @@ pub enum Command {
     Volume(VolumeArgs),
     /// Manage exports of the daemon, to which clients attach
     Export(ExportArgs),
-    /// Manage portals of the daemon, listeners that NVMe/TCP exports share
+    /// Manage portals of the daemon, listeners that exports share
     Portal(PortalArgs),
     /// Manage devices of the daemon: files, drives, network storage
     Device(DeviceArgs),

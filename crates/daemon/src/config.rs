@@ -29,6 +29,7 @@ use crate::state::ExportRecord;
 use api::{
     Array, ArrayAction, NewArray, NewDevice, NewExport, NewPortal, NewVolume, Qos, ScrubWindow, VolumeChange,
 };
+use hosting::export::portal::kind_of;
 use serde::Deserialize;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -205,7 +206,7 @@ impl Config {
         let profile = &mut confinement.profile;
         self.devices.iter().for_each(|new| keep_device(&new.spec, profile));
         self.arrays.iter().for_each(|new| keep_members(new.members.iter().chain(&new.spares), profile));
-        self.portals.iter().for_each(|new| keep_portal(&new.name, &new.listen, profile));
+        self.portals.iter().for_each(|new| keep_portal(new, profile));
         for new in &self.exports {
             let (name, kind, options) = (new.name.clone(), new.kind.clone(), new.options.clone());
             let (read_only, cores) = (new.read_only, new.cores.clone());
@@ -250,6 +251,10 @@ impl Config {
         self.volumes.iter().for_each(|new| plan_volume(engine, new, &mut steps));
         for new in &self.portals {
             match engine.portal(&new.name) {
+                Ok(portal) if portal.kind != kind_of(new) => {
+                    let (is, wanted) = (portal.kind, kind_of(new));
+                    steps.push(Step::Leave(format!("portal {}: it is of kind {is}, not {wanted}", new.name)));
+                }
                 Ok(portal) if portal.listen != new.listen => {
                     let (is, wanted) = (portal.listen.join(", "), new.listen.join(", "));
                     steps.push(Step::Leave(format!("portal {}: it listens on {is}, not {wanted}", new.name)));

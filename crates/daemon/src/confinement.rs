@@ -8,7 +8,9 @@
 
 use crate::api_error::{ApiError, Kind};
 use crate::state::{ExportRecord, State};
+use api::NewPortal;
 use hosting::control;
+use hosting::export::portal::{self, PortalPlan};
 use hosting::export::{self, ExportPlan};
 use sandbox::{Access, Mode, Permits, Profile, Sandbox, is_shared};
 use stack::kinds::confinement as devices;
@@ -161,15 +163,16 @@ impl Confined {
 }
 
 /// Adds the needs of a portal. One that cannot be parsed is refused when it is to be opened.
-pub fn keep_portal(name: &str, listen: &[String], profile: &mut Profile) {
-    if let Ok(config) = export::portal::parse(name, listen, None) {
-        export::portal::keep(&config, profile);
+pub fn keep_portal(new: &NewPortal, profile: &mut Profile) {
+    portal::keep_settings(new, profile);
+    if let Ok(plan) = PortalPlan::parse(new) {
+        plan.keep(profile);
     }
 }
 
 fn keep_state(state: &State, profile: &mut Profile) {
     state.devices.iter().for_each(|device| keep_device(&device.spec, profile));
     state.arrays.iter().for_each(|array| keep_members(&array.devices, profile));
-    state.portals.iter().for_each(|portal| keep_portal(&portal.name, &portal.listen, profile));
+    state.portals.iter().for_each(|portal| keep_portal(&portal.description(), profile));
     state.exports.iter().for_each(|export| keep_export(export, profile));
 }

@@ -211,7 +211,7 @@ fn portals(page: &mut Page, engine: &Engine) {
         portal.discovery_clients
     });
     let name = "portal_connections";
-    page.begin(name, "gauge", "Connections of hosts at an address of a portal.");
+    page.begin(name, "gauge", "Connections of clients at an address of a portal.");
     for portal in &portals {
         for (address, connections) in portal.addresses.iter().zip(&portal.connections) {
             page.sample(name, &[("portal", &portal.name), ("address", address)], connections);

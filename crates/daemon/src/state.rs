@@ -5,7 +5,7 @@
 //! repeated here: the members of an array and the volumes of a pool are found by their own
 //! metadata. The file says where to look.
 
-use api::{DataPlane, Labels, MinQos, Qos};
+use api::{DataPlane, Labels, MinQos, NewPortal, Qos};
 use atomic_file::{Folder, Meaning, RecoverError, Recovered, SystemFolder};
 pub use moves::MoveRecord;
 use serde::{Deserialize, Serialize};
@@ -15,10 +15,14 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// The format of a state with portals, and that of others. Versions before portals refuse the
-/// former rather than taking it for damaged.
-const VERSION: u32 = 3;
+/// The format of a state with portals of several kinds, with portals of NVMe/TCP, and without
+/// portals. Earlier versions refuse a format that they do not know rather than taking it for
+/// damaged.
+const VERSION: u32 = 4;
+const VERSION_WITH_NVME_PORTALS: u32 = 3;
 const VERSION_WITHOUT_PORTALS: u32 = 2;
+/// The kind of portals that do not name it.
+const NVME_TCP: &str = "nvme-tcp";
 /// Longer files are not ours.
 const MAX_BYTES: u64 = 64 << 20;
 /// The longest state that a change may lead to: ten thousand objects, and half of what is read.
@@ -165,10 +169,32 @@ pub struct VolumeRecord {
 pub struct PortalRecord {
     /// Its name.
     pub name: String,
+    /// The kind of its exports.
+    #[serde(default = "nvme_tcp", skip_serializing_if = "is_nvme_tcp")]
+    pub kind: String,
     /// Its ports, as the API takes them.
     pub listen: Vec<String>,
     /// Most connections of each.
     pub clients: u32,
+    /// Options of its kind.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, String>,
+}
+
+impl PortalRecord {
+    /// Its description, as the API takes it.
+    pub fn description(&self) -> NewPortal {
+        let PortalRecord { name, kind, listen, clients, options } = self.clone();
+        NewPortal { name, kind: Some(kind), listen, clients: Some(clients), options }
+    }
+}
+
+fn nvme_tcp() -> String {
+    NVME_TCP.into()
+}
+
+fn is_nvme_tcp(kind: &str) -> bool {
+    kind == NVME_TCP
 }
 
 /// An export.
@@ -413,7 +439,11 @@ impl<F: Folder> Store<F> {
 }
 
 fn encode(state: &State) -> io::Result<Vec<u8>> {
-    let version = if state.portals.is_empty() { VERSION_WITHOUT_PORTALS } else { VERSION };
+    let version = match &*state.portals {
+        [] => VERSION_WITHOUT_PORTALS,
+        portals if portals.iter().all(|portal| is_nvme_tcp(&portal.kind)) => VERSION_WITH_NVME_PORTALS,
+        _ => VERSION,
+    };
     let stored = Stored { version, state: serde_json::to_value(state)? };
     let mut bytes = serde_json::to_vec_pretty(&stored)?;
     bytes.push(b'\n');
@@ -585,9 +615,9 @@ mod tests {
     #[test]
     fn the_state_of_a_later_version_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(NAME), r#"{"version":4,"sensible":true}"#).unwrap();
+        fs::write(folder.path().join(NAME), r#"{"version":5,"sensible":true}"#).unwrap();
         let refusal = Store::open(folder.path()).unwrap_err().to_string();
-        assert!(refusal.contains("format 4, and only up to 3 is known"), "{refusal}");
+        assert!(refusal.contains("format 5, and only up to 4 is known"), "{refusal}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "the state and the lock");
     }
 
@@ -599,15 +629,35 @@ mod tests {
         }
         let bytes = include_bytes!("state/version-3.json");
         assert_eq!(decode(bytes), Meaning::Value(with_portal(state(42))));
+        let bytes = include_bytes!("state/version-4.json");
+        assert_eq!(decode(bytes), Meaning::Value(with_nbd_portal(with_portal(state(42)))));
+    }
+
+    fn with_nbd_portal(mut state: State) -> State {
+        state.portals.push(PortalRecord {
+            name: "disks".into(),
+            kind: "nbd".into(),
+            listen: vec!["10.0.0.1:10809".into()],
+            clients: 100,
+            options: [("default-export".into(), "vm1".into())].into(),
+        });
+        state
     }
 
     fn with_portal(state: State) -> State {
         let listen = vec!["10.0.0.1:4420".into(), "10.0.1.1:4420@non-optimized".into()];
-        State { portals: vec![PortalRecord { name: "p".into(), listen, clients: 4096 }], ..state }
+        let portal = PortalRecord {
+            name: "p".into(),
+            kind: NVME_TCP.into(),
+            listen,
+            clients: 4096,
+            options: BTreeMap::new(),
+        };
+        State { portals: vec![portal], ..state }
     }
 
     #[test]
-    fn only_a_state_with_portals_has_a_format_that_earlier_versions_refuse() {
+    fn each_kind_of_portals_has_a_format_that_earlier_versions_refuse() {
         let version = |state: &State| {
             let stored: Stored = serde_json::from_slice(&encode(state).unwrap()).unwrap();
             (stored.version, stored.state.get("portals").is_some())
@@ -615,6 +665,9 @@ mod tests {
         assert_eq!(version(&state(1)), (2, false));
         let with = with_portal(state(1));
         assert_eq!(version(&with), (3, true));
+        assert_eq!(decode(&encode(&with).unwrap()), Meaning::Value(with.clone()));
+        let with = with_nbd_portal(with);
+        assert_eq!(version(&with), (4, true));
         assert_eq!(decode(&encode(&with).unwrap()), Meaning::Value(with));
     }
 }

@@ -14,6 +14,7 @@ mod labels;
 mod life;
 mod listener;
 mod moves;
+mod nbd_portals;
 mod pivots;
 mod pools;
 mod portals;

@@ -76,7 +76,7 @@ fn fail_to_reload(daemon: &Daemon) -> String {
     daemon.signal("-HUP");
     daemon.wait_for("the refusal", || daemon.logged(KEPT).count() > before);
     let said = daemon.logged(KEPT).last().unwrap();
-    assert_eq!((&said["level"], &said["export"]), (&json!("ERROR"), &json!("e")));
+    assert_eq!((&said["level"], &said["name"]), (&json!("ERROR"), &json!("e")));
     daemon.wait_for("the problem", || daemon.get("/v1/health") != json!([]));
     let problem = daemon.get("/v1/health")[0].clone();
     assert_eq!(

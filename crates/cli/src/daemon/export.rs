@@ -291,15 +291,11 @@ impl HostArgs {
 
 impl CreateArgs {
     fn new_export(&self) -> Result<NewExport, Error> {
-        let option = |text: &String| match text.split_once('=') {
-            Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-            _ => Err(Error::Usage(format!("--option {text}: want KEY=VALUE"))),
-        };
         Ok(NewExport {
             name: self.name.clone(),
             kind: self.kind.clone(),
             volumes: self.of.clone(),
-            options: self.options.iter().map(option).collect::<Result<_, _>>()?,
+            options: self.options.iter().map(|text| option(text)).collect::<Result<_, _>>()?,
             read_only: self.read_only,
             cores: self.cores.as_ref().map(|CpuList(cpus)| cpus.clone()).unwrap_or_default(),
             label: self.label.clone(),
@@ -338,6 +334,14 @@ fn list(exports: &[Export]) -> String {
         ]
     };
     table(["NAME", "KIND", "OF", "STATE", "CLIENTS", "WHERE"], &exports.iter().map(row).collect::<Vec<_>>())
+}
+
+/// An option of an export or a portal.
+pub(super) fn option(text: &str) -> Result<(String, String), Error> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err(Error::Usage(format!("--option {text}: want KEY=VALUE"))),
+    }
 }
 
 fn show(export: &Export) -> String {

@@ -10,7 +10,7 @@ use exports::nvme_tcp::Portal;
 use exports::{Export, QueueStats, Stats};
 use hosting::arrays::{self, Kept, Requests};
 use hosting::control::server::ControlSocket;
-use hosting::export::{ExportConfig, ExportPlan};
+use hosting::export::{ExportConfig, ExportPlan, OpenPortal};
 use hosting::text::count;
 use reactor::Cores;
 use sandbox::Permits;
@@ -140,7 +140,8 @@ impl Server {
             let portal = Portal::bind(self.cores.all(), listener.portal());
             let portal = portal.map_err(|source| Error::Export { name, source })?;
             for other in sharing {
-                plan.exports[other].0.config.use_portal(portal.clone());
+                let config = &mut plan.exports[other].0.config;
+                config.use_portal(OpenPortal::NvmeTcp(portal.clone())).map_err(Error::Runtime)?;
             }
             self.portals.push(portal);
         }

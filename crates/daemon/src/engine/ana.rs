@@ -23,7 +23,7 @@ impl Live {
     /// The ports of an export, with their own states; none for kinds without.
     fn ports_of(&self, record: &ExportRecord) -> Vec<PortConfig> {
         let listen = record.options.get("listen").filter(|_| record.kind == "nvme-tcp").cloned();
-        let portal = record.options.get("portal");
+        let portal = record.options.get("portal").filter(|_| record.kind == "nvme-tcp");
         let portal = self.state.portals.iter().find(|known| Some(&known.name) == portal);
         let list = listen.or_else(|| portal.map(|portal| portal.listen.join("+")));
         // One that cannot be parsed does not start.

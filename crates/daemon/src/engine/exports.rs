@@ -66,12 +66,6 @@ impl Live {
         }
     }
 
-    /// Exports whose files of keys and certificates were not read again, with the reason.
-    pub(super) fn keys_errors(&self) -> Vec<(String, String)> {
-        let running = self.exports.iter().filter_map(|(name, running)| Some((name, running.as_ref().ok()?)));
-        running.filter_map(|(name, running)| Some((name.clone(), running.keys_error.clone()?))).collect()
-    }
-
     /// The access to an export that clients may connect to.
     pub(super) fn access_of(&self, name: &str) -> Option<&ExportAccess> {
         self.served(name).ok()?.access.as_ref()
@@ -434,9 +428,14 @@ impl Engine {
         if WITH_SOCKET.contains(&&*new.kind)
             && !options.contains_key("socket")
             && !options.contains_key("listen")
+            && !options.contains_key("portal")
         {
             let socket = self.options.runtime_dir.join(format!("{}.sock", new.name));
             options.insert("socket".into(), socket.display().to_string());
+        }
+        // Clients of a portal choose by this name.
+        if new.kind == "nbd" && options.contains_key("portal") {
+            options.entry("name".into()).or_insert_with(|| new.name.clone());
         }
         if new.kind == "ublk" {
             options.entry("id".into()).or_insert_with(|| "auto".into());
@@ -547,9 +546,9 @@ impl Engine {
     /// Has an export share the portal that it names, if it does.
     fn use_portal(&self, record: &ExportRecord, plan: &mut ExportPlan) -> Result<(), ApiError> {
         let Some(name) = plan.config.portal() else { return Ok(()) };
-        let portal = self.live().portal(name);
-        plan.config.use_portal(portal.map_err(|error| error.about(&format!("export {}", record.name)))?);
-        Ok(())
+        let about = |error: ApiError| error.about(&format!("export {}", record.name));
+        let portal = self.live().portal(name).map_err(about)?;
+        plan.config.use_portal(portal).map_err(|fault| about(ApiError::invalid(fault)))
     }
 
     /// Ends an export that is served by a process of its own, and starts it again. Its clients

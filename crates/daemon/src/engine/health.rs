@@ -52,9 +52,10 @@ impl Engine {
                 problems.push(problem(HealthCode::ExportWaiting, "export", &export.name, text));
             }
         }
-        for (export, error) in self.live().keys_errors() {
-            let text = format!("Export {export} uses its former keys and certificates: {error}");
-            problems.push(problem(HealthCode::KeysNotReloaded, "export", &export, text));
+        for (kind, object, error) in self.live().keys_errors() {
+            let name = if kind == "portal" { "Portal" } else { "Export" };
+            let text = format!("{name} {object} uses its former keys and certificates: {error}");
+            problems.push(problem(HealthCode::KeysNotReloaded, kind, &object, text));
         }
         // Within a severity, the order stays.
         problems.sort_by_key(|problem| problem.severity == Severity::Warning);

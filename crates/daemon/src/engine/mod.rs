@@ -44,11 +44,11 @@ use crate::workers::{WorkerOptions, Workers};
 pub use authority::Authority;
 pub use readiness::InFlight;
 
-use ::exports::nvme_tcp::Portal;
 use api::{CoreInfo, MinQos, Qos, System};
 use arrays::ArrayLive;
 use bases::Base;
 use exports::ExportLive;
+use hosting::export::OpenPortal;
 use layers::qos::Throttle;
 use open_volumes::OpenVolume;
 use raid::jobs::SparePool;
@@ -139,7 +139,9 @@ struct Live {
     state: State,
     exports: BTreeMap<String, Result<ExportLive, ApiError>>,
     /// Portals that exports use, or why they are not open.
-    portals: BTreeMap<String, Result<Arc<Portal>, ApiError>>,
+    portals: BTreeMap<String, Result<OpenPortal, ApiError>>,
+    /// Why files of keys and certificates of portals were not read again.
+    portal_keys_errors: BTreeMap<String, ApiError>,
     /// Volumes that exports have open, by UUID.
     volumes: HashMap<Uuid, Weak<OpenVolume>>,
     groups: BTreeMap<String, Arc<Throttle>>,

@@ -1,14 +1,13 @@
-//! Portals: listeners that NVMe/TCP exports share. The daemon opens them before the exports, and
-//! closes them after.
+//! Portals: listeners that exports share. The daemon opens them before the exports, and closes them
+//! after.
 
 use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
 use crate::state::{ExportRecord, PortalRecord};
 use api::NewPortal;
-use exports::nvme_tcp::{Portal, PortalConfig};
-use hosting::export::portal;
+use hosting::export::OpenPortal;
+use hosting::export::portal::{self, PortalPlan};
 use sandbox::Profile;
-use std::sync::Arc;
 use volume::Name;
 
 /// The option of an export that names its portal.
@@ -16,7 +15,7 @@ const PORTAL: &str = "portal";
 
 impl Live {
     /// An open portal.
-    pub(super) fn portal(&self, name: &str) -> Result<Arc<Portal>, ApiError> {
+    pub(super) fn portal(&self, name: &str) -> Result<OpenPortal, ApiError> {
         match self.portals.get(name) {
             Some(Ok(portal)) => Ok(portal.clone()),
             Some(Err(error)) => Err(ApiError::new(Kind::Unavailable, format!("portal {name}: {error}"))),
@@ -24,12 +23,17 @@ impl Live {
         }
     }
 
-    /// Checks that the portal exists that an export is to use, if it uses one.
+    /// Checks that the portal exists that an export is to use, if it uses one, and has its kind.
     pub(super) fn check_portal_of(&self, record: &ExportRecord) -> Result<(), ApiError> {
         let Some(name) = record.options.get(PORTAL) else { return Ok(()) };
-        match self.state.portals.iter().any(|portal| portal.name == *name) {
-            true => Ok(()),
-            false => Err(ApiError::not_found("portal", name)),
+        match self.state.portals.iter().find(|portal| portal.name == *name) {
+            Some(portal) if portal.kind != record.kind => {
+                let (is, kind) = (&portal.kind, &record.kind);
+                let detail = format!("portal {name}: it has exports of kind {is}, and none of kind {kind}");
+                Err(ApiError::invalid(detail))
+            }
+            Some(_) => Ok(()),
+            None => Err(ApiError::not_found("portal", name)),
         }
     }
 
@@ -39,18 +43,19 @@ impl Live {
     }
 
     fn portal_report(&self, record: &PortalRecord) -> api::Portal {
-        let PortalRecord { name, listen, clients } = record;
+        let PortalRecord { name, kind, listen, clients, options } = record;
         let running = self.portals.get(name);
         let open = running.and_then(|portal| portal.as_ref().ok());
         api::Portal {
             name: name.clone(),
+            kind: kind.clone(),
             listen: listen.clone(),
-            addresses: open.map_or(Vec::new(), |open| open.addresses().map(str::to_owned).collect()),
+            addresses: open.map_or(Vec::new(), OpenPortal::addresses),
             clients: *clients,
-            connections: open
-                .map_or(Vec::new(), |open| open.connections().map(|count| count as u32).collect()),
+            options: options.clone(),
+            connections: open.map_or(Vec::new(), OpenPortal::connections),
             exports: self.exports_of_portal(name),
-            discovery_clients: open.map_or(0, |open| open.stats().clients()),
+            discovery_clients: open.map_or(0, OpenPortal::discovery_clients),
             error: running.and_then(|portal| portal.as_ref().err()).map(ApiError::to_string),
         }
     }
@@ -85,7 +90,7 @@ impl Engine {
         }
         let opened = self.open_portal(&record)?;
         opened.accept()?;
-        let addresses = opened.addresses().collect::<Vec<_>>().join(" and ");
+        let addresses = opened.addresses().join(" and ");
         self.commit(|state| state.portals.push(record))?;
         self.live_mut().portals.insert(new.name.clone(), Ok(opened));
         self.events.emit("portal", &new.name, "created", format!("listens on {addresses}"));
@@ -109,7 +114,11 @@ impl Engine {
             return Err(ApiError::new(Kind::InUse, detail));
         }
         self.commit(|state| state.portals.retain(|portal| portal.name != name))?;
-        let running = self.live_mut().portals.remove(name);
+        let running = {
+            let mut live = self.live_mut();
+            live.portal_keys_errors.remove(name);
+            live.portals.remove(name)
+        };
         drop(running); // not under the lock: it waits for connections
         self.events.emit("portal", name, "deleted", "closed and forgotten");
         Ok(())
@@ -120,15 +129,25 @@ impl Engine {
     /// # Errors
     /// With the option that is invalid.
     pub fn check_portal(&self, new: &NewPortal) -> Result<PortalRecord, ApiError> {
-        let NewPortal { name, listen, clients } = new;
+        let NewPortal { name, listen, options, .. } = new;
         Name::new(name)?;
-        let config = config_of(name, listen, *clients)?;
-        let record =
-            PortalRecord { name: name.clone(), listen: listen.clone(), clients: config.clients as u32 };
+        let check = |needs: &Profile| {
+            self.confined.check(needs).map_err(|error| error.about(&format!("portal {name}")))
+        };
+        // First: `plan_of` reads files of keys and certificates.
         let mut needs = Profile::default();
-        portal::keep(&config, &mut needs);
-        self.confined.check(&needs).map_err(|error| error.about(&format!("portal {name}")))?;
-        Ok(record)
+        portal::keep_read(new, &mut needs);
+        check(&needs)?;
+        let plan = plan_of(new)?;
+        plan.keep(&mut needs);
+        check(&needs)?;
+        Ok(PortalRecord {
+            name: name.clone(),
+            kind: portal::kind_of(new).to_owned(),
+            listen: listen.clone(),
+            clients: plan.clients() as u32,
+            options: options.clone(),
+        })
     }
 
     /// Opens the portals of the state that are not open. Hosts wait there until
@@ -156,7 +175,7 @@ impl Engine {
     /// Accepts hosts at every portal. Once the exports have started: a host that came before waits,
     /// rather than being refused an export that is about to start.
     pub(super) fn accept_at_portals(&self) {
-        let open: Vec<Arc<Portal>> = self.live().portals.values().flatten().cloned().collect();
+        let open: Vec<OpenPortal> = self.live().portals.values().flatten().cloned().collect();
         for portal in open {
             if let Err(error) = portal.accept() {
                 tracing::error!(portal = portal.name(), %error, "no host can connect");
@@ -164,16 +183,13 @@ impl Engine {
         }
     }
 
-    fn open_portal(&self, record: &PortalRecord) -> Result<Arc<Portal>, ApiError> {
-        let PortalRecord { name, listen, clients } = record;
-        let opened = Portal::bind(self.cores.all(), config_of(name, listen, Some(*clients))?);
-        opened.map_err(|error| ApiError::from(error).about(&format!("portal {name}")))
+    fn open_portal(&self, record: &PortalRecord) -> Result<OpenPortal, ApiError> {
+        let opened = plan_of(&record.description())?.open(self.cores.all());
+        opened.map_err(|error| ApiError::from(error).about(&format!("portal {}", record.name)))
     }
 }
 
-fn config_of(name: &str, listen: &[String], clients: Option<u32>) -> Result<PortalConfig, ApiError> {
-    let config = portal::parse(name, listen, clients);
-    let config = config.map_err(|fault| ApiError::invalid(format!("portal {name}: {fault}")))?;
-    config.check()?;
-    Ok(config)
+pub(super) fn plan_of(new: &NewPortal) -> Result<PortalPlan, ApiError> {
+    let plan = PortalPlan::parse(new);
+    plan.map_err(|fault| ApiError::invalid(fault).about(&format!("portal {}", new.name)))
 }

@@ -297,5 +297,6 @@ mod tests {
         assert_eq!(asks("nvme-tcp", &[("listen", ports), ("tls-keys", "/var/f/keys/k")]), []);
         // The administrator has opened the portal.
         assert_eq!(asks("nvme-tcp", &[("portal", "net"), ("nqn", "nqn.a")]), []);
+        assert_eq!(asks("nbd", &[("portal", "net"), ("identities", "alice")]), []);
     }
 }

@@ -87,7 +87,7 @@ struct Context {
         (name = "devices", description = "Files, drives and network storage that back arrays and volumes"),
         (name = "arrays", description = "RAID arrays and their members"),
         (name = "volumes", description = "Volumes, and groups that share limits"),
-        (name = "exports", description = "Exports, to which clients attach, and portals, which NVMe/TCP exports share"),
+        (name = "exports", description = "Exports, to which clients attach, and portals, which exports share"),
         (name = "jobs", description = "Long-running jobs"),
         (name = "system", description = "The daemon: state, events, counters and metrics")
     )

@@ -1,7 +1,7 @@
 //! The handshake, up to the choice of an export. Pure: bytes in, bytes out.
 //!
 //! ```text
-//!   Greet ─► Flags ─► Option ◄─► Skip (an option that is too long)
+//!   Greet ─► Flags ─► Option ◄─► Skip (an option that is too long), List (its answer is sent in parts)
 //!                        └─► agreed: EXPORT_NAME or GO      └─► over: ABORT
 //! ```
 //!
@@ -14,6 +14,8 @@ use super::offer::{MAX_SELECTED, Offer, Selected};
 use super::options::{Contexts, Info, Malformed};
 use super::wire::{self, Form, u32_at, u64_at};
 use crate::stream::{Handshake, HandshakeStep};
+use std::borrow::Cow;
+use std::sync::{Arc, Weak};
 
 /// Longest data of an option: a name and more queries than any known client sends.
 const MAX_OPTION: usize = 32 << 10;
@@ -22,19 +24,63 @@ const OPTION_HEADER: usize = 16;
 /// Zeroes after the reply to EXPORT_NAME, for old clients.
 const PADDING: usize = 124;
 
+/// Longest part of an export's name that an answer repeats, in characters.
+const MAX_REPEATED: usize = 100;
+
+/// The exports that a client may choose from.
+pub(super) trait Catalog: Send + Sync + 'static {
+    /// An export.
+    type Export: Offered;
+
+    /// The export that a client with this proven identity names so, if it may use one. The empty
+    /// name is that of the default export.
+    fn find(&self, name: &[u8], identity: Option<&str>) -> Option<Arc<Self::Export>>;
+
+    /// The first export that the client may use, in the order of names, after the one with this
+    /// name.
+    fn list(&self, after: Option<&str>, identity: Option<&str>) -> Option<Listed>;
+}
+
+/// An export in the list of exports.
+pub(super) struct Listed {
+    pub(super) name: String,
+    pub(super) description: String,
+}
+
+/// An export as a handshake uses it.
+pub(super) trait Offered: Send + Sync + 'static {
+    /// The information for clients.
+    fn offer(&self) -> Offer;
+
+    /// Whether it takes no clients any more.
+    fn is_closed(&self) -> bool;
+}
+
 /// The handshake of one client.
-pub(super) struct NbdHandshake {
-    offer: Offer,
+pub(super) struct NbdHandshake<C: Catalog> {
+    exports: Arc<C>,
     tls: Tls,
     state: State,
     pads: bool,
     /// Whether the client supports the fixed handshake: options can be answered.
     is_fixed: bool,
     agreed: Agreed,
-    /// The contexts that were last selected, and the export name with which they were.
-    selected: Option<(Vec<u8>, Selected)>,
+    /// The contexts that were last selected.
+    selected: Option<Selection<C::Export>>,
+    /// The export whose block sizes the client has requested.
+    sizes_of: Option<Weak<C::Export>>,
+    /// The export that the client has chosen.
+    chosen: Option<Arc<C::Export>>,
     /// The identity that the client's TLS key proves.
     identity: Option<Box<str>>,
+}
+
+/// Selected contexts. They count for this name and this export: another one of the name may have
+/// other contexts. The handshake does not keep the export, which may end.
+struct Selection<E> {
+    name: Vec<u8>,
+    export: Weak<E>,
+    selected: Selected,
 }
 
 /// The result of the negotiation.
@@ -60,28 +106,31 @@ pub(super) enum Tls {
     InUse,
 }
 
-#[derive(Clone, Copy)]
 enum State {
     Greet,
     Flags,
     Option,
     /// The remaining bytes of a refused option.
     Skip(usize),
+    /// The exports after the one with this name.
+    List(Option<String>),
 }
 
 /// A refused option: reply type, and text for people.
-type Refused = (u32, &'static str);
+type Refused = (u32, Cow<'static, str>);
 
-impl NbdHandshake {
-    pub(super) fn new(offer: Offer, tls: Tls) -> NbdHandshake {
+impl<C: Catalog> NbdHandshake<C> {
+    pub(super) fn new(exports: Arc<C>, tls: Tls) -> NbdHandshake<C> {
         NbdHandshake {
-            offer,
+            exports,
             tls,
             state: State::Greet,
             pads: true,
             is_fixed: true,
             agreed: Agreed::default(),
             selected: None,
+            sizes_of: None,
+            chosen: None,
             identity: None,
         }
     }
@@ -89,6 +138,11 @@ impl NbdHandshake {
     /// The identity that the client's TLS key proves, if it has one.
     pub(super) fn identity(&self) -> Option<&str> {
         self.identity.as_deref()
+    }
+
+    /// The export that the client has chosen, unless it takes no clients any more.
+    pub(super) fn chosen(&self) -> Option<Arc<C::Export>> {
+        self.chosen.clone().filter(|export| !export.is_closed())
     }
 
     /// The result, once the handshake has reached [`HandshakeStep::Serve`].
@@ -131,7 +185,7 @@ impl NbdHandshake {
             if option == wire::OPT_EXPORT_NAME {
                 return Err(format!("export name of {len} bytes is too long"));
             }
-            refuse(option, (wire::REP_ERR_TOO_BIG, "the option is too long"), output);
+            refuse(option, &(wire::REP_ERR_TOO_BIG, "the option is too long".into()), output);
             self.state = State::Skip(len);
             return Ok(Some((OPTION_HEADER, HandshakeStep::More)));
         }
@@ -145,7 +199,7 @@ impl NbdHandshake {
             if option == wire::OPT_EXPORT_NAME {
                 return Err("NBD_OPT_EXPORT_NAME before STARTTLS: TLS is required".into());
             }
-            refuse(option, (wire::REP_ERR_TLS_REQD, "TLS is required"), output);
+            refuse(option, &(wire::REP_ERR_TLS_REQD, "TLS is required".into()), output);
             return Ok(HandshakeStep::More);
         }
         if !self.is_fixed && option != wire::OPT_EXPORT_NAME {
@@ -159,16 +213,22 @@ impl NbdHandshake {
                 reply(option, wire::REP_ACK, &[], output);
                 return Ok(HandshakeStep::Leave);
             }
-            wire::OPT_LIST => self.list(data, output),
+            wire::OPT_LIST => match no_data(data) {
+                Ok(()) => {
+                    self.state = State::List(None);
+                    return Ok(HandshakeStep::More);
+                }
+                refused => refused,
+            },
             wire::OPT_INFO | wire::OPT_GO => self.info(option, data, output),
             wire::OPT_STRUCTURED_REPLY => self.structured_reply(data),
             wire::OPT_EXTENDED_HEADERS => self.extended_headers(data),
             wire::OPT_LIST_META_CONTEXT => self.list_contexts(data, output),
             wire::OPT_SET_META_CONTEXT => self.set_context(data, output),
             wire::OPT_STARTTLS => self.start_tls(data),
-            _ => Err((wire::REP_ERR_UNSUP, "unknown option")),
+            _ => Err((wire::REP_ERR_UNSUP, "unknown option".into())),
         };
-        match done {
+        match &done {
             Ok(()) => reply(option, wire::REP_ACK, &[], output),
             Err(refused) => refuse(option, refused, output),
         }
@@ -183,10 +243,11 @@ impl NbdHandshake {
     fn start_tls(&mut self, data: &[u8]) -> Result<(), Refused> {
         no_data(data)?;
         match self.tls {
-            Tls::Off => Err((wire::REP_ERR_UNSUP, "the server does not support TLS")),
-            Tls::InUse => Err((wire::REP_ERR_INVALID, "TLS is already in use")),
+            Tls::Off => Err((wire::REP_ERR_UNSUP, "the server does not support TLS".into())),
+            Tls::InUse => Err((wire::REP_ERR_INVALID, "TLS is already in use".into())),
             Tls::Allowed | Tls::Required => {
-                (self.tls, self.agreed, self.selected) = (Tls::InUse, Agreed::default(), None);
+                (self.tls, self.agreed) = (Tls::InUse, Agreed::default());
+                (self.selected, self.sizes_of) = (None, None);
                 Ok(())
             }
         }
@@ -197,67 +258,81 @@ impl NbdHandshake {
         if self.agreed.form == Form::Extended {
             return Err("NBD_OPT_EXPORT_NAME after extended headers were negotiated".into());
         }
-        if !self.offer.is_called(name) {
-            return Err(format!("no export is named {:?}", String::from_utf8_lossy(name)));
-        }
-        self.choose(name);
-        output.extend(self.offer.limits.capacity.to_be_bytes());
-        output.extend(self.offer.flags(self.agreed.form).to_be_bytes());
+        let Some(export) = self.exports.find(name, self.identity()) else { return Err(unknown(name)) };
+        let offer = export.offer();
+        self.choose(name, export);
+        output.extend(offer.limits.capacity.to_be_bytes());
+        output.extend(offer.flags(self.agreed.form).to_be_bytes());
         if self.pads {
             output.extend([0; PADDING]);
         }
         Ok(HandshakeStep::Serve)
     }
 
-    fn choose(&mut self, name: &[u8]) {
-        let selected = self.selected.as_ref().filter(|(with, _)| with == name);
-        self.agreed.selected = selected.map(|(_, selected)| *selected).unwrap_or_default();
+    fn choose(&mut self, name: &[u8], export: Arc<C::Export>) {
+        let is_it = |other: &Weak<_>| std::ptr::eq(other.as_ptr(), Arc::as_ptr(&export));
+        let selection = self.selected.as_ref().filter(|with| with.name == name && is_it(&with.export));
+        self.agreed.selected = selection.map_or_else(Selected::default, |with| with.selected);
+        self.agreed.knows_blocks = self.sizes_of.as_ref().is_some_and(is_it);
+        self.chosen = Some(export);
     }
 
-    fn list(&self, data: &[u8], output: &mut Vec<u8>) -> Result<(), Refused> {
-        no_data(data)?;
-        let name = self.offer.name.as_bytes();
-        let len = (name.len() as u32).to_be_bytes();
-        let entry = [&len, name, self.offer.description.as_bytes()];
-        reply(wire::OPT_LIST, wire::REP_SERVER, &entry, output);
-        Ok(())
+    /// Appends a part of the list of exports: those after the one with this name. The next part
+    /// follows when this one has been sent.
+    fn list(&mut self, mut after: Option<String>, output: &mut Vec<u8>) {
+        while output.len() <= MAX_OPTION {
+            let Some(Listed { name, description }) = self.exports.list(after.as_deref(), self.identity())
+            else {
+                reply(wire::OPT_LIST, wire::REP_ACK, &[], output);
+                self.state = State::Option;
+                return;
+            };
+            let len = (name.len() as u32).to_be_bytes();
+            reply(wire::OPT_LIST, wire::REP_SERVER, &[&len, name.as_bytes(), description.as_bytes()], output);
+            after = Some(name);
+        }
+        self.state = State::List(after);
     }
 
     fn info(&mut self, option: u32, data: &[u8], output: &mut Vec<u8>) -> Result<(), Refused> {
         let asked = Info::parse(data).map_err(invalid)?;
-        self.find(asked.name)?;
+        let export = self.find(asked.name)?;
+        let offer = export.offer();
         let mut say = |info: u16, parts: &[&[u8]]| {
             let kind = info.to_be_bytes();
             let all = [&[&kind[..]], parts].concat();
             reply(option, wire::REP_INFO, &all, output);
         };
-        let (size, flags) = (self.offer.limits.capacity, self.offer.flags(self.agreed.form));
+        let (size, flags) = (offer.limits.capacity, offer.flags(self.agreed.form));
         say(wire::INFO_EXPORT, &[&size.to_be_bytes(), &flags.to_be_bytes()]);
         if asked.wants(wire::INFO_NAME) {
-            say(wire::INFO_NAME, &[self.offer.name.as_bytes()]);
+            say(wire::INFO_NAME, &[offer.name.as_bytes()]);
         }
         if asked.wants(wire::INFO_DESCRIPTION) {
-            say(wire::INFO_DESCRIPTION, &[self.offer.description.as_bytes()]);
+            say(wire::INFO_DESCRIPTION, &[offer.description.as_bytes()]);
         }
         // Sent unasked as well: a client that does not know this information skips it and need not
         // obey it.
-        self.agreed.knows_blocks |= asked.wants(wire::INFO_BLOCK_SIZE);
-        let [least, preferred, most] = self.offer.block_sizes().map(u32::to_be_bytes);
+        if asked.wants(wire::INFO_BLOCK_SIZE) {
+            self.sizes_of = Some(Arc::downgrade(&export));
+        }
+        let [least, preferred, most] = offer.block_sizes().map(u32::to_be_bytes);
         say(wire::INFO_BLOCK_SIZE, &[&least, &preferred, &most]);
         if option == wire::OPT_GO {
-            self.choose(asked.name);
+            self.choose(asked.name, export);
         }
         Ok(())
     }
 
-    fn find(&self, name: &[u8]) -> Result<(), Refused> {
-        if self.offer.is_called(name) { Ok(()) } else { Err((wire::REP_ERR_UNKNOWN, "no such export")) }
+    fn find(&self, name: &[u8]) -> Result<Arc<C::Export>, Refused> {
+        let found = self.exports.find(name, self.identity());
+        found.ok_or_else(|| (wire::REP_ERR_UNKNOWN, unknown(name).into()))
     }
 
     fn structured_reply(&mut self, data: &[u8]) -> Result<(), Refused> {
         no_data(data)?;
         if self.agreed.form == Form::Extended {
-            return Err((wire::REP_ERR_EXT_HEADER_REQD, "the client negotiated extended headers"));
+            return Err((wire::REP_ERR_EXT_HEADER_REQD, "the client negotiated extended headers".into()));
         }
         self.agreed.form = Form::Structured;
         Ok(())
@@ -271,8 +346,8 @@ impl NbdHandshake {
 
     fn list_contexts(&self, data: &[u8], output: &mut Vec<u8>) -> Result<(), Refused> {
         let asked = Contexts::parse(data).map_err(invalid)?;
-        self.find(asked.name)?;
-        for context in self.offer.contexts.iter().filter(|context| asked.lists(context)) {
+        let offer = self.find(asked.name)?.offer();
+        for context in offer.contexts.iter().filter(|context| asked.lists(context)) {
             let parts: [&[u8]; 2] = [&[0; 4], context.as_bytes()];
             reply(wire::OPT_LIST_META_CONTEXT, wire::REP_META_CONTEXT, &parts, output);
         }
@@ -284,35 +359,42 @@ impl NbdHandshake {
         self.selected = None;
         let asked = Contexts::parse(data).map_err(invalid)?;
         if self.agreed.form == Form::Simple {
-            return Err((wire::REP_ERR_INVALID, "the client must negotiate structured replies first"));
+            let fault = "the client must negotiate structured replies first";
+            return Err((wire::REP_ERR_INVALID, fault.into()));
         }
-        self.find(asked.name)?;
+        let export = self.find(asked.name)?;
+        let offer = export.offer();
         let mut selected = Selected::default();
-        let contexts = self.offer.contexts.iter().enumerate();
+        let contexts = offer.contexts.iter().enumerate();
         contexts.filter(|(_, context)| asked.selects(context)).for_each(|(place, _)| selected.add(place));
         if selected.len() > MAX_SELECTED {
-            return Err((wire::REP_ERR_TOO_BIG, "more than 16 metadata contexts are selected"));
+            return Err((wire::REP_ERR_TOO_BIG, "more than 16 metadata contexts are selected".into()));
         }
         for place in selected.places() {
-            let (id, context) = (wire::context_id(place).to_be_bytes(), &self.offer.contexts[place]);
+            let (id, context) = (wire::context_id(place).to_be_bytes(), &offer.contexts[place]);
             let parts: [&[u8]; 2] = [&id, context.as_bytes()];
             reply(wire::OPT_SET_META_CONTEXT, wire::REP_META_CONTEXT, &parts, output);
         }
-        self.selected = Some((asked.name.to_vec(), selected));
+        self.selected =
+            Some(Selection { name: asked.name.to_vec(), export: Arc::downgrade(&export), selected });
         Ok(())
     }
 }
 
-impl Handshake for NbdHandshake {
+impl<C: Catalog> Handshake for NbdHandshake<C> {
     fn secured(&mut self, identity: Option<&str>) {
         self.identity = identity.map(Box::from);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.chosen.as_ref().is_some_and(|export| export.is_closed())
     }
 
     fn advance(&mut self, input: &[u8], output: &mut Vec<u8>) -> Result<(usize, HandshakeStep), String> {
         let mut used = 0;
         loop {
             let rest = &input[used..];
-            match self.state {
+            match &mut self.state {
                 State::Greet => self.greet(output),
                 State::Flags => {
                     if rest.len() < 4 {
@@ -322,13 +404,20 @@ impl Handshake for NbdHandshake {
                     used += 4;
                 }
                 State::Skip(left) => {
-                    let len = left.min(rest.len());
+                    let len = rest.len().min(*left);
                     used += len;
-                    if len < left {
-                        self.state = State::Skip(left - len);
+                    *left -= len;
+                    if *left > 0 {
                         return Ok((used, HandshakeStep::More));
                     }
                     self.state = State::Option;
+                }
+                State::List(after) => {
+                    let after = after.take();
+                    self.list(after, output);
+                    if output.len() > MAX_OPTION {
+                        return Ok((used, HandshakeStep::More));
+                    }
                 }
                 // One answer at a time: it is sent before the next option of a client that does not
                 // read.
@@ -347,15 +436,26 @@ impl Handshake for NbdHandshake {
 }
 
 fn no_data(data: &[u8]) -> Result<(), Refused> {
-    if data.is_empty() { Ok(()) } else { Err((wire::REP_ERR_INVALID, "the option has no data")) }
+    if data.is_empty() { Ok(()) } else { Err((wire::REP_ERR_INVALID, "the option has no data".into())) }
 }
 
 fn invalid(malformed: Malformed) -> Refused {
-    (wire::REP_ERR_INVALID, malformed)
+    (wire::REP_ERR_INVALID, malformed.into())
 }
 
-fn refuse(option: u32, (kind, text): Refused, output: &mut Vec<u8>) {
-    reply(option, kind, &[text.as_bytes()], output);
+/// The error for a name that no export has which the client may use.
+fn unknown(name: &[u8]) -> String {
+    match name {
+        [] => "no such export: there is no default export, so the client must name one".into(),
+        name => {
+            let name: String = String::from_utf8_lossy(name).chars().take(MAX_REPEATED).collect();
+            format!("no such export: {name:?}")
+        }
+    }
+}
+
+fn refuse(option: u32, (kind, text): &Refused, output: &mut Vec<u8>) {
+    reply(option, *kind, &[text.as_bytes()], output);
 }
 
 fn reply(option: u32, kind: u32, data: &[&[u8]], output: &mut Vec<u8>) {
@@ -372,18 +472,75 @@ mod tests {
     use super::super::wire::u16_at;
     use super::*;
     use block::Limits;
+    use std::collections::BTreeMap;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
-    fn handshake() -> NbdHandshake {
+    /// The exports by name, each with the identity that it is for, if it is for one.
+    #[derive(Default)]
+    struct Exports {
+        exports: BTreeMap<String, (Arc<One>, Option<&'static str>)>,
+        default: Option<&'static str>,
+    }
+
+    struct One(Offer, AtomicBool);
+
+    impl Offered for One {
+        fn offer(&self) -> Offer {
+            self.0.clone()
+        }
+
+        fn is_closed(&self) -> bool {
+            self.1.load(Ordering::Relaxed)
+        }
+    }
+
+    impl Exports {
+        fn add(&mut self, name: &str, identity: Option<&'static str>) -> Arc<One> {
+            let mut contexts = vec!["base:allocation".to_owned()];
+            contexts.extend((1..20).map(|number| format!("qemu:dirty-bitmap:b{number}")));
+            let (limits, contexts) = (Limits::new(1 << 20), contexts.into());
+            let (name, description) = (name.to_owned(), format!("a {name}"));
+            let offer = Offer { name: name.clone(), description, limits, is_read_only: false, contexts };
+            let one = Arc::new(One(offer, AtomicBool::new(false)));
+            self.exports.insert(name, (one.clone(), identity));
+            one
+        }
+    }
+
+    impl Catalog for Mutex<Exports> {
+        type Export = One;
+
+        fn find(&self, name: &[u8], identity: Option<&str>) -> Option<Arc<One>> {
+            let exports = self.lock().unwrap();
+            let name = if name.is_empty() { exports.default? } else { str::from_utf8(name).ok()? };
+            let (export, of) = exports.exports.get(name)?;
+            (of.is_none() || *of == identity).then(|| export.clone())
+        }
+
+        fn list(&self, after: Option<&str>, identity: Option<&str>) -> Option<Listed> {
+            let exports = self.lock().unwrap();
+            let mut rest =
+                exports.exports.iter().filter(|(name, _)| after.is_none_or(|after| ***name > *after));
+            let (name, (export, _)) = rest.find(|(_, (_, of))| of.is_none() || *of == identity)?;
+            Some(Listed { name: name.clone(), description: export.0.description.clone() })
+        }
+    }
+
+    type Tested = NbdHandshake<Mutex<Exports>>;
+
+    fn handshake() -> Tested {
         with(Tls::Off)
     }
 
-    fn with(tls: Tls) -> NbdHandshake {
-        let limits = Limits::new(1 << 20);
-        let mut contexts = vec!["base:allocation".to_owned()];
-        contexts.extend((1..20).map(|number| format!("qemu:dirty-bitmap:b{number}")));
-        let (name, description) = ("disk".into(), "a disk".into());
-        let offer = Offer { name, description, limits, is_read_only: false, contexts: contexts.into() };
-        NbdHandshake::new(offer, tls)
+    fn with(tls: Tls) -> Tested {
+        let mut exports = Exports { default: Some("disk"), ..Exports::default() };
+        exports.add("disk", None);
+        of(exports, tls)
+    }
+
+    fn of(exports: Exports, tls: Tls) -> Tested {
+        NbdHandshake::new(Arc::new(Mutex::new(exports)), tls)
     }
 
     fn option(number: u32, data: &[u8]) -> Vec<u8> {
@@ -443,7 +600,7 @@ mod tests {
     }
 
     /// Returns the reply to a client that has just sent `input`, and the result.
-    fn tell(handshake: &mut NbdHandshake, input: &[u8]) -> (Vec<u8>, Result<HandshakeStep, String>) {
+    fn tell(handshake: &mut Tested, input: &[u8]) -> (Vec<u8>, Result<HandshakeStep, String>) {
         let mut output = Vec::new();
         let end = handshake.advance(input, &mut output).map(|(used, step)| {
             assert_eq!(used, input.len());
@@ -679,5 +836,102 @@ mod tests {
         assert_eq!(found[1..4], [context(1, "base:allocation"), context(3, &name(2)), (10, 1, Vec::new())]);
         assert_eq!(set(&(1..17).map(name).collect::<Vec<_>>())[1..18].last().unwrap().1, wire::REP_ACK);
         assert_eq!(set(&(1..18).map(name).collect::<Vec<_>>())[1].1, wire::REP_ERR_TOO_BIG);
+    }
+
+    fn go(name: &str) -> Vec<u8> {
+        option(wire::OPT_GO, &[string(name), vec![0, 0]].concat())
+    }
+
+    #[test]
+    fn a_client_chooses_one_of_many_exports_and_must_name_one_where_there_is_no_default() {
+        let mut exports = Exports::default();
+        let [a, b] = ["a", "b"].map(|name| exports.add(name, None));
+        let mut handshake = of(exports, Tls::Off);
+        assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(HandshakeStep::More));
+        let (said, _) = tell(&mut handshake, &go(""));
+        assert!(said.starts_with(&answer(7, wire::REP_ERR_UNKNOWN)) && said.ends_with(b"must name one"));
+        let (said, _) = tell(&mut handshake, &go("c"));
+        assert!(
+            said.starts_with(&answer(7, wire::REP_ERR_UNKNOWN)) && said.ends_with(b"no such export: \"c\"")
+        );
+        assert!(handshake.chosen().is_none() && !handshake.is_cancelled());
+        assert_eq!(tell(&mut handshake, &go("b")).1, Ok(HandshakeStep::Serve));
+        assert!(Arc::ptr_eq(&handshake.chosen().unwrap(), &b));
+        a.1.store(true, Ordering::Relaxed);
+        assert!(!handshake.is_cancelled(), "another export has ended");
+        b.1.store(true, Ordering::Relaxed);
+        assert!(handshake.is_cancelled() && handshake.chosen().is_none());
+    }
+
+    #[test]
+    fn contexts_and_block_sizes_of_one_export_do_not_count_for_another() {
+        let mut exports = Exports::default();
+        ["a", "b"].iter().for_each(|name| drop(exports.add(name, None)));
+        let exports = Arc::new(Mutex::new(exports));
+        let sizes = option(wire::OPT_INFO, &[string("a"), vec![0, 1, 0, 3]].concat());
+        let negotiated = [option(8, &[]), context("a", "base:allocation"), sizes];
+        let agreed = |name: &str, meanwhile: &dyn Fn()| {
+            let mut handshake = NbdHandshake::new(exports.clone(), Tls::Off);
+            let said = tell(&mut handshake, &[&[0, 0, 0, 3], &negotiated.concat()[..]].concat());
+            assert_eq!(said.1, Ok(HandshakeStep::More));
+            meanwhile();
+            assert_eq!(tell(&mut handshake, &go(name)).1, Ok(HandshakeStep::Serve));
+            (handshake.agreed().selected.len(), handshake.agreed().knows_blocks)
+        };
+        assert_eq!((agreed("a", &|| ()), agreed("b", &|| ())), ((1, true), (0, false)));
+        let replace = || {
+            let before = exports.lock().unwrap().exports.remove("a").unwrap().0;
+            assert_eq!(Arc::strong_count(&before), 1, "a handshake keeps no export that it has not chosen");
+            exports.lock().unwrap().add("a", None);
+        };
+        assert_eq!(agreed("a", &replace), (0, false), "another export has the name");
+    }
+
+    #[test]
+    fn a_client_finds_the_exports_for_its_identity_and_no_others() {
+        let mut handshake = {
+            let mut exports = Exports::default();
+            for (name, of) in [("a", Some("alice")), ("b", Some("bob")), ("c", None)] {
+                exports.add(name, of);
+            }
+            of(exports, Tls::Allowed)
+        };
+        assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(HandshakeStep::More));
+        let listed = |handshake: &mut Tested| {
+            let (said, _) = tell(handshake, &option(3, &[]));
+            ["a a", "a b", "a c"].map(|text| said.windows(3).any(|bytes| bytes == text.as_bytes()))
+        };
+        assert_eq!(listed(&mut handshake), [false, false, true]);
+        assert_eq!(tell(&mut handshake, &option(wire::OPT_STARTTLS, &[])).1, Ok(HandshakeStep::Secure));
+        handshake.secured(Some("bob"));
+        assert_eq!(listed(&mut handshake), [false, true, true]);
+        assert!(tell(&mut handshake, &go("a")).0.starts_with(&answer(7, wire::REP_ERR_UNKNOWN)));
+        assert_eq!(tell(&mut handshake, &go("b")).1, Ok(HandshakeStep::Serve));
+    }
+
+    #[test]
+    fn a_long_list_is_sent_in_parts_and_exports_may_end_meanwhile() {
+        let mut exports = Exports::default();
+        (0..2000).for_each(|number| drop(exports.add(&format!("export-{number:04}"), None)));
+        let exports = Arc::new(Mutex::new(exports));
+        let mut handshake = NbdHandshake::new(exports.clone(), Tls::Off);
+        let (mut parts, mut output) = (Vec::new(), Vec::new());
+        let mut input = [&[0, 0, 0, 3], &option(3, &[])[..], &option(2, &[])[..]].concat();
+        loop {
+            let (used, step) = handshake.advance(&input, &mut output).unwrap();
+            input.drain(..used);
+            assert!(output.len() < 2 * MAX_OPTION);
+            exports.lock().unwrap().exports.remove("export-1999");
+            let is_over = output.is_empty() || step == HandshakeStep::Leave;
+            parts.push(std::mem::take(&mut output));
+            if is_over {
+                break;
+            }
+        }
+        let said = parts.concat();
+        assert!(parts.len() > 2);
+        let count = |text: &str| said.windows(text.len()).filter(|bytes| *bytes == text.as_bytes()).count();
+        assert_eq!((count("a export-"), count("export-1999")), (1999, 0));
+        assert!(said.ends_with(&[answer(3, 1), vec![0; 4], answer(2, 1), vec![0; 4]].concat()));
     }
 }

@@ -2,8 +2,11 @@
 //!
 //! ```text
 //!   client ──► control thread: accept, handshake (pure) ──► a core, in turn ─► Connection ─► device
-//!              one for all handshakes                       serves the socket to its end
+//!              one for all handshakes of an address         serves the socket to its end
 //! ```
+//!
+//! Each export is served through a [`Portal`]: one of its own, or one that it shares with others.
+//! A client chooses by the export's name.
 //!
 //! One core serves a connection to its end. Its requests run concurrently and are answered as they
 //! complete. Several connections of one client are spread over the cores: a flush on one covers the
@@ -22,56 +25,58 @@
 
 mod blocks;
 mod connection;
+mod directory;
 mod fragments;
 mod handshake;
 mod job;
 mod long_write;
 mod offer;
 mod options;
+mod portal;
 mod reading;
 mod request;
+mod service;
 mod status;
 mod wire;
 
 pub use crate::stream::{Address, MemoryBudget, Security};
+pub use directory::MAX_EXPORTS;
+pub use portal::{DEFAULT_PORTAL_CLIENTS, MAX_ADDRESSES, MAX_PORTAL_CLIENTS, Portal, PortalConfig};
 
-use crate::stream::{
-    AcceptHandler, Acceptor, Admitted, Applicant, ConnectionLimits, ConnectionSlots, FRAGMENT, Listener,
-    Minimum, Origin, Parts, Places, Registry,
-};
+use crate::stream::ConnectionLimits;
 use crate::{Error, Export, Stats, check_cores};
-use block::{Device, DirtyBitmap, Limits};
-use blocks::RangeLock;
-use connection::{MAX_REQUESTS, Session};
-use handshake::{NbdHandshake, Tls};
-use offer::Offer;
+use block::{Device, Limits};
 use reactor::CoreRef;
-use request::Rules;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use service::{Service, ServiceConfig};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Default number of concurrent clients.
 pub const DEFAULT_CLIENTS: usize = 64;
 /// Maximum number of concurrent clients.
 pub const MAX_CLIENTS: usize = 4096;
-/// Memory guaranteed to a connection: short requests, a fragment in each direction, the stream
-/// buffer, a block.
-const MINIMUM: Minimum =
-    Minimum { requests: FRAGMENT, capsules: 0, fixed: 2 * FRAGMENT + (66 << 10) + offer::MAX_BLOCK as usize };
 
 /// Configuration of an NBD export.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The listening address.
+    /// The portal that it shares with other exports. `None`: it has a portal of its own.
+    pub portal: Option<Arc<Portal>>,
+    /// The listening address of its own portal. Not used with a shared portal.
     pub address: Address,
-    /// The export's name. Clients may also request the export with the empty name.
+    /// The export's name, up to 4096 bytes. At a portal of its own, clients may also request the
+    /// export with the empty name. A shared portal has each name once, and no empty one.
     pub name: String,
     /// A description for people, shown in the listing.
     pub description: String,
     /// Refuse writes even if the device accepts them.
     pub read_only: bool,
-    /// TLS, optional or required.
+    /// TLS of its own portal, optional or required. `None` with a shared portal, which has TLS for
+    /// all of its exports.
     pub tls: Option<Security>,
+    /// The identities, of TLS with keys, of the clients that may use the export. `None`: all
+    /// clients.
+    pub identities: Option<BTreeSet<Box<str>>>,
     /// Connections at a time, up to [`MAX_CLIENTS`]; more are refused.
     pub clients: usize,
     /// Connections from one address at a time, of clients without a key of their own. `None`: three
@@ -88,11 +93,13 @@ impl Config {
     /// A configuration with empty name and description.
     pub fn new(address: Address) -> Config {
         Config {
+            portal: None,
             address,
             name: String::new(),
             description: String::new(),
             read_only: false,
             tls: None,
+            identities: None,
             clients: DEFAULT_CLIENTS,
             address_clients: None,
             memory: MemoryBudget::process(),
@@ -100,9 +107,27 @@ impl Config {
         }
     }
 
+    /// As [`Config::new`], at a shared portal, under this name.
+    pub fn at_portal(portal: Arc<Portal>, name: String) -> Config {
+        Config { portal: Some(portal), name, ..Config::new(Address::Tcp(String::new())) }
+    }
+
+    /// The name of an export at a shared portal, for messages.
+    pub fn name_at(portal: &str, name: &str) -> String {
+        format!("nbd:{portal}:{name}")
+    }
+
+    /// Its name in logs.
+    fn log_name(&self) -> String {
+        match &self.portal {
+            Some(portal) => Config::name_at(portal.name(), &self.name),
+            None => format!("nbd:{}", self.address),
+        }
+    }
+
     /// The connection limits; each client identity with a key has reserved slots.
     fn connection_limits(&self) -> ConnectionLimits {
-        let (listed, is_closed) = self.tls.as_ref().map(listed).unwrap_or_default();
+        let (listed, is_closed) = self.tls.as_ref().map(Security::listed).unwrap_or_default();
         ConnectionLimits {
             total: self.clients,
             of_address: self.address_clients,
@@ -121,6 +146,10 @@ impl Config {
             format!("export name of {} bytes: want at most {}", self.name.len(), options::MAX_STRING)
         } else if self.description.len() > options::MAX_STRING {
             format!("description of {} bytes: want at most {}", self.description.len(), options::MAX_STRING)
+        } else if self.portal.is_some() && self.name.is_empty() {
+            "an empty export name: clients of a portal choose by name".into()
+        } else if self.portal.is_some() && self.tls.is_some() {
+            "TLS of its own: the portal has TLS for all of its exports".into()
         } else if limits.block_size > offer::MAX_BLOCK {
             format!("block size {} bytes: NBD supports at most {}", limits.block_size, offer::MAX_BLOCK)
         } else {
@@ -130,213 +159,86 @@ impl Config {
     }
 }
 
-/// The clients with a key of their own, and whether no others may connect.
-fn listed(security: &Security) -> (Vec<Box<str>>, bool) {
-    let listed = security.server.identities().to_vec();
-    let is_closed = !listed.is_empty() && security.is_required;
-    (listed, is_closed)
-}
-
-/// TLS of an export, which may change while it serves. Clones share it.
-#[derive(Clone)]
-struct SharedSecurity(Arc<RwLock<Option<Security>>>);
-
-impl SharedSecurity {
-    fn new(security: Option<Security>) -> SharedSecurity {
-        SharedSecurity(Arc::new(RwLock::new(security)))
-    }
-
-    fn get(&self) -> Option<Security> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Replaces it, if the export has TLS. Returns whether it has.
-    fn replace(&self, security: Security) -> bool {
-        let mut current = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        current.as_mut().map(|current| *current = security).is_some()
-    }
-}
-
-/// A running export. Dropping it answers the requests in flight, disconnects the clients and
-/// removes the socket.
+/// A running export. Dropping it answers the requests in flight, and disconnects the clients. A
+/// portal of its own ends with it, and its socket is removed.
 pub struct Nbd {
-    registry: Registry,
-    device: Arc<dyn Device>,
-    capacity: Arc<AtomicU64>,
-    stats: Arc<Stats>,
-    places: Arc<Places>,
-    slots: Arc<ConnectionSlots>,
-    security: SharedSecurity,
-    acceptor: Option<Acceptor>,
+    portal: Arc<Portal>,
+    /// Whether the portal ends with the export.
+    is_own: bool,
+    service: Arc<Service>,
 }
 
 impl Nbd {
-    /// Starts to export `device`. Clients may connect once this returns.
+    /// Starts to export `device`. Clients may connect once this returns, and the portal accepts
+    /// clients.
     ///
     /// # Errors
-    /// When the configuration is invalid, or the system refuses the socket or the thread.
+    /// When the configuration is invalid, the portal has an export of this name, or the system
+    /// refuses the socket or the thread.
     pub fn start(device: Arc<dyn Device>, cores: &[CoreRef], config: Config) -> Result<Nbd, Error> {
-        let limits = device.limits();
-        config.check(cores.len(), &limits)?;
-        let bitmaps: Arc<[Arc<dyn DirtyBitmap>]> = device.bitmaps().into();
-        let registry = Registry::new();
-        let places = Places::new(cores, &config.core_map)?;
-        let stats = Arc::new(Stats::new(cores.len()));
-        let capacity = Arc::new(AtomicU64::new(limits.capacity));
-        let name = format!("nbd:{}", config.address);
-        let slots =
-            ConnectionSlots::new(config.connection_limits(), config.memory.clone(), name.as_str().into());
-        let security = SharedSecurity::new(config.tls.clone());
-        let handler = NbdAcceptHandler {
-            writes: RangeLock::new(cores, name.as_str().into()),
-            contexts: offer::contexts(&bitmaps),
-            bitmaps,
-            slots: slots.clone(),
-            security: security.clone(),
-            registry,
-            device: device.clone(),
-            capacity: capacity.clone(),
-            stats: stats.clone(),
-            places: places.clone(),
-            next: 0,
-            name: name.clone().into(),
-            config: config.clone(),
+        config.check(cores.len(), &device.limits())?;
+        let is_own = config.portal.is_none();
+        let (limits, log_name) = (config.connection_limits(), config.log_name());
+        let Config { portal, address, tls, memory, .. } = config;
+        let portal = match portal {
+            Some(portal) => portal,
+            None => Portal::of_export(&address, &log_name, &limits, tls, &memory)?,
         };
-        let acceptor = Acceptor::open(Listener::bind(&config.address)?, name, handler)?;
-        Ok(Nbd { registry, device, capacity, stats, places, slots, security, acceptor: Some(acceptor) })
+        let served = ServiceConfig {
+            log_name: log_name.into(),
+            name: config.name,
+            description: config.description,
+            is_read_only: config.read_only,
+            identities: config.identities,
+            core_map: config.core_map,
+        };
+        let service = portal.add(device, cores, served, &limits, &memory)?;
+        let export = Nbd { portal, is_own, service };
+        if is_own {
+            export.portal.accept()?;
+        }
+        Ok(export)
     }
 
-    /// The address that clients connect to: the socket's path, or address and port as the system
-    /// chose them.
+    /// The first address that clients connect to: the socket's path, or address and port as the
+    /// system chose them.
     pub fn address(&self) -> &str {
-        self.acceptor.as_ref().map_or("", Acceptor::address)
+        self.portal.addresses().next().unwrap_or("")
     }
 }
 
 impl Export for Nbd {
     fn stats(&self) -> &Stats {
-        &self.stats
+        &self.service.stats
     }
 
     /// New clients see the new size. NBD cannot notify connected clients, but they may use the
     /// added range.
     fn notify_resize(&self) -> Limits {
-        let limits = self.device.limits();
-        self.capacity.store(limits.capacity, Ordering::Relaxed);
+        let limits = self.service.device.limits();
+        self.service.capacity.store(limits.capacity, Ordering::Relaxed);
         limits
     }
 
     fn remap(&self, cores: &[usize]) -> Result<(), Error> {
-        self.places.remap(cores)
+        self.service.places.remap(cores)
     }
 
     fn set_security(&self, security: Security) -> Result<(), Error> {
-        let (listed, is_closed) = listed(&security);
-        if !self.security.replace(security) {
-            return Err(Error::Config("the export has no TLS".into()));
+        match self.is_own {
+            true => self.portal.set_security(security),
+            false => Err(Error::Config("the portal has TLS for all of its exports".into())),
         }
-        self.slots.set_listed(listed, is_closed);
-        Ok(())
     }
 }
 
 impl Drop for Nbd {
     fn drop(&mut self) {
-        if let Some(acceptor) = self.acceptor.take() {
-            acceptor.close();
+        match self.is_own {
+            true => self.portal.close(),
+            false => self.portal.remove(&self.service),
         }
-        self.registry.drain(self.places.cores());
-    }
-}
-
-/// Starts handshakes and passes clients to cores, on the control thread.
-struct NbdAcceptHandler {
-    /// Serialises unaligned writes.
-    writes: Arc<RangeLock>,
-    contexts: Arc<[String]>,
-    bitmaps: Arc<[Arc<dyn DirtyBitmap>]>,
-    slots: Arc<ConnectionSlots>,
-    security: SharedSecurity,
-    registry: Registry,
-    device: Arc<dyn Device>,
-    capacity: Arc<AtomicU64>,
-    stats: Arc<Stats>,
-    places: Arc<Places>,
-    /// The turn of the next connection.
-    next: usize,
-    name: Arc<str>,
-    config: Config,
-}
-
-impl NbdAcceptHandler {
-    fn offer(&self) -> Offer {
-        let Config { name, description, .. } = &self.config;
-        let limits = self.device.limits();
-        let is_read_only = self.config.read_only || limits.read_only;
-        let contexts = self.contexts.clone();
-        Offer { name: name.clone(), description: description.clone(), limits, is_read_only, contexts }
-    }
-}
-
-impl AcceptHandler for NbdAcceptHandler {
-    type Handshake = NbdHandshake;
-
-    /// Refuses, before the handshake, a client that has no slot and cannot authenticate for a
-    /// reserved one.
-    fn may_come(&mut self, peer: &str, origin: Origin) -> bool {
-        let may_prove = self.security.get().is_some_and(|tls| !tls.server.identities().is_empty());
-        may_prove || self.slots.check(Applicant { origin, host: None, is_proven: false }, peer).is_ok()
-    }
-
-    fn greet(&mut self, _peer: &str, _origin: Origin) -> NbdHandshake {
-        let tls = match self.security.get() {
-            None => Tls::Off,
-            Some(Security { is_required: false, .. }) => Tls::Allowed,
-            Some(Security { is_required: true, .. }) => Tls::Required,
-        };
-        NbdHandshake::new(self.offer(), tls)
-    }
-
-    fn tls(&self) -> Option<tls::Server> {
-        self.security.get().map(|security| security.server)
-    }
-
-    fn admit(&mut self, admitted: Admitted<NbdHandshake>) {
-        let host = admitted.handshake.identity();
-        let applicant = Applicant { origin: admitted.origin, host, is_proven: host.is_some() };
-        let Ok(slot) = self.slots.take(applicant, MINIMUM, &admitted.peer) else { return };
-        let place = self.places.of_turn(self.next);
-        self.next = self.next.wrapping_add(1);
-        let agreed = admitted.handshake.agreed();
-        let offer = self.offer();
-        tracing::info!(
-            export = &*self.name,
-            peer = admitted.peer,
-            core = place,
-            tls = admitted.wire.agreed(),
-            "client connected"
-        );
-        let parts = Parts {
-            wire: admitted.wire,
-            peer: admitted.peer,
-            export: self.name.clone(),
-            stats: self.stats.queues[place].clone(),
-            slot,
-            connected: self.stats.connect(),
-        };
-        let rules = Rules {
-            form: agreed.form,
-            selected: agreed.selected,
-            is_read_only: offer.is_read_only,
-            knows_blocks: agreed.knows_blocks,
-            limits: offer.limits,
-        };
-        let (device, capacity, early) = (self.device.clone(), self.capacity.clone(), admitted.early);
-        let (writes, bitmaps) = (self.writes.clone(), self.bitmaps.clone());
-        let open = move || Session::open(rules, device, bitmaps, &writes, capacity, &early);
-        if self.registry.serve(&self.places.cores()[place], parts, MAX_REQUESTS, open).is_err() {
-            tracing::warn!(export = &*self.name, core = place, "client disconnected: the core has stopped");
-        }
+        self.service.drain();
     }
 }
 

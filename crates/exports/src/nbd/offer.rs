@@ -57,11 +57,6 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// Whether `name` selects this export: its own name, or the empty one.
-    pub(super) fn is_called(&self, name: &[u8]) -> bool {
-        name.is_empty() || name == self.name.as_bytes()
-    }
-
     /// Transmission flags for a client that negotiated `form`.
     pub(super) fn flags(&self, form: Form) -> u16 {
         let Limits { max_discard, max_write_zeroes, rotational, .. } = self.limits;
@@ -121,12 +116,5 @@ mod tests {
         assert_eq!(sizes(4096, 512), [4096, 4096, MAX_PAYLOAD]);
         assert_eq!(sizes(512, 5000), [512, 8192, MAX_PAYLOAD]);
         assert_eq!(sizes(512, u32::MAX), [512, MAX_PAYLOAD, MAX_PAYLOAD]);
-    }
-
-    #[test]
-    fn the_empty_name_is_the_one_export() {
-        let offer = offer(Limits::new(512));
-        assert!(offer.is_called(b"") && offer.is_called(b"disk"));
-        assert!(!offer.is_called(b"dis") && !offer.is_called(b"disk2"));
     }
 }

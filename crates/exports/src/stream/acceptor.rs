@@ -41,7 +41,8 @@ const STACK_BYTES: usize = 256 << 10;
 pub(crate) trait Handshake: Send + 'static {
     /// Parses as much of `input` as possible and appends the response to `output`. `input` is
     /// everything received and not yet consumed. The first call has no input and may produce a
-    /// greeting. Returns the number of bytes consumed, and the next step.
+    /// greeting. A call that consumes or appends bytes is followed by another one, after all output
+    /// has been sent. Returns the number of bytes consumed, and the next step.
     ///
     /// # Errors
     /// A protocol error of the newcomer, for the log. The acceptor closes the connection without
@@ -118,7 +119,6 @@ pub(crate) struct Admitted<T> {
 pub(crate) struct Acceptor {
     orders: Arc<Orders>,
     thread: JoinHandle<()>,
-    address: String,
 }
 
 /// Orders for a control thread.
@@ -157,7 +157,6 @@ impl Acceptor {
         host: H,
     ) -> Result<Acceptor, Error> {
         let failed = |source| Error::System { action: "start the export's control thread", source };
-        let address = listener.local_address();
         let signal = StopSignal::new().map_err(failed)?;
         let orders = Arc::new(Orders { signal, given: Mutex::default() });
         let acceptor = AcceptorThread {
@@ -173,12 +172,7 @@ impl Acceptor {
             .stack_size(STACK_BYTES)
             .spawn(move || acceptor.run(&given))
             .map_err(failed)?;
-        Ok(Acceptor { orders, thread, address })
-    }
-
-    /// The address that clients connect to.
-    pub(crate) fn address(&self) -> &str {
-        &self.address
+        Ok(Acceptor { orders, thread })
     }
 
     /// Disconnects newcomers that are cancelled. Returns when they are gone, and every client that
@@ -396,7 +390,9 @@ impl<T: Handshake> Newcomer<T> {
     fn advance(&mut self) -> Result<bool, String> {
         loop {
             let may_talk = self.session.as_ref().is_none_or(|session| session.is_established());
-            if self.step == HandshakeStep::More && may_talk {
+            // The newcomer takes an answer before the next one is made.
+            let mut needs_input = !self.owes();
+            if self.step == HandshakeStep::More && may_talk && needs_input {
                 if let Some(session) = self.session.as_ref().filter(|_| !self.knows_tls) {
                     self.handshake.secured(session.peer());
                     self.knows_tls = true;
@@ -404,6 +400,7 @@ impl<T: Handshake> Newcomer<T> {
                 let (used, step) = self.handshake.advance(&self.unread, &mut self.unsent)?;
                 self.unread.drain(..used);
                 self.step = step;
+                needs_input = used == 0 && self.unsent.is_empty();
             }
             if self.step == HandshakeStep::Secure && !self.unread.is_empty() {
                 // An attacker in the middle could have injected these bytes: they must not count as
@@ -417,7 +414,8 @@ impl<T: Handshake> Newcomer<T> {
                 return Ok(false);
             }
             match self.step {
-                HandshakeStep::More => {}
+                HandshakeStep::More if needs_input => {}
+                HandshakeStep::More => continue,
                 HandshakeStep::Secure => self.secure()?,
                 HandshakeStep::Secured => {
                     self.secure()?;

@@ -13,6 +13,7 @@ mod ending;
 mod hostile;
 mod memory;
 mod places;
+mod portal;
 mod reload;
 mod server;
 mod tls;

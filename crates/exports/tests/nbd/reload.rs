@@ -47,6 +47,6 @@ fn connections_stay_and_new_ones_use_the_new_certificate() {
 fn an_export_without_tls_gets_none() {
     let server = Server::start(MIB);
     let error = server.export().set_security(security(files().path(), true)).unwrap_err().to_string();
-    assert!(error.contains("the export has no TLS"), "{error}");
+    assert!(error.contains("it has no TLS"), "{error}");
     assert_eq!(server.connect(Form::Structured).run(READ, 0, 0, 512).error, 0);
 }

@@ -3,17 +3,19 @@
 
 mod nbd;
 mod nvme_tcp;
+mod open_portal;
 pub mod portal;
 pub mod ports;
 mod ublk;
 mod vduse;
 mod vhost_user_blk;
 
+pub use open_portal::OpenPortal;
 pub use vhost_user_blk::data_plane;
 
 use block::{Device, SharedRole};
 use exports::nbd::{Address, Security};
-use exports::nvme_tcp::{Access as HostAccess, PortConfig, Portal, PortalConfig};
+use exports::nvme_tcp::{Access as HostAccess, PortConfig, PortalConfig};
 use exports::{Error, Export};
 use reactor::CoreRef;
 use sandbox::{Access, Capability, Profile};
@@ -194,7 +196,12 @@ pub trait ExportConfig: Debug + Send {
 
     /// Shares an open portal, where [`ExportConfig::portal`] names it, or instead of
     /// [`ExportConfig::own_listener`].
-    fn use_portal(&mut self, _portal: Arc<Portal>) {}
+    ///
+    /// # Errors
+    /// When exports of this kind need another kind of portal.
+    fn use_portal(&mut self, portal: OpenPortal) -> Result<(), String> {
+        Err(format!("portal {}: exports of this kind use none", portal.name()))
+    }
 
     /// TLS with certificates or keys of files, if the kind has it and it is chosen.
     fn security(&self) -> Option<&Security> {
@@ -240,6 +247,16 @@ pub struct Apart {
     pub listen: Vec<Address>,
     /// The sandbox profile of the process.
     pub profile: Profile,
+}
+
+/// Why an export of a portal cannot be served by a process of its own.
+fn shares_listener(portal: &str) -> String {
+    format!("portal={portal}: the exports of a portal share its listener; give it listen=")
+}
+
+/// Why an export cannot use a portal of this kind.
+fn needs_other_portal(export: &str, portal: &str) -> String {
+    format!("the portal is of kind {portal}, and exports of kind {export} need one of their kind")
 }
 
 /// Keeps what it takes to listen.

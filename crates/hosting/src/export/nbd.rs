@@ -1,5 +1,6 @@
 //! `--export nbd:…`.
 
+use super::open_portal::OpenPortal;
 use super::{Apart, CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, keep_listener, object, tls_mode};
 use block::Device;
 use exports::nbd::{Address, Config, Nbd, Security};
@@ -8,38 +9,57 @@ use reactor::CoreRef;
 use sandbox::Profile;
 use serde_json::{Map, Value, json};
 use stack::kinds::READ_ONLY;
-use stack::spec::{self, Kind, Spec, SpecError, Switch, key};
+use stack::spec::{self, Key, Kind, Spec, SpecError, Switch, key};
 use std::path::PathBuf;
 use std::sync::Arc;
+
+/// Keys of exports with a listener of their own, and of portals: see [`security`].
+pub(super) const TLS: Key = key(
+    "tls",
+    "off|allow|require",
+    "TLS: never, on request of the client, always [require, with one of the next two]",
+);
+pub(super) const TLS_CERTIFICATES: Key =
+    key("tls-certificates", "DIR", "directory of server-cert.pem and server-key.pem").read();
+pub(super) const TLS_PSK: Key =
+    key("tls-psk", "FILE", "lines IDENTITY:HEXKEY; a client needs one of the keys").read();
+pub(super) const TLS_VERIFY_PEER: Key = key(
+    "tls-verify-peer",
+    "on|off",
+    "require client certificates signed by ca-cert.pem in tls-certificates [off]",
+);
+pub(super) const ADDRESS_CLIENTS: Key = key(
+    "address-clients",
+    "N",
+    "most connections from one address by clients without a key [three quarters of clients=, or all if fewer than 32]",
+);
 
 pub(super) static KIND: Kind = Kind {
     name: "nbd",
     about: "a network block device, over a Unix socket or TCP",
     keys: &[
-        key("socket", "PATH", "the Unix socket; or the next"),
+        key("socket", "PATH", "the Unix socket; or one of the next two"),
         key("listen", "ADDR:PORT", "the TCP port; systemd or systemd:NAME takes a socket passed by systemd"),
-        key("name", "NAME", "the name of the export; clients may also omit it [the device's id]"),
+        key(
+            "portal",
+            "NAME",
+            "a portal of freestoned, where clients choose one of many exports by name; it has the TLS options",
+        ),
+        key(
+            "name",
+            "NAME",
+            "the name of the export; without portal, clients may also omit it [the device's id]",
+        ),
         key("description", "TEXT", "description in the list of exports []"),
-        key(
-            "tls",
-            "off|allow|require",
-            "TLS: never, on request of the client, always [require, with one of the next two]",
-        ),
-        key("tls-certificates", "DIR", "directory of server-cert.pem and server-key.pem").read(),
-        key("tls-psk", "FILE", "lines IDENTITY:HEXKEY; a client needs one of the keys").read(),
-        key(
-            "tls-verify-peer",
-            "on|off",
-            "require client certificates signed by ca-cert.pem in tls-certificates [off]",
-        ),
+        TLS,
+        TLS_CERTIFICATES,
+        TLS_PSK,
+        TLS_VERIFY_PEER,
+        key("identities", "IDENTITY+…", "clients that may use it, by their keys in tls-psk [all]"),
         DEVICE,
         READ_ONLY,
         key("clients", "N", "most connections, 1 to 4096 [64]"),
-        key(
-            "address-clients",
-            "N",
-            "most connections from one address by clients without a key [three quarters of clients=, or all if fewer than 32]",
-        ),
+        ADDRESS_CLIENTS,
         PERMISSIONS,
         CORES,
     ],
@@ -48,6 +68,8 @@ pub(super) static KIND: Kind = Kind {
 /// An export over NBD.
 #[derive(Debug)]
 struct NbdConfig {
+    /// The name of the portal that it shares, which may not be open yet.
+    portal: Option<String>,
     /// Whether the name was given.
     has_name: bool,
     config: Config,
@@ -55,20 +77,50 @@ struct NbdConfig {
 
 /// The export that `spec` describes.
 pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
-    let mut config = Config::new(address(spec)?);
+    let portal: Option<String> = spec.get("portal")?;
+    let mut config = match portal {
+        None => Config::new(address(spec)?),
+        Some(_) => {
+            refuse_with_portal(spec)?;
+            // The portal is there when the export starts.
+            Config::new(Address::Tcp(String::new()))
+        }
+    };
     let name: Option<String> = spec.get("name")?;
     let has_name = name.is_some();
     config.name = name.unwrap_or_default();
     config.description = spec.get("description")?.unwrap_or_default();
     config.tls = security(spec)?;
+    let identities: Option<String> = spec.get("identities")?;
+    config.identities = identities.map(|list| list.split('+').map(Box::from).collect());
     config.read_only = spec.get_or("readonly", Switch(false))?.0;
     config.clients = spec.get_or("clients", config.clients as u32)? as usize;
     config.address_clients = spec.get::<u32>("address-clients")?.map(|count| count as usize);
-    Ok(Box::new(NbdConfig { has_name, config }))
+    Ok(Box::new(NbdConfig { portal, has_name, config }))
 }
 
-/// Reads certificates and keys at once, so that a wrong file is refused early.
-fn security(spec: &Spec) -> Result<Option<Security>, SpecError> {
+/// Refuses options that the portal has for all of its exports.
+fn refuse_with_portal(spec: &Spec) -> Result<(), SpecError> {
+    const OF_PORTAL: [&str; 7] = [
+        "socket",
+        "listen",
+        "permissions",
+        TLS.name,
+        TLS_CERTIFICATES.name,
+        TLS_PSK.name,
+        TLS_VERIFY_PEER.name,
+    ];
+    for key in OF_PORTAL {
+        if spec.get::<String>(key)?.is_some() {
+            return Err(spec.refuse(format!("{key} and portal: the portal has it for all of its exports")));
+        }
+    }
+    Ok(())
+}
+
+/// TLS of an export or a portal. Reads certificates and keys at once, so that a wrong file is
+/// refused early.
+pub(super) fn security(spec: &Spec) -> Result<Option<Security>, SpecError> {
     let (mode, verifies_peer) = (spec.get("tls")?, spec.get::<Switch>("tls-verify-peer")?);
     let sources = (spec.get::<PathBuf>("tls-certificates")?, spec.get::<PathBuf>("tls-psk")?);
     let is_required = match (mode, &sources) {
@@ -133,13 +185,27 @@ fn address(spec: &Spec) -> Result<Address, SpecError> {
         (None, Some(_)) if permissions.is_some() => Err(spec.refuse("permissions are those of socket=")),
         (None, Some(listen)) => Ok(Address::of_listen(&listen)),
         (Some(_), Some(_)) => Err(spec.refuse("socket and listen exclude each other")),
-        (None, None) => Err(spec.refuse("socket=PATH or listen=ADDR:PORT is required")),
+        (None, None) => Err(spec.refuse("socket=PATH or listen=ADDR:PORT is required, or portal=NAME")),
+    }
+}
+
+impl NbdConfig {
+    /// Its address, or those of the portal that it shares.
+    fn addresses(&self) -> Vec<String> {
+        match (&self.portal, &self.config.portal) {
+            (None, _) => vec![self.config.address.to_string()],
+            (Some(_), Some(portal)) => portal.addresses().map(str::to_owned).collect(),
+            (Some(_), None) => Vec::new(),
+        }
     }
 }
 
 impl ExportConfig for NbdConfig {
     fn name(&self) -> String {
-        format!("nbd:{}", self.config.address)
+        match &self.portal {
+            Some(portal) => Config::name_at(portal, &self.config.name),
+            None => format!("nbd:{}", self.config.address),
+        }
     }
 
     fn complete(&mut self, device_id: &str, cores: Vec<usize>) {
@@ -154,30 +220,54 @@ impl ExportConfig for NbdConfig {
     }
 
     fn keep(&self, profile: &mut Profile) {
-        keep_listener(profile, &self.config.address);
+        if self.portal.is_none() {
+            keep_listener(profile, &self.config.address);
+        }
     }
 
     fn apart(&self) -> Result<Apart, String> {
+        if let Some(portal) = &self.portal {
+            return Err(super::shares_listener(portal));
+        }
         Ok(Apart { listen: vec![self.config.address.clone()], ..Apart::default() })
     }
 
     fn line(&self, device_id: &str) -> String {
-        let Config { address, name, .. } = &self.config;
+        let Config { name, .. } = &self.config;
         let name = if name == device_id { String::new() } else { format!(" as {name:?}") };
-        format!("nbd: {device_id}{name}, listens on {address}")
+        let portal = self.portal.as_ref().map_or(String::new(), |portal| format!(" at portal {portal}"));
+        format!("nbd: {device_id}{name}{portal}, listens on {}", self.addresses().join(" and "))
     }
 
     fn fields(&self) -> Map<String, Value> {
-        let Config { address, name, description, clients, address_clients, tls, .. } = &self.config;
-        object(json!({
+        let Config { address, name, description, clients, address_clients, tls, identities, .. } =
+            &self.config;
+        let mut fields = object(json!({
             "kind": KIND.name,
-            if matches!(address, Address::Unix { .. }) { "socket" } else { "listen" }: address.to_string(),
+            if matches!(address, Address::Unix { .. }) { "socket" } else { "listen" }: self.addresses().first(),
             "name": name,
             "description": description,
             "clients": clients,
             "address_clients": address_clients,
-            "tls": tls_mode(tls.as_ref().map(|tls| tls.is_required)),
-        }))
+        }));
+        // The portal has it, and may get other keys.
+        match &self.portal {
+            Some(portal) => fields.insert("portal".into(), json!(portal)),
+            None => fields.insert("tls".into(), tls_mode(tls.as_ref().map(|tls| tls.is_required)).into()),
+        };
+        fields.extend(identities.as_ref().map(|identities| ("identities".to_owned(), json!(identities))));
+        fields
+    }
+
+    fn portal(&self) -> Option<&str> {
+        self.portal.as_deref()
+    }
+
+    fn use_portal(&mut self, portal: OpenPortal) -> Result<(), String> {
+        let kind = portal.kind();
+        let OpenPortal::Nbd(portal) = portal else { return Err(super::needs_other_portal(KIND.name, kind)) };
+        self.config.portal = Some(portal);
+        Ok(())
     }
 
     fn security(&self) -> Option<&Security> {
@@ -214,6 +304,12 @@ mod tests {
         assert_eq!(name_of("nbd:listen=systemd.example:1"), "nbd:systemd.example:1");
         assert!(refusal("nbd:name=x").contains("socket=PATH or listen=ADDR:PORT is required"));
         assert!(refusal("nbd:socket=s,listen=l:1").contains("exclude"));
+        assert_eq!(name_of("nbd:portal=net,name=x"), "nbd:net:x");
+        for own in ["socket=s", "listen=l:1", "permissions=600", "tls=allow", "tls-psk=f"] {
+            let key = own.split_once('=').unwrap().0;
+            let said = refusal(&format!("nbd:portal=net,{own}"));
+            assert!(said.contains(&format!("{key} and portal: the portal has it")), "{said}");
+        }
         assert!(refusal("nbd:listen=l:1,permissions=600").contains("permissions"));
         assert!(refusal("nbd:socket=s,clients=many").contains("clients"));
         assert!(refusal("nbd:socket=s,address-clients=x").contains("address-clients"));

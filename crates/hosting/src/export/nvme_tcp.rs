@@ -1,10 +1,11 @@
 //! `--export nvme-tcp:…`.
 
+use super::open_portal::OpenPortal;
 use super::{Apart, CORES, ExportConfig, OwnListener, keep_listener, object, ports, tls_mode};
 use block::{Device, SharedRole};
 use exports::nvme_tcp::{
     Access, AccessState, Auth, CONTROLLER_IDS, Choices, Config, Group, Hash, Hosts, Keys, NamespaceConfig,
-    Nqn, NvmeTcp, PortConfig, Portal, Security, TlsKeys,
+    Nqn, NvmeTcp, PortConfig, Security, TlsKeys,
 };
 use exports::{Error, Export};
 use raid::Uuid;
@@ -269,9 +270,7 @@ impl ExportConfig for NvmeTcpConfig {
 
     fn apart(&self) -> Result<Apart, String> {
         if let Some(portal) = &self.portal {
-            return Err(format!(
-                "portal={portal}: the exports of a portal share its listener; give it listen="
-            ));
+            return Err(super::shares_listener(portal));
         }
         let mut apart = Apart::default();
         apart.listen.extend(self.config.ports.iter().map(|port| port.address.clone()));
@@ -323,9 +322,14 @@ impl ExportConfig for NvmeTcpConfig {
         Some(OwnListener { ports, name: Config::name_at(&first, &self.config.nqn) })
     }
 
-    fn use_portal(&mut self, portal: Arc<Portal>) {
+    fn use_portal(&mut self, portal: OpenPortal) -> Result<(), String> {
+        let kind = portal.kind();
+        let OpenPortal::NvmeTcp(portal) = portal else {
+            return Err(super::needs_other_portal(KIND.name, kind));
+        };
         self.config.ports.clear();
         self.config.portal = Some(portal);
+        Ok(())
     }
 
     fn access(&self) -> Option<&Access> {

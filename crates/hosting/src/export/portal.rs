@@ -1,40 +1,208 @@
-//! Portals of NVMe/TCP: listeners that exports share.
+//! Portals: listeners that exports of one kind share.
 
 use super::keep_listener;
+use super::nbd::{ADDRESS_CLIENTS, TLS, TLS_CERTIFICATES, TLS_PSK, TLS_VERIFY_PEER, security};
+use super::open_portal::OpenPortal;
 use super::ports::port;
-use exports::nvme_tcp::PortalConfig;
-use sandbox::Profile;
+use api::NewPortal;
+use exports::{Error, nbd, nvme_tcp};
+use nbd::Address;
+use reactor::CoreRef;
+use sandbox::{Access, Profile};
+use stack::spec::{Kind, Role, Spec, SpecError, key};
+use std::path::PathBuf;
 
-/// The portal `name` that listens at each `ADDR:PORT[@STATE]` of `listen`. `clients` limits the
-/// connections of each address, if that was said.
-///
-/// # Errors
-/// When an address has an unknown state.
-pub fn parse(name: &str, listen: &[String], clients: Option<u32>) -> Result<PortalConfig, String> {
-    let ports = listen.iter().map(|text| port("listen", text)).collect::<Result<_, _>>()?;
-    let mut config = PortalConfig::new(name.into(), ports);
-    config.clients = clients.map_or(config.clients, |clients| clients as usize);
-    Ok(config)
+/// Every kind of portal, with its options.
+pub const KINDS: &[&Kind] = &[&NVME_TCP, &NBD];
+
+static NVME_TCP: Kind = Kind { name: "nvme-tcp", about: "NVMe subsystems behind one listener", keys: &[] };
+
+static NBD: Kind = Kind {
+    name: "nbd",
+    about: "NBD exports behind one listener",
+    keys: &[
+        key("default-export", "NAME", "the export of clients that name none [they are refused]"),
+        TLS,
+        TLS_CERTIFICATES,
+        TLS_PSK,
+        TLS_VERIFY_PEER,
+        ADDRESS_CLIENTS,
+    ],
+};
+
+/// A portal to be opened.
+#[derive(Clone, Debug)]
+pub enum PortalPlan {
+    /// Of NVMe subsystems.
+    NvmeTcp(nvme_tcp::PortalConfig),
+    /// Of NBD exports.
+    Nbd(nbd::PortalConfig),
 }
 
-/// Adds what it takes to listen.
-pub fn keep(config: &PortalConfig, profile: &mut Profile) {
-    config.ports.iter().for_each(|port| keep_listener(profile, &port.address));
+/// The kind of a portal.
+pub fn kind_of(new: &NewPortal) -> &str {
+    new.kind.as_deref().unwrap_or(NVME_TCP.name)
+}
+
+/// The options of a portal.
+fn spec_of(new: &NewPortal) -> Result<Spec, SpecError> {
+    let option = |(key, value): (&String, &String)| format!("{key}={}", value.replace(',', ",,"));
+    let options: Vec<String> = new.options.iter().map(option).collect();
+    let separator = if options.is_empty() { "" } else { ":" };
+    Spec::parse(Role::Portal, KINDS, &format!("{}{separator}{}", kind_of(new), options.join(",")))
+}
+
+/// The paths of files of keys and certificates.
+fn key_paths(new: &NewPortal) -> Vec<PathBuf> {
+    spec_of(new).map_or(Vec::new(), |spec| spec.read_paths().map(PathBuf::from).collect())
+}
+
+/// Adds the files that are read when the portal is parsed.
+pub fn keep_read(new: &NewPortal, profile: &mut Profile) {
+    key_paths(new).into_iter().for_each(|path| profile.allow(path, Access::Read));
+}
+
+/// As [`keep_read`], for files that are read again: others may take their place.
+pub fn keep_settings(new: &NewPortal, profile: &mut Profile) {
+    key_paths(new).iter().for_each(|path| profile.allow_settings(path));
+}
+
+/// Whether files of keys or certificates are read when the portal is parsed.
+pub fn has_keys(new: &NewPortal) -> bool {
+    !key_paths(new).is_empty()
+}
+
+impl PortalPlan {
+    /// The portal that `new` describes. Reads its keys and certificates.
+    ///
+    /// # Errors
+    /// With the option or number that is invalid.
+    pub fn parse(new: &NewPortal) -> Result<PortalPlan, String> {
+        let NewPortal { name, listen, clients, .. } = new;
+        let spec = spec_of(new).map_err(|error| error.to_string())?;
+        let plan = if spec.kind() == NBD.name {
+            let addresses = listen.iter().map(|text| Address::of_listen(text)).collect();
+            let mut config = nbd::PortalConfig::new(name.clone(), addresses);
+            config.clients = clients.map_or(config.clients, |clients| clients as usize);
+            of_nbd(&spec, &mut config).map_err(|error| error.to_string())?;
+            config.check().map_err(|error| error.to_string())?;
+            PortalPlan::Nbd(config)
+        } else {
+            let ports = listen.iter().map(|text| port("listen", text)).collect::<Result<_, _>>()?;
+            let mut config = nvme_tcp::PortalConfig::new(name.clone(), ports);
+            config.clients = clients.map_or(config.clients, |clients| clients as usize);
+            config.check().map_err(|error| error.to_string())?;
+            PortalPlan::NvmeTcp(config)
+        };
+        Ok(plan)
+    }
+
+    /// Most connections of each address.
+    pub fn clients(&self) -> usize {
+        match self {
+            PortalPlan::NvmeTcp(config) => config.clients,
+            PortalPlan::Nbd(config) => config.clients,
+        }
+    }
+
+    /// Adds what it takes to listen.
+    pub fn keep(&self, profile: &mut Profile) {
+        match self {
+            PortalPlan::NvmeTcp(config) => {
+                config.ports.iter().for_each(|port| keep_listener(profile, &port.address));
+            }
+            PortalPlan::Nbd(config) => {
+                config.addresses.iter().for_each(|address| keep_listener(profile, address));
+            }
+        }
+    }
+
+    /// TLS with keys or certificates of files, if it has it.
+    pub fn security(&self) -> Option<&nbd::Security> {
+        match self {
+            PortalPlan::NvmeTcp(_) => None,
+            PortalPlan::Nbd(config) => config.tls.as_ref(),
+        }
+    }
+
+    /// Opens it. Clients wait until [`OpenPortal::accept`] is called.
+    ///
+    /// # Errors
+    /// When the system refuses a socket.
+    pub fn open(self, cores: &[CoreRef]) -> Result<OpenPortal, Error> {
+        match self {
+            PortalPlan::NvmeTcp(config) => Ok(OpenPortal::NvmeTcp(nvme_tcp::Portal::bind(cores, config)?)),
+            PortalPlan::Nbd(config) => Ok(OpenPortal::Nbd(nbd::Portal::bind(&config)?)),
+        }
+    }
+}
+
+fn of_nbd(spec: &Spec, config: &mut nbd::PortalConfig) -> Result<(), SpecError> {
+    config.default = spec.get("default-export")?;
+    config.tls = security(spec)?;
+    config.address_clients = spec.get::<u32>(ADDRESS_CLIENTS.name)?.map(|count| count as usize);
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::tls_mode;
     use super::*;
 
+    fn new(kind: Option<&str>, listen: &[&str], options: &[(&str, &str)]) -> NewPortal {
+        NewPortal {
+            name: "p".into(),
+            kind: kind.map(str::to_owned),
+            listen: listen.iter().map(|text| (*text).to_owned()).collect(),
+            clients: None,
+            options: options.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+        }
+    }
+
     #[test]
-    fn a_portal_has_addresses_states_and_a_limit() {
-        let listen = ["10.0.0.1:4420", "10.0.1.1:4420@non-optimized"].map(str::to_owned);
-        let config = parse("p", &listen, None).unwrap();
+    fn a_portal_of_subsystems_has_addresses_states_and_a_limit() {
+        let listen = ["10.0.0.1:4420", "10.0.1.1:4420@non-optimized"];
+        let Ok(PortalPlan::NvmeTcp(config)) = PortalPlan::parse(&new(None, &listen, &[])) else { panic!() };
         let ports: Vec<String> =
             config.ports.iter().map(|port| format!("{}@{}", port.address, port.state.name())).collect();
         assert_eq!(ports, ["10.0.0.1:4420@optimized", "10.0.1.1:4420@non-optimized"]);
-        assert_eq!((config.clients, parse("p", &listen, Some(7)).unwrap().clients), (4096, 7));
-        let fault = parse("p", &["l:1@best".to_owned()], None).unwrap_err();
+        let few = NewPortal { clients: Some(7), ..new(None, &listen, &[]) };
+        assert_eq!((config.clients, PortalPlan::parse(&few).unwrap().clients()), (4096, 7));
+        let fault = PortalPlan::parse(&new(None, &["l:1@best"], &[])).unwrap_err();
         assert!(fault.starts_with("listen: \"best\" is none of optimized"), "{fault}");
+        let fault = PortalPlan::parse(&new(None, &["l:1"], &[("tls", "off")])).unwrap_err();
+        assert!(fault.contains("tls"), "{fault}");
+    }
+
+    #[test]
+    fn a_portal_of_nbd_exports_has_tls_and_may_have_a_default_export() {
+        let folder = tempfile::tempdir().unwrap();
+        tls::authority::write_all(folder.path());
+        let path = folder.path().to_str().unwrap();
+        let parse = |options: &[(&str, &str)]| match PortalPlan::parse(&new(Some("nbd"), &["l:1"], options)) {
+            Ok(PortalPlan::Nbd(config)) => {
+                Ok((config.default, tls_mode(config.tls.map(|tls| tls.is_required))))
+            }
+            Ok(PortalPlan::NvmeTcp(_)) => panic!(),
+            Err(fault) => Err(fault),
+        };
+        assert_eq!(parse(&[]), Ok((None, "off")));
+        let options = [("tls-certificates", path), ("default-export", "vm1")];
+        assert_eq!(parse(&options), Ok((Some("vm1".into()), "require")));
+        let with_keys = new(Some("nbd"), &["l:1"], &options);
+        assert!(has_keys(&with_keys) && !has_keys(&new(Some("nbd"), &["l:1"], &[])));
+        for (option, fault) in [
+            (("tls", "allow"), "tls needs tls-certificates=DIR or tls-psk=FILE"),
+            (("default-export", ""), "default export name of 0 bytes"),
+            (("address-clients", "0"), "0 clients of an address"),
+            (("listen", "l:1"), "listen"),
+        ] {
+            let said = parse(&[option]).unwrap_err();
+            assert!(said.contains(fault), "{said}");
+        }
+        let said = PortalPlan::parse(&new(Some("nbd"), &[], &[])).unwrap_err();
+        assert!(said.contains("portal p: 0 addresses: want 1 to 16"), "{said}");
+        let said = PortalPlan::parse(&new(Some("iscsi"), &["l:1"], &[])).unwrap_err();
+        assert!(said.contains("iscsi"), "{said}");
     }
 }

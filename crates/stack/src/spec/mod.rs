@@ -24,6 +24,8 @@ pub enum Role {
     Export,
     /// A discovery service.
     Discovery,
+    /// A listener that exports share.
+    Portal,
 }
 
 impl Role {
@@ -34,6 +36,7 @@ impl Role {
             Role::Layer => "layer",
             Role::Export => "export",
             Role::Discovery => "discovery service",
+            Role::Portal => "portal",
         }
     }
 }
