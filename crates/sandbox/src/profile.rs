@@ -44,8 +44,8 @@ pub fn is_shared(directory: &Path) -> bool {
 #[derive(Clone, Debug)]
 pub struct Profile {
     pub(crate) paths: BTreeSet<(PathBuf, Access)>,
-    /// Paths that every server, or every resolver of names, may read; a host may lack them. No
-    /// capability is kept for them.
+    /// Paths that every server, or every resolver of names, may read, and directories of settings;
+    /// a host may lack them. No capability is kept for them.
     pub(crate) background: Vec<PathBuf>,
     /// Sockets to create; leftovers of a predecessor are removed.
     pub(crate) sockets: Vec<PathBuf>,
@@ -104,7 +104,8 @@ impl Profile {
             let places =
                 [directory_of(&file).canonicalize(), file.canonicalize().map(|real| directory_of(&real))];
             for directory in places.into_iter().flatten().filter(|directory| !is_shared(directory)) {
-                self.allow(directory, Access::Read);
+                // The file decides whether a capability is needed.
+                self.background.push(directory);
             }
         }
     }

@@ -189,7 +189,10 @@ impl Engine {
     }
 }
 
+/// The portal that `new` describes, checked as far as its options go.
 pub(super) fn plan_of(new: &NewPortal) -> Result<PortalPlan, ApiError> {
     let plan = PortalPlan::parse(new);
-    plan.map_err(|fault| ApiError::invalid(fault).about(&format!("portal {}", new.name)))
+    let plan = plan.map_err(|fault| ApiError::invalid(fault).about(&format!("portal {}", new.name)))?;
+    plan.check()?;
+    Ok(plan)
 }

@@ -185,7 +185,7 @@ fn address(spec: &Spec) -> Result<Address, SpecError> {
         (None, Some(_)) if permissions.is_some() => Err(spec.refuse("permissions are those of socket=")),
         (None, Some(listen)) => Ok(Address::of_listen(&listen)),
         (Some(_), Some(_)) => Err(spec.refuse("socket and listen exclude each other")),
-        (None, None) => Err(spec.refuse("socket=PATH or listen=ADDR:PORT is required, or portal=NAME")),
+        (None, None) => Err(spec.refuse("socket=PATH or listen=ADDR:PORT is required")),
     }
 }
 

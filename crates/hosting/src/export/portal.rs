@@ -76,7 +76,7 @@ impl PortalPlan {
     /// The portal that `new` describes. Reads its keys and certificates.
     ///
     /// # Errors
-    /// With the option or number that is invalid.
+    /// With the option that is invalid.
     pub fn parse(new: &NewPortal) -> Result<PortalPlan, String> {
         let NewPortal { name, listen, clients, .. } = new;
         let spec = spec_of(new).map_err(|error| error.to_string())?;
@@ -85,16 +85,25 @@ impl PortalPlan {
             let mut config = nbd::PortalConfig::new(name.clone(), addresses);
             config.clients = clients.map_or(config.clients, |clients| clients as usize);
             of_nbd(&spec, &mut config).map_err(|error| error.to_string())?;
-            config.check().map_err(|error| error.to_string())?;
             PortalPlan::Nbd(config)
         } else {
             let ports = listen.iter().map(|text| port("listen", text)).collect::<Result<_, _>>()?;
             let mut config = nvme_tcp::PortalConfig::new(name.clone(), ports);
             config.clients = clients.map_or(config.clients, |clients| clients as usize);
-            config.check().map_err(|error| error.to_string())?;
             PortalPlan::NvmeTcp(config)
         };
         Ok(plan)
+    }
+
+    /// Checks its numbers.
+    ///
+    /// # Errors
+    /// Names the portal, the number and its range.
+    pub fn check(&self) -> Result<(), Error> {
+        match self {
+            PortalPlan::NvmeTcp(config) => config.check(),
+            PortalPlan::Nbd(config) => config.check(),
+        }
     }
 
     /// Most connections of each address.
@@ -186,6 +195,10 @@ mod tests {
             Ok(PortalPlan::NvmeTcp(_)) => panic!(),
             Err(fault) => Err(fault),
         };
+        let check = |listen: &[&str], options: &[(&str, &str)]| {
+            let plan = PortalPlan::parse(&new(Some("nbd"), listen, options)).unwrap();
+            plan.check().unwrap_err().to_string()
+        };
         assert_eq!(parse(&[]), Ok((None, "off")));
         let options = [("tls-certificates", path), ("default-export", "vm1")];
         assert_eq!(parse(&options), Ok((Some("vm1".into()), "require")));
@@ -193,15 +206,14 @@ mod tests {
         assert!(has_keys(&with_keys) && !has_keys(&new(Some("nbd"), &["l:1"], &[])));
         for (option, fault) in [
             (("tls", "allow"), "tls needs tls-certificates=DIR or tls-psk=FILE"),
-            (("default-export", ""), "default export name of 0 bytes"),
-            (("address-clients", "0"), "0 clients of an address"),
             (("listen", "l:1"), "listen"),
         ] {
             let said = parse(&[option]).unwrap_err();
             assert!(said.contains(fault), "{said}");
         }
-        let said = PortalPlan::parse(&new(Some("nbd"), &[], &[])).unwrap_err();
-        assert!(said.contains("portal p: 0 addresses: want 1 to 16"), "{said}");
+        assert!(check(&["l:1"], &[("default-export", "")]).contains("portal p: default export name of 0"));
+        assert!(check(&["l:1"], &[("address-clients", "0")]).contains("portal p: 0 clients of an address"));
+        assert!(check(&[], &[]).contains("portal p: 0 addresses: want 1 to 16"));
         let said = PortalPlan::parse(&new(Some("iscsi"), &["l:1"], &[])).unwrap_err();
         assert!(said.contains("iscsi"), "{said}");
     }
