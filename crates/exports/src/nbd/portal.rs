@@ -14,13 +14,13 @@ use super::options::MAX_STRING;
 use super::service::{Service, ServiceConfig};
 use crate::Error;
 use crate::stream::{
-    AcceptHandler, Acceptor, Address, Admitted, Applicant, ConnectionLimits, ConnectionSlots, Listener,
-    MemoryBudget, Origin, Security,
+    AcceptHandler, Address, Admitted, Applicant, ConnectionLimits, ConnectionSlots, Listeners, MemoryBudget,
+    Origin, Security,
 };
 use block::Device;
 use reactor::CoreRef;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Default number of concurrent connections of each address of a portal.
 pub const DEFAULT_PORTAL_CLIENTS: usize = 4096;
@@ -100,14 +100,9 @@ pub struct Portal {
     directory: Arc<Directory>,
     /// Whether several exports use it.
     is_shared: bool,
-    /// With the TCP port that the system chose.
-    addresses: Vec<String>,
     /// One per address.
     slots: Vec<Arc<ConnectionSlots>>,
-    /// Sockets where clients wait, before [`Portal::accept`].
-    listeners: Mutex<Vec<Listener>>,
-    /// One per address, after [`Portal::accept`].
-    acceptors: Mutex<Vec<Acceptor>>,
+    listeners: Listeners,
 }
 
 impl Portal {
@@ -150,15 +145,13 @@ impl Portal {
         is_shared: bool,
     ) -> Result<Portal, Error> {
         let log_name: Arc<str> = format!("nbd:{name}").into();
-        let listeners: Vec<Listener> = addresses.iter().map(Listener::bind).collect::<Result<_, _>>()?;
-        let slots = |_: &Listener| ConnectionSlots::new(limits.clone(), memory.clone(), log_name.clone());
+        let listeners = Listeners::bind(log_name.clone(), addresses)?;
+        let slots = |_: &String| ConnectionSlots::new(limits.clone(), memory.clone(), log_name.clone());
         Ok(Portal {
             directory: Arc::new(directory),
             is_shared,
-            addresses: listeners.iter().map(Listener::local_address).collect(),
-            slots: listeners.iter().map(slots).collect(),
-            listeners: Mutex::new(listeners),
-            acceptors: Mutex::default(),
+            slots: listeners.addresses().iter().map(slots).collect(),
+            listeners,
             name,
             log_name,
         })
@@ -169,14 +162,10 @@ impl Portal {
     /// # Errors
     /// When the system refuses a thread.
     pub fn accept(&self) -> Result<(), Error> {
-        let listeners = std::mem::take(&mut *self.listeners.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut acceptors = self.acceptors();
-        for (address, (listener, slots)) in listeners.into_iter().zip(&self.slots).enumerate() {
-            let (directory, slots) = (self.directory.clone(), slots.clone());
-            let handler = PortalAcceptHandler { directory, slots, address };
-            acceptors.push(Acceptor::open(listener, self.log_name.to_string(), handler)?);
-        }
-        Ok(())
+        self.listeners.accept(|address| {
+            let (directory, slots) = (self.directory.clone(), self.slots[address].clone());
+            PortalAcceptHandler { directory, slots, address }
+        })
     }
 
     /// The name.
@@ -186,7 +175,7 @@ impl Portal {
 
     /// The listening addresses: address and TCP port as the system chose them, or paths.
     pub fn addresses(&self) -> impl Iterator<Item = &str> {
-        self.addresses.iter().map(String::as_str)
+        self.listeners.addresses().iter().map(String::as_str)
     }
 
     /// The number of exports.
@@ -243,29 +232,18 @@ impl Portal {
     pub(super) fn remove(&self, service: &Arc<Service>) {
         self.directory.remove(service);
         service.close();
-        self.acceptors().iter().for_each(Acceptor::settle);
+        self.listeners.settle();
     }
 
     /// Stops accepting clients. Those that are connected stay. Must not be called on a core.
     pub fn close(&self) {
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        self.acceptors().drain(..).for_each(Acceptor::close);
-    }
-
-    fn acceptors(&self) -> MutexGuard<'_, Vec<Acceptor>> {
-        self.acceptors.lock().unwrap_or_else(PoisonError::into_inner)
+        self.listeners.close();
     }
 }
 
 impl fmt::Debug for Portal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Portal({})", self.name)
-    }
-}
-
-impl Drop for Portal {
-    fn drop(&mut self) {
-        self.close();
     }
 }
 

@@ -18,8 +18,7 @@ use super::session::Session;
 use super::subsystem::Subsystem;
 use super::{ADMIN_MINIMUM, Access, CONTROLLER_IDS, MAX_PORTS, hex, identity};
 use crate::stream::{
-    AcceptHandler, Acceptor, Admitted, ConnectionLimits, ConnectionSlots, Listener, MemoryBudget, Origin,
-    Parts,
+    AcceptHandler, Admitted, ConnectionLimits, ConnectionSlots, Listeners, MemoryBudget, Origin, Parts,
 };
 use crate::{Error, Stats};
 use block::SharedRole;
@@ -27,8 +26,8 @@ use nvme::fabrics::Nqn;
 use reactor::CoreRef;
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Default number of concurrent connections of each address of a portal.
 pub const DEFAULT_PORTAL_CLIENTS: usize = 4096;
@@ -85,10 +84,7 @@ pub struct Portal {
     /// Whether several exports use it.
     is_shared: bool,
     bound: Vec<BoundPort>,
-    /// Sockets where hosts wait, before [`Portal::accept`].
-    listeners: Mutex<Vec<Listener>>,
-    /// One per port, after [`Portal::accept`].
-    acceptors: Mutex<Vec<Acceptor>>,
+    listeners: Listeners,
     /// The core of the next subsystem's first controller.
     next: AtomicUsize,
 }
@@ -136,9 +132,8 @@ impl Portal {
         cores: ServiceCores,
         is_shared: bool,
     ) -> Result<Portal, Error> {
-        let listeners: Vec<Listener> =
-            ports.iter().map(|port| Listener::bind(&port.address)).collect::<Result<_, _>>()?;
-        let addresses = listeners.iter().map(Listener::local_address);
+        let listeners = Listeners::bind(name.clone(), ports.iter().map(|port| &port.address))?;
+        let addresses = listeners.addresses().iter().cloned();
         let bound: Vec<BoundPort> =
             ports.into_iter().zip(addresses).map(|(config, address)| BoundPort { config, address }).collect();
         let directory = Directory::new(name.clone());
@@ -158,16 +153,7 @@ impl Portal {
         let slots = |_: &BoundPort| ConnectionSlots::new(limits.clone(), memory.clone(), name.clone());
         let slots = bound.iter().map(slots).collect();
         let discovery = Service::new(Arc::new(subsystem), slots, cores, 0);
-        Ok(Portal {
-            name,
-            directory,
-            discovery,
-            is_shared,
-            bound,
-            listeners: Mutex::new(listeners),
-            acceptors: Mutex::default(),
-            next: AtomicUsize::new(0),
-        })
+        Ok(Portal { name, directory, discovery, is_shared, bound, listeners, next: AtomicUsize::new(0) })
     }
 
     /// Accepts hosts, also those that wait already. Later calls do nothing.
@@ -175,15 +161,11 @@ impl Portal {
     /// # Errors
     /// When the system refuses a thread.
     pub fn accept(&self) -> Result<(), Error> {
-        let listeners = std::mem::take(&mut *self.listeners.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut acceptors = self.acceptors();
-        for (port, listener) in listeners.into_iter().enumerate() {
+        self.listeners.accept(|port| {
             let (directory, discovery) = (self.directory.clone(), self.discovery.clone());
             let entrance = Entrance { directory, discovery, port, portal: self.name.clone() };
-            let handler = PortalAcceptHandler(Arc::new(entrance));
-            acceptors.push(Acceptor::open(listener, self.name.to_string(), handler)?);
-        }
-        Ok(())
+            PortalAcceptHandler(Arc::new(entrance))
+        })
     }
 
     /// The name.
@@ -260,7 +242,7 @@ impl Portal {
     pub(super) fn remove(&self, service: &Arc<Service>) {
         self.directory.remove(service);
         service.close();
-        self.acceptors().iter().for_each(Acceptor::settle);
+        self.listeners.settle();
         self.discovery.subsystem.note_listing();
     }
 
@@ -281,12 +263,7 @@ impl Portal {
 
     /// Stops accepting hosts. Those that are connected stay. Must not be called on a core.
     pub fn close(&self) {
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        self.acceptors().drain(..).for_each(Acceptor::close);
-    }
-
-    fn acceptors(&self) -> MutexGuard<'_, Vec<Acceptor>> {
-        self.acceptors.lock().unwrap_or_else(PoisonError::into_inner)
+        self.listeners.close();
     }
 }
 

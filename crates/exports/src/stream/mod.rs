@@ -23,6 +23,7 @@ mod inbox;
 mod inherited;
 mod link;
 mod listener;
+mod listeners;
 mod log_limit;
 mod memory;
 mod outbox;
@@ -33,7 +34,7 @@ mod registry;
 mod unix;
 mod wire;
 
-pub(crate) use acceptor::{AcceptHandler, Acceptor, Admitted, Handshake, HandshakeStep};
+pub(crate) use acceptor::{AcceptHandler, Admitted, Handshake, HandshakeStep};
 pub use address::Address;
 pub use bound::BoundSocket;
 pub(crate) use budget::{FRAGMENT, Minimum};
@@ -45,6 +46,7 @@ pub(crate) use connection_slots::{
 pub(crate) use inbox::{Inbox, Received};
 pub(crate) use link::{Grant, Link, Parts};
 pub(crate) use listener::Listener;
+pub(crate) use listeners::Listeners;
 pub(crate) use memory::{Memory, Store, copy};
 pub(crate) use outbox::{MAX_FRONT, Outbox, ReplyPart};
 pub use passed::pass_socket;
