@@ -1,7 +1,7 @@
 # Freestone: build, run, test, measure. `make help` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test check all-suites check-suites unit simulate soak mutants python fuzz lab rbd images capi clients daemon csi web install packages dkms bench book clean
+.PHONY: help build run test check all-suites check-suites unit simulate soak mutants python fuzz lab rbd images capi clients daemon csi web install packages dkms formats bench book clean
 
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 3600
@@ -36,6 +36,7 @@ texts:
 	tests/check-structure
 	tests/check-prose
 	tests/check-links
+	tests/check-formats
 
 # Most tests wait more than they compute.
 unit: export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(nproc))
@@ -156,6 +157,10 @@ packages: ## .deb and .rpm of the programs, the C library and their debug inform
 	cargo build --release --locked -p freestone -p freestone-daemon --bin freestone --bin freestoned
 	cargo build --release --locked -p freestone-csi --bin freestone-csi
 	packaging/packages/build
+
+formats: ## Fixtures of the formats on disk, as this version writes them: for a new release, or a new format before it
+	$(MAKE) build
+	tests/formats/make
 
 dkms: ## freestone-dkms_VERSION_all.deb, the kernel modules for DKMS, in target/dkms
 	packaging/dkms/build

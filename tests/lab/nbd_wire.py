@@ -1,4 +1,4 @@
-"""The parts of the NBD protocol that the lab speaks itself: constants, and a client that reads.
+"""The parts of the NBD protocol that the lab speaks itself: constants, and a client that reads and writes.
 
 Source: the NBD project's doc/proto.md."""
 
@@ -31,20 +31,43 @@ def receive(connection, size):
     return data
 
 
-def read_export(path, spans):
-    """The bytes of each (offset, length) of the default export of the server at the Unix socket `path`; None for a range
-    that cannot be read."""
+def _connected(connection, path, name=""):
+    """Connects to an export of the server at the Unix socket `path`."""
+    connection.connect(path)
+    greeting = receive(connection, 18)
+    assert greeting[:16] == GREETING + OPTION_MAGIC, greeting
+    option = OPTION.pack(OPTION_MAGIC, OPT_EXPORT_NAME, len(name)) + name.encode()
+    connection.sendall(struct.pack(">I", FIXED_NEWSTYLE | NO_ZEROES) + option)
+    receive(connection, 10)  # size and flags
+
+
+def _answered(connection, cookie):
+    """The error of the reply to a request, or 0."""
+    magic, error, answered = REPLY.unpack(receive(connection, REPLY.size))
+    assert (magic, answered) == (REPLY_MAGIC, cookie), (magic, answered)
+    return error
+
+
+def read_export(path, spans, name=""):
+    """The bytes of each (offset, length) of an export of the server at the Unix socket `path`; None for a range that cannot be
+    read."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
-        greeting = receive(connection, 18)
-        assert greeting[:16] == GREETING + OPTION_MAGIC, greeting
-        connection.sendall(struct.pack(">I", FIXED_NEWSTYLE | NO_ZEROES) + OPTION.pack(OPTION_MAGIC, OPT_EXPORT_NAME, 0))
-        receive(connection, 10)  # size and flags
+        _connected(connection, path, name)
         found = []
         for cookie, (offset, length) in enumerate(spans):
             connection.sendall(REQUEST.pack(REQUEST_MAGIC, 0, READ, cookie, offset, length))
-            magic, error, answered = REPLY.unpack(receive(connection, REPLY.size))
-            assert (magic, answered) == (REPLY_MAGIC, cookie), (magic, answered)
-            found.append(None if error else receive(connection, length))
+            found.append(None if _answered(connection, cookie) else receive(connection, length))
         connection.sendall(REQUEST.pack(REQUEST_MAGIC, 0, DISCONNECT, 0, 0, 0))
         return found
+
+
+def write_export(path, data, name=""):
+    """Writes to the beginning of an export, in requests of 4 KiB with FUA."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        _connected(connection, path, name)
+        for offset in range(0, len(data), 4096):
+            part = data[offset:offset + 4096]
+            connection.sendall(REQUEST.pack(REQUEST_MAGIC, FUA, WRITE, offset, offset, len(part)) + part)
+            error = _answered(connection, offset)
+            assert error == 0, f"a write of {len(part)} bytes at {offset}: error {error}"
+        connection.sendall(REQUEST.pack(REQUEST_MAGIC, 0, DISCONNECT, 0, 0, 0))

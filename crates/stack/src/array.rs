@@ -8,7 +8,7 @@ use block::{Device, DeviceError};
 use raid::Uuid;
 use raid::admin::open::{Candidate, OpenError, Selection, Wanted, is_of, select};
 use raid::array::Array;
-use raid::metadata::{Found, Label, read_superblock};
+use raid::metadata::{Found, Label, ReadError, read_superblock};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -86,29 +86,42 @@ pub fn scan(
 ) -> Result<Vec<Candidate>, ArrayError> {
     let found = |path: PathBuf| {
         let name = path.display().to_string();
-        candidate(name, array, |is_looking| member_at(&path, direct && !is_looking, read_only || is_looking))
+        let label = label(&member_at(&path, false, true))?;
+        candidate(name, &label, array, || member_at(&path, direct, read_only))
     };
     Ok(disks_in(directory)?.into_iter().filter_map(found).collect())
 }
 
 /// Opens those of the devices (paths or device specifications) that say that they belong to `array`
 /// (a name or UUID). All are looked at, for reading only. Devices that cannot be read are ignored.
+/// A device with a superblock of a later version is a candidate that cannot be opened.
 pub fn find(devices: &[String], array: &str, direct: bool) -> Vec<Candidate> {
     let found = |text: &String| {
         member(text, direct, true).ok()?;
-        candidate(text.clone(), array, |is_looking| {
-            member(text, direct && !is_looking, is_looking).expect("it made sense before")
-        })
+        let config =
+            |is_looking: bool| member(text, direct && !is_looking, is_looking).expect("it made sense before");
+        match superblock(&config(true))? {
+            Err(ReadError::Bad { error, .. }) if error.is_of_later_version() => {
+                let device = Err(DeviceError::new(text.as_str(), error.to_string()));
+                Some(Candidate { name: text.clone(), device, is_named: true })
+            }
+            found => candidate(text.clone(), &found.ok()?, array, || config(false)),
+        }
     };
     devices.iter().filter_map(found).collect()
 }
 
-/// A device that belongs to the array, open; `config` says how it is looked at (`true`) and opened.
-fn candidate(name: String, array: &str, config: impl Fn(bool) -> DeviceConfig) -> Option<Candidate> {
-    let role = role(&config(true), array)?;
+/// A device with this label if it belongs to the array; `config` says how it is opened.
+fn candidate(
+    name: String,
+    label: &Label,
+    array: &str,
+    config: impl FnOnce() -> DeviceConfig,
+) -> Option<Candidate> {
     // A member's superblock has been seen: if it cannot be opened, people must know. A spare may be
     // waiting for another array.
-    Some(Candidate { name, device: config(false).open(), is_named: role == Role::Member })
+    let is_named = matches!(label, Label::Member(_));
+    is_of(label, array).then(|| Candidate { name, device: config().open(), is_named })
 }
 
 /// The members of arrays in a directory: where each is, and its array's name and UUID. All files
@@ -127,34 +140,22 @@ pub fn labels(directory: &Path) -> Result<Vec<(PathBuf, String, Uuid)>, ArrayErr
     Ok(disks_in(directory)?.into_iter().filter_map(member).collect())
 }
 
-/// The role of a file or block device in an array.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Member,
-    Spare,
-}
-
 fn is_disk(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|found| found.is_file() || found.file_type().is_block_device())
 }
 
-/// Reads the role of a device in the array from its superblock.
-fn role(config: &DeviceConfig, array: &str) -> Option<Role> {
-    let label = label(config)?;
-    let role = match label {
-        Label::Member(_) => Role::Member,
-        Label::Spare(_) => Role::Spare,
-    };
-    is_of(&label, array).then_some(role)
+/// The superblock of a device; `None` if there is none that can be used.
+fn label(config: &DeviceConfig) -> Option<Label> {
+    superblock(config)?.ok()
 }
 
-/// Reads the superblock of a device; `None` if it cannot be read.
-fn label(config: &DeviceConfig) -> Option<Label> {
+/// Reads the superblock of a device; `None` if the device cannot be opened.
+fn superblock(config: &DeviceConfig) -> Option<Result<Label, ReadError>> {
     let device = config.open().ok()?;
     reactor::run(async move {
         let channel = device.open_channel().ok()?;
-        let found = read_superblock("", &*channel, device.limits().capacity).await.ok()?;
-        Some(found.label)
+        let found = read_superblock("", &*channel, device.limits().capacity).await;
+        Some(found.map(|found| found.label))
     })
 }
 

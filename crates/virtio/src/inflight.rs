@@ -297,4 +297,14 @@ mod tests {
         assert!(region.queue(0).unwrap().for_ring(16, false).is_err());
         assert!(region.queue(0).unwrap().for_ring(8, true).is_err());
     }
+    #[test]
+    fn a_region_of_a_later_version_is_refused() {
+        let queue = |region: &InflightRegion| region.queue(0).unwrap();
+        let region = InflightRegion::create(1, 8, false).unwrap();
+        SplitTracker::attach(queue(&region), 8, 0).unwrap();
+        queue(&region).part.set_header::<16, 8, u16>(VERSION + 1);
+        let refused = SplitTracker::attach(queue(&region), 8, 0).map(drop).unwrap_err().to_string();
+        assert_eq!(refused, "the in-flight region is of version 2, this is version 1");
+        assert_eq!(queue(&region).part.header::<16, 8, u16>(), VERSION + 1);
+    }
 }

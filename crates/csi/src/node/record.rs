@@ -72,3 +72,19 @@ impl Records {
 fn name(id: &VolumeId) -> String {
     format!("{}.json", &fingerprint(&id.to_string())[..32])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the release wrote it: the file is never changed.
+    #[test]
+    fn the_records_of_all_releases_are_read() {
+        let bytes = include_bytes!("../../../../tests/formats/fixtures/0.1.0/csi-node-record.json");
+        let record: Record = serde_json::from_slice(bytes).unwrap();
+        assert_eq!(record.volume, "rack1/10a1617c-396d-4f5f-babc-1703bbf9a544");
+        assert_eq!(record.mount.as_ref().map(|mount| &*mount.fs_type), Some("ext4"));
+        assert_eq!(record.targets, [("/var/lib/kubelet/target".into(), true)].into());
+        assert_eq!(serde_json::to_vec(&record).unwrap(), bytes);
+    }
+}

@@ -51,7 +51,8 @@ use arrayvec::ArrayVec;
 const _: () = assert!(UNIT == ROW_BYTES);
 
 const MAGIC: [u8; 8] = *b"FsRdLog\0";
-const VERSION: u16 = 1;
+/// The version of entries that are written and read.
+pub(super) const VERSION: u16 = 1;
 const WRITE: u8 = 0;
 const MARKER: u8 = 1;
 const REDO: u8 = 1;
@@ -221,15 +222,21 @@ impl Header {
         bytes
     }
 
+    /// The version of the entry in `bytes`, if a later version of Freestone wrote it to this log.
+    /// Every version has magic, version, nonce, UUID of the array and checksum at the same offsets.
+    pub fn later_version(bytes: &[u8], nonce: Nonce, array: Uuid) -> Option<u16> {
+        let bytes: &[u8; HEADER_BYTES] = bytes.get(..HEADER_BYTES)?.try_into().ok()?;
+        let version = u16::from_le_bytes(get(bytes, 8));
+        let is_of_log = get(bytes, 0) == MAGIC && get(bytes, 16) == nonce.0 && get(bytes, 32) == array.0;
+        (is_of_log && version > VERSION && is_whole(bytes)).then_some(version)
+    }
+
     /// The header in `bytes`, if it is one that this array may have written: every field is in
     /// range. The caller compares its position with the place where it was read.
     pub fn decode(bytes: &[u8], config: &ArrayConfig) -> Option<Header> {
         let bytes: &[u8; HEADER_BYTES] = bytes.get(..HEADER_BYTES)?.try_into().ok()?;
         let version = u16::from_le_bytes(get(bytes, 8));
-        if get(bytes, 0) != MAGIC
-            || version != VERSION
-            || u32::from_le_bytes(get(bytes, CRC_AT)) != crc32c::crc32c(&bytes[..CRC_AT])
-        {
+        if get(bytes, 0) != MAGIC || version != VERSION || !is_whole(bytes) {
             return None;
         }
         let (lane, slot) = (u16::from_le_bytes(get(bytes, 48)), u16::from_le_bytes(get(bytes, 50)));
@@ -267,6 +274,11 @@ impl Header {
 /// The longest entry.
 pub fn max_entry_bytes(config: &ArrayConfig) -> u64 {
     size::max_entry_bytes(config.lane_bytes)
+}
+
+/// Whether the header has the checksum of its bytes.
+fn is_whole(bytes: &[u8; HEADER_BYTES]) -> bool {
+    u32::from_le_bytes(get(bytes, CRC_AT)) == crc32c::crc32c(&bytes[..CRC_AT])
 }
 
 fn decode_write(bytes: &[u8; HEADER_BYTES], has_redo: bool) -> Option<Write> {

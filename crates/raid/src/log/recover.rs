@@ -291,7 +291,7 @@ async fn scan(
             }
         }
         for ((slot, _), image) in members.iter().zip(&images) {
-            find_entries(context, key, (lane, *slot), image, &mut scanned.entries);
+            find_entries(context, key, (lane, *slot), image, &mut scanned.entries)?;
             let units = image.unreadable.iter().map(|at| UnreadableUnit { slot: *slot, lane, position: *at });
             scanned.unreadable.extend(units);
         }
@@ -305,13 +305,17 @@ fn find_entries(
     (lane, slot): (u16, usize),
     image: &Image,
     found: &mut Vec<Header>,
-) {
+) -> Result<(), RecoverError> {
     let config = context.config;
     for position in (0..config.lane_bytes).step_by(UNIT as usize) {
         if image.unreadable.contains(&position) {
             continue;
         }
-        let Some(header) = Header::decode(image.from(position as usize), config) else { continue };
+        let bytes = image.from(position as usize);
+        if let Some(found) = Header::later_version(bytes, context.nonce, config.uuid) {
+            return Err(RecoverError::Version { slot, found });
+        }
+        let Some(header) = Header::decode(bytes, config) else { continue };
         let is_ours = header.nonce == context.nonce
             && header.array == config.uuid
             && (header.lane, usize::from(header.slot), header.position) == (lane, slot, position);
@@ -322,6 +326,7 @@ fn find_entries(
             found.push(header);
         }
     }
+    Ok(())
 }
 
 /// Chooses the entries of a lane to replay, in the order of their sequences.

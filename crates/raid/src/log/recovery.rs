@@ -2,7 +2,7 @@
 
 use crate::ArrayConfig;
 use crate::log::Nonce;
-use crate::log::entry::{Header, Write};
+use crate::log::entry::{Header, VERSION, Write};
 use block::{Channel, IoError};
 use std::rc::Rc;
 
@@ -74,6 +74,14 @@ pub enum RecoverError {
         slot: usize,
         /// The error of the member.
         error: IoError,
+    },
+    /// A later version of Freestone wrote an entry of the log. Nothing was replayed.
+    #[error("log of member {slot}: an entry has version {found}; supported is version {VERSION}")]
+    Version {
+        /// Its slot.
+        slot: usize,
+        /// The version of the entry.
+        found: u16,
     },
     /// Two different entries have one sequence, which the engine never writes.
     #[error("log lane {lane} holds two different entries with sequence {sequence}")]

@@ -149,6 +149,29 @@ fn an_entry_runs_over_the_end_of_its_lane_and_is_found_there() {
     });
 }
 
+#[test]
+fn an_entry_of_a_later_version_ends_recovery_unless_it_is_of_another_log() {
+    run_simulated(3, |_| async {
+        let setup = Setup::new();
+        let _in_flight = setup.append(1, 0b11).await.unwrap();
+        let slot = setup.config.geometry.member(1, 3);
+        let change = |at: usize, value: u8| {
+            let mut content = setup.disks[slot].content.borrow_mut();
+            let header = &mut content[LOG_AT as usize..][..entry::HEADER_BYTES];
+            header[at] = value;
+            let crc = crc32c::crc32c(&header[..508]);
+            header[508..].copy_from_slice(&crc.to_le_bytes());
+        };
+        change(8, 2);
+        let refused = recover_all(&setup).await.unwrap_err();
+        assert_eq!(refused, RecoverError::Version { slot, found: 2 });
+        let words = format!("log of member {slot}: an entry has version 2; supported is version 1");
+        assert_eq!(refused.to_string(), words);
+        change(16, !NONCE.0[0]);
+        assert_eq!(recover_all(&setup).await.unwrap().incomplete, 1);
+    });
+}
+
 async fn recover_all(setup: &Rc<Setup>) -> Result<Report, RecoverError> {
     Crashed::new(setup.clone(), &[], &[]).recover(&[]).await
 }

@@ -129,9 +129,7 @@ fn choose(name: &str, capacity: u64, copies: [Result<Label, Copy>; COPIES]) -> R
         states.iter().filter_map(|copy| if let Copy::Bad(error) = copy { Some(error.clone()) } else { None })
     };
     // A newer program has written here: older copies are stale.
-    let newer =
-        errors().find(|error| matches!(error, DecodeError::Incompatible(_) | DecodeError::Version(_)));
-    if let Some(error) = newer {
+    if let Some(error) = errors().find(DecodeError::is_of_later_version) {
         return Err(ReadError::Bad { name, error });
     }
     let newest = copies.iter().enumerate().filter_map(|(i, copy)| Some((i, copy.as_ref().ok()?)));

@@ -73,6 +73,16 @@ pub enum DecodeError {
     },
 }
 
+impl DecodeError {
+    /// Whether a later version of Freestone wrote the superblock, and may read it.
+    pub fn is_of_later_version(&self) -> bool {
+        match self {
+            DecodeError::Version(_) | DecodeError::Incompatible(_) => true,
+            DecodeError::NoMagic | DecodeError::Checksum { .. } | DecodeError::Field { .. } => false,
+        }
+    }
+}
+
 fn invalid<T>(field: &'static str, value: impl ToString) -> Result<T, DecodeError> {
     Err(DecodeError::Field { field, value: value.to_string() })
 }
