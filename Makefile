@@ -85,8 +85,9 @@ loom: ## Models of protocols between threads, in every order of their steps, eac
 miri: ## Tests of unsafe code under Miri, where a nightly toolchain has it
 	tests/miri
 
-nightly: ## Slow suites: the book, models with more preemptions, Miri where there is one, all mutants, a soak, many kills, fuzzed images, every power cut, a kernel with KASAN and lockdep, a Ceph cluster
+nightly: ## Slow suites: the book, the oldest Rust, models with more preemptions, Miri where there is one, all mutants, a soak, many kills, fuzzed images, every power cut, a kernel with KASAN and lockdep, a Ceph cluster
 	packaging/book
+	tests/check-msrv --build
 	LOOM_MAX_PREEMPTIONS=5 tests/loom
 	tests/miri
 	$(MAKE) mutants
@@ -230,7 +231,9 @@ suite-mutants: ; tests/timed mutants $(MAKE) mutants
 suite-clients: ; tests/timed clients tests/clients/run
 suite-demo: ; tests/timed demo tests/lab/demo --once --listen 127.0.0.1:0
 suite-dkms: ; tests/timed dkms tests/dkms
-suite-dependencies: ; tests/timed dependencies tests/check-dependencies
+suite-dependencies:
+	tests/timed dependencies tests/check-dependencies
+	tests/timed msrv tests/check-msrv
 suite-install: ; tests/timed install tests/install
 suite-packages: ; tests/timed packages tests/packages
 

@@ -105,7 +105,8 @@ impl Asked {
 pub(super) fn shorten(mut text: String, most: usize) -> String {
     let len = text.len();
     if len > most {
-        text.truncate(text.floor_char_boundary(most));
+        let end = (0..=most).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        text.truncate(end);
         text.push_str(&format!("… ({len} bytes)"));
     }
     text
