@@ -85,8 +85,9 @@ loom: ## Models of protocols between threads, in every order of their steps, eac
 miri: ## Tests of unsafe code under Miri, where a nightly toolchain has it
 	tests/miri
 
-nightly: ## Slow suites: the book, the oldest Rust, models with more preemptions, Miri where there is one, all mutants, a soak, many kills, fuzzed images, every power cut, a kernel with KASAN and lockdep, a Ceph cluster
+nightly: ## Slow suites: the book, programs built twice, the oldest Rust, models with more preemptions, Miri where there is one, all mutants, a soak, many kills, fuzzed images, every power cut, a kernel with KASAN and lockdep, a Ceph cluster
 	packaging/book
+	tests/reproducible
 	tests/check-msrv --build
 	LOOM_MAX_PREEMPTIONS=5 tests/loom
 	tests/miri
@@ -154,10 +155,7 @@ install: ## Programs, C library, manual pages, completions, units, user and udev
 	packaging/install $(PREFIX)
 
 packages: ## .deb and .rpm of the programs, the C library and their debug information, in target/packages; needs Go
-	cargo build --release --locked -p freestone-libblkio
-	cargo build --release --locked -p freestone -p freestone-daemon --bin freestone --bin freestoned
-	cargo build --release --locked -p freestone-csi --bin freestone-csi
-	packaging/packages/build
+	TARGET_DIR=$$(packaging/programs) && export TARGET_DIR && packaging/packages/build
 
 formats: ## Fixtures of the formats on disk, as this version writes them: for a new release, or a new format before it
 	$(MAKE) build
