@@ -12,14 +12,14 @@ RESERVED, SECRET = "e4", "e5"
 SUBSYSTEMS = {RESERVED: "nqn.2014-08.org.example:e4", SECRET: "nqn.2014-08.org.example:e5"}
 HOST, HOST_ID = "nqn.2014-08.org.example:host", bytes(range(1, 17))
 RESERVATION_KEY = 0x1234
+DEFAULT_EXPORT = "e1"
 KEY = "the-key-of-the-fixture"
 KEYED_VOLUME = {"name": "v1", "backing": "data", "size_bytes": VOLUME_BYTES, "labels": {"a": "b"}}
 
 
 def address(daemon):
-    """Where the portal listens."""
-    portals = daemon.get("/v1/portals")
-    return portals[0]["addresses"][0]
+    """Where the portal of NVMe/TCP listens."""
+    return daemon.get("/v1/portals/p")["addresses"][0]
 
 
 def unpack(release, directory):

@@ -43,6 +43,8 @@ def _check_content(daemon):
     assert volumes["v2"]["qos"]["iops"]["per_s"] == 5000, volumes["v2"]
     hosts = daemon.get(f"/v1/exports/{scene.SECRET}")["hosts"]
     assert hosts == [scene.HOST], hosts
+    portal = daemon.get("/v1/portals/n")
+    assert (portal["kind"], portal["options"]) == ("nbd", {"default-export": scene.DEFAULT_EXPORT}), portal
     # The answer of the fixture's request: v1 exists, so another request would be refused.
     status, _, answer = daemon.request(*POSTED)
     assert (status, answer.get("name")) == (201, "v1"), (status, answer)

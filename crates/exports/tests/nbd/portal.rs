@@ -3,9 +3,7 @@
 use crate::client::{Client, Form, READ, WRITE};
 use crate::device::{SlowDevice, pattern};
 use crate::server::{MIB, wait_until};
-use block::{
-    Channel, Device, DeviceError, IoFuture, KernelBacking, Limits, MemoryRegion, Request, StatusReport,
-};
+use block::Device;
 use drivers::mem::{MemDevice, Options as MemOptions};
 use drivers::nbd::{Address as Server, Cancel, NbdQueue, OpenError, Options, Session, Tls};
 use exports::Export;
@@ -13,9 +11,7 @@ use exports::nbd::{Address, Config, Nbd, Portal, PortalConfig, Security};
 use reactor::{CoreConfig, Cores, PollWindow};
 use std::io::Write;
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tempfile::TempDir;
 
 const UNKNOWN: u32 = 0x8000_0006;
@@ -99,69 +95,6 @@ impl Site {
     }
 }
 
-/// A disk whose requests wait until its gate opens.
-struct Held {
-    disk: Arc<SlowDevice>,
-    gate: Arc<Gate>,
-}
-
-#[derive(Default)]
-struct Gate {
-    is_open: AtomicBool,
-    waiting: AtomicUsize,
-}
-
-struct HeldChannel(Rc<dyn Channel>, Arc<Gate>);
-
-impl Device for Held {
-    fn name(&self) -> &str {
-        "held"
-    }
-
-    fn limits(&self) -> Limits {
-        self.disk.limits()
-    }
-
-    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
-        Ok(Rc::new(HeldChannel(self.disk.open_channel()?, self.gate.clone())))
-    }
-
-    fn refresh(&self) -> Result<Limits, DeviceError> {
-        self.disk.refresh()
-    }
-
-    fn map_region(&self, region: &MemoryRegion) -> Result<(), DeviceError> {
-        self.disk.map_region(region)
-    }
-
-    fn unmap_region(&self, region: &MemoryRegion) {
-        self.disk.unmap_region(region);
-    }
-
-    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
-        self.disk.kernel_backing()
-    }
-}
-
-impl Channel for HeldChannel {
-    fn submit<'a>(&'a self, request: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
-        let HeldChannel(channel, gate) = self;
-        IoFuture::new(async move {
-            gate.waiting.fetch_add(1, Ordering::SeqCst);
-            while !gate.is_open.load(Ordering::SeqCst) {
-                reactor::current().sleep(1_000_000).await;
-            }
-            let result = channel.submit(request, offset).await;
-            gate.waiting.fetch_sub(1, Ordering::SeqCst);
-            result
-        })
-    }
-
-    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
-        self.0.block_status(report, offset, len)
-    }
-}
-
 /// The answer to a choice of an export. The client notes the size in it.
 fn go(client: &mut Client, name: &str) -> u32 {
     let data = [&(name.len() as u32).to_be_bytes(), name.as_bytes(), &[0, 0]].concat();
@@ -225,23 +158,22 @@ fn a_client_that_names_no_export_gets_the_default_one_if_there_is_one() {
 fn a_removal_returns_when_no_write_of_its_clients_is_in_flight() {
     let mut site = Site::new(|config| config);
     let device = Arc::new(SlowDevice::new(MIB));
-    let held = Held { disk: device.clone(), gate: Arc::default() };
-    let gate = held.gate.clone();
-    let export = site.start("slow", Arc::new(held), |config| config).unwrap();
+    device.hold();
+    let export = site.start("slow", device.clone(), |config| config).unwrap();
     site.add("other", 4096);
     let (mut client, mut other) = (site.connect("slow"), site.connect("other"));
     client.send_write(0, 1, 0, &[9; 512]);
-    wait_until(|| gate.waiting.load(Ordering::SeqCst) == 1);
+    wait_until(|| device.in_flight() == 1);
     let removal = std::thread::spawn(move || drop(export));
     wait_until(|| go(&mut site.client(), "slow") == UNKNOWN);
     // The others are served meanwhile, and the name is free.
     assert_eq!(other.run(READ, 0, 0, 512).error, 0);
     site.add("slow", 8192);
     assert_eq!(site.connect("slow").size, 8192);
-    assert!(!removal.is_finished() && gate.waiting.load(Ordering::SeqCst) == 1);
-    gate.is_open.store(true, Ordering::SeqCst);
+    assert!(!removal.is_finished() && device.in_flight() == 1);
+    device.release();
     removal.join().unwrap();
-    assert_eq!((gate.waiting.load(Ordering::SeqCst), device.bytes(0, 512)), (0, vec![9; 512]));
+    assert_eq!((device.in_flight(), device.bytes(0, 512)), (0, vec![9; 512]));
     // A request after the end does not reach the device.
     let late = client.request(WRITE, 0, 2, 512, 512);
     let _ = client.stream.write_all(&[&late[..], &[8; 512]].concat());
