@@ -245,6 +245,8 @@ fn a_failed_member_is_replaced_and_a_former_one_comes_back() {
     bench.json(&["array", "add", "--json", "data", &fresh]);
     bench.wait_until_optimal();
     write(&socket);
+    let (said, code) = bench.failure(&["array", "add", "data", "virtio-blk-vhost-user:path=/s"]);
+    assert!(code == 1 && said.contains("/s: it can only use registered memory"), "{said}");
     let (said, code) = bench.failure(&["array", "add", "data", &members[2]]);
     assert!(said.contains("open for writing elsewhere") && code == 1, "{said}");
     bench.json(&["array", "fail", "--json", "data", "3"]);

@@ -2,10 +2,10 @@
 
 use crate::common::{PATIENCE, Server, path_value, run_json_in};
 use block::{Device, Flags, MemoryRegion, Op, Request};
-use raid::admin::open::{Candidate, Wanted, select};
 use reactor::{CoreConfig, CoreRef, Cores, Permits};
-use stack::kinds::member::{member, member_at};
+use stack::kinds::member::member;
 use std::fs::File;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,6 +17,7 @@ const BLOCKS: u64 = 1024;
 /// Requests at a time on each core.
 const WRITERS: u64 = 8;
 const MIB: u64 = 1 << 20;
+const NQN: &str = "nqn.2014-08.org.example:disk";
 
 /// The buffers of this program's cores, in memory that a server maps. All tests share it.
 fn shared_buffers() -> MemoryRegion {
@@ -185,6 +186,26 @@ fn a_server_in_its_sandbox_reconnects_to_the_server_of_its_device() {
     check(&disk, rounds);
 }
 
+/// A server of an array of `local` and of the disk of the server in `folder`, over NBD and over
+/// vhost-user, and a client of each.
+fn front(folder: &Path, local: &Path) -> (Server, [Arc<dyn Device>; 2]) {
+    let remote = format!("virtio-blk-vhost-user:{},id=m1", path_value("path", &folder.join("s")));
+    let sockets = ["nbd", "guest"].map(|name| folder.join(name));
+    let [nbd, guest] = sockets.each_ref().map(|socket| path_value("socket", socket));
+    let devices = ["--device", &format!("io_uring:{},id=m0", path_value("path", local))];
+    let remote = ["--device", &format!("{remote},reconnect-delay=600")];
+    let exports =
+        ["--export", &format!("nbd:{nbd}"), "--export", &format!("vhost-user-blk:{guest},queues=2")];
+    let array = ["--device", "raid:members=m0+m1,id=data", "--memory", "64M"];
+    let args = [&devices[..], &remote, &array, &exports].concat();
+    let server = Server::start_in(folder, &args).0;
+    let guest = member(&format!("virtio-blk-vhost-user:{}", path_value("path", &sockets[1])), false, false);
+    let clients = [member(&format!("nbd:{}", path_value("path", &sockets[0])), false, false), guest]
+        .map(|spec| spec.unwrap().open().unwrap());
+    clients[1].map_region(&shared_buffers()).unwrap();
+    (server, clients)
+}
+
 #[test]
 fn a_member_over_vhost_user_survives_kills_of_its_server() {
     let folder = tempfile::tempdir().unwrap();
@@ -193,20 +214,15 @@ fn a_member_over_vhost_user_survives_kills_of_its_server() {
     paths.iter().for_each(|path| File::create(path).unwrap().set_len(32 * MIB).unwrap());
     let names = paths.each_ref().map(|path| path.to_str().unwrap());
     run_json_in(folder, &["array", "create", "data", "--level", "1", "--json", names[0], names[1]]);
-    let server = serve(folder, &paths[1]);
-    let local = member_at(&paths[0], false, false).open().unwrap();
-    let candidate = |name: &str, device| Candidate { name: name.into(), device: Ok(device), is_named: true };
-    let candidates = vec![candidate("m0", local), candidate("m1", open(folder, ""))];
-    let cores = two_cores();
-    let array = cores.get(0).block_on(|_| async move {
-        let selection = select(candidates, &Wanted::default()).await.map_err(|e| e.to_string()).unwrap();
-        selection.start(1).await.map_err(|e| e.to_string()).unwrap()
-    });
-    let array = array.unwrap();
-    let device: Arc<dyn Device> = array.clone();
-    let (rounds, server) = load_and_kill(&cores, &device, 8, || serve(folder, &paths[1]), server);
-    drop(device);
-    cores.get(0).block_on(move |_| async move { array.stop().await }).unwrap().unwrap();
+    let mut server = serve(folder, &paths[1]);
+    let (front, devices) = front(folder, &paths[0]);
+    let (cores, mut rounds) = (two_cores(), [0, 0]);
+    for device in &devices {
+        (rounds, server) = load_and_kill(&cores, device, 5, || serve(folder, &paths[1]), server);
+    }
+    drop(devices);
+    let (code, log) = front.stop();
+    assert!(code == 0 && log.contains("connection lost: reconnecting"), "{log}");
     assert_eq!(server.stop().0, 0);
     let [first, second] = paths.map(|path| std::fs::read(path).unwrap());
     for block in 0..BLOCKS {
@@ -215,6 +231,44 @@ fn a_member_over_vhost_user_survives_kills_of_its_server() {
         let at = at.unwrap_or_else(|| panic!("block {block} is not on the first member")) * BLOCK as usize;
         assert!(second[at..at + BLOCK as usize] == wanted, "block {block} is not on the second member");
     }
+}
+
+#[test]
+fn network_clients_use_a_disk_over_vhost_user_with_buffers_that_its_server_maps() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let disk = folder.join("disk");
+    File::create(&disk).unwrap().set_len(BLOCKS * BLOCK).unwrap();
+    let mut server = serve(folder, &disk);
+    let path = path_value("path", &folder.join("s"));
+    let nbd = path_value("socket", &folder.join("nbd"));
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (front, _) = Server::start_in(
+        folder,
+        &[
+            "--device",
+            &format!("virtio-blk-vhost-user:{path},reconnect-delay=600"),
+            "--export",
+            &format!("nbd:{nbd}"),
+            "--export",
+            &format!("nvme-tcp:listen={address},nqn={NQN}"),
+            "--memory",
+            "64M",
+        ],
+    );
+    let specs = [
+        format!("nbd:{}", path_value("path", &folder.join("nbd"))),
+        format!("nvme-tcp:address={address},nqn={NQN}"),
+    ];
+    for spec in specs {
+        let (cores, device) = (two_cores(), member(&spec, false, false).unwrap().open().unwrap());
+        let (rounds, next) = load_and_kill(&cores, &device, 3, || serve(folder, &disk), server);
+        server = next;
+        drop(device);
+        check(&disk, rounds);
+    }
+    let (code, log) = front.stop();
+    assert!(code == 0, "{log}");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use reactor::{CoreRef, CoreStopped};
 use sandbox::Permits;
 use stack::Stack;
 use stack::array::Opened;
-use stack::kinds::device::DeviceConfig;
+use stack::kinds::device::{DeviceConfig, OUT_OF_REACH};
 use stack::kinds::member::member;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -573,7 +573,11 @@ impl Running {
     /// Opens a device that is to be a member, and sees that nothing on it would be missed.
     fn open(&self, name: &str, force: bool) -> Result<Arc<dyn Device>, String> {
         let config = member(name, true, false).map_err(|error| error.to_string())?;
+        if config.lacks_buffers() || config.pins_all_memory() {
+            return Err(format!("{name}: {OUT_OF_REACH}"));
+        }
         let device = config.open().map_err(|error| format!("{error}{}", self.hint(&config)))?;
+        config.share_buffers_with(&*device).map_err(|error| error.to_string())?;
         if !force {
             check_unused(name, &device, &self.core)?;
         }

@@ -8,13 +8,16 @@ use drivers::shared_memory::SharedMemory;
 use drivers::virtio_blk::{Choice, Frontend, Options, Session, VirtioBlk};
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Entries of each virtqueue.
 const QUEUE_SIZE: u16 = 128;
 /// How long the other process may take to answer a control message.
 const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The memory of [`share_buffers`].
+static BUFFERS: OnceLock<MemoryRegion> = OnceLock::new();
 
 /// A device of another process.
 pub struct PassedDevice {
@@ -60,5 +63,13 @@ impl PassedDevice {
 /// When the system refuses the memory, or there is such memory already.
 pub fn share_buffers(bytes: usize) -> io::Result<MemoryRegion> {
     let memory = SharedMemory::of_huge_pages(bytes)?;
-    memory.hold_buffers().ok_or_else(|| io::Error::other("the buffers lie in shared memory already"))
+    let buffers = memory.hold_buffers();
+    let buffers = buffers.ok_or_else(|| io::Error::other("the buffers lie in shared memory already"))?;
+    Ok(*BUFFERS.get_or_init(|| buffers))
+}
+
+/// The memory with the buffers of all cores, if [`share_buffers`] has made it. A
+/// [`DevicePlan`](crate::DevicePlan) that opens a device on a vhost-user server registers it.
+pub fn shared_buffers() -> Option<&'static MemoryRegion> {
+    BUFFERS.get()
 }

@@ -1,7 +1,7 @@
 //! Devices with layers on them: planned, then opened.
 
 use crate::array::Opened;
-use crate::kinds::device::DeviceConfig;
+use crate::kinds::device::{DeviceConfig, OUT_OF_REACH};
 use crate::kinds::layer::{JoinConfig, JoinSpec, LayerConfig, LayerSpec};
 use crate::kinds::member::member_at;
 use crate::kinds::raid::{RAID, RaidConfig, RaidSpec};
@@ -115,11 +115,8 @@ impl StackPlan {
         }
         let given = || self.devices.iter().filter(|device| members.contains(&device.id));
         check_depth(given().map(DevicePlan::depth).max().unwrap_or(0) + 1)?;
-        if let Some(device) = given().find(|device| device.any_leaf(&DeviceConfig::needs_regions)) {
-            return Err(format!(
-                "member {}: it can only use registered memory, and an array has its own",
-                device.id
-            ));
+        if let Some(device) = given().find(|device| device.any_leaf(&DeviceConfig::pins_all_memory)) {
+            return Err(format!("member {}: {OUT_OF_REACH}", device.id));
         }
         if let Some(device) = given().find(|device| device.any_leaf(&DeviceConfig::is_standby)) {
             return Err(format!("member {}: standby=on: an array needs its members at once", device.id));
@@ -280,11 +277,16 @@ impl DevicePlan {
             Base::Leaf(config) => {
                 let (device, role) = config.open_with_role()?;
                 inside.roles.extend(role);
+                config.share_buffers_with(&*device)?;
                 device
             }
             Base::Join(config, children) => config
                 .join(children.iter().map(|child| child.open_inside(inside)).collect::<Result<_, _>>()?)?,
             Base::Array(config, children) => {
+                let is_out_of_reach = |child: &&DevicePlan| child.any_leaf(&DeviceConfig::lacks_buffers);
+                if let Some(child) = children.iter().find(is_out_of_reach) {
+                    return Err(DeviceError::new(child.id.as_str(), OUT_OF_REACH));
+                }
                 let mut below = Inside::default();
                 let opened = crate::array::open(config, || {
                     below = Inside::default();
@@ -394,6 +396,13 @@ mod tests {
     }
 
     #[test]
+    fn members_that_map_memory_need_shared_buffers() {
+        let texts = ["virtio-blk-vhost-user:path=/does/not/exist,id=v", "raid:members=v+/b,id=a"];
+        let error = plan(&texts, &[]).unwrap().devices()[0].open().err().unwrap().to_string();
+        assert!(error.contains("v: it can only use registered memory, and an array has its own"), "{error}");
+    }
+
+    #[test]
     fn an_array_that_makes_no_sense_is_refused() {
         let message = |text| plan(&["null:id=a", text], &[]).unwrap_err().to_string();
         assert_eq!(message("raid"), "device raid: one of members= and scan= is needed");
@@ -410,7 +419,7 @@ mod tests {
             message("raid:members=/b,id=a"),
             r#"device raid:members=/b,id=a: device "a" exists already"#
         );
-        let text = "virtio-blk-vhost-user:path=/s,id=v";
+        let text = "virtio-blk-vfio-pci:path=/sys/bus/pci/devices/0000:01:00.0,id=v";
         let error = plan(&[text, "raid:members=v+/b"], &[]).unwrap_err().to_string();
         assert!(error.contains("member v: it can only use registered memory"), "{error}");
         let standby = "rbd:pool=p,image=i,standby=on,id=v";

@@ -12,10 +12,12 @@ use base::Size;
 use clap::ArgMatches;
 use confinement::SandboxArgs;
 use exports::{MIN_MEMORY, MemoryBudget, contain_truncation};
-use hosting::export::{ExportConfig, ExportPlan};
+use hosting::export::{ExportConfig, ExportPlan, RequestMemory};
 use reactor::CoreConfig;
 use server::Server;
 use signals::{Signal, Signals};
+use stack::kinds::device::DeviceConfig;
+use stack::passed::share_buffers;
 use stack::spec::CpuList;
 use stack::{DevicePlan, StackPlan};
 use std::path::PathBuf;
@@ -99,12 +101,39 @@ impl ServePlan {
             {
                 return Err(refuse(format!("export {name} exists already")));
             }
+            devices.iter().try_for_each(|at| {
+                check_memory(export.config.memory(), &stack.devices()[*at]).map_err(refuse)
+            })?;
             let map = core_map(export.cores.as_deref(), &cores).map_err(refuse)?;
             export.config.complete(&stack.devices()[devices[0]].id, map);
             exports.push((export, devices));
         }
         Ok(ServePlan { stack, exports, cores })
     }
+
+    /// Whether a vhost-user server has to reach the buffers of the cores: those of an array, or of
+    /// an export.
+    fn shares_buffers(&self) -> bool {
+        let maps_memory = |device: &DevicePlan| device.any_leaf(&DeviceConfig::maps_memory);
+        let of_array = self.stack.devices().iter().any(|device| device.has_array() && maps_memory(device));
+        let is_buffered = |export: &ExportPlan| export.config.memory() == RequestMemory::Buffers;
+        let mut places = self.exports.iter().filter(|(export, _)| is_buffered(export)).flat_map(|(_, at)| at);
+        of_array || places.any(|at| maps_memory(&self.stack.devices()[*at]))
+    }
+}
+
+/// Refuses an export whose memory the device cannot reach.
+fn check_memory(memory: RequestMemory, device: &DevicePlan) -> Result<(), String> {
+    let is_out_of_reach = match memory {
+        RequestMemory::Clients => false,
+        RequestMemory::Buffers => device.any_leaf(&DeviceConfig::pins_all_memory),
+        RequestMemory::Export => device.any_leaf(&DeviceConfig::needs_regions),
+    };
+    if is_out_of_reach {
+        let id = &device.id;
+        return Err(format!("device {id}: it can only use registered memory, and this export has its own"));
+    }
+    Ok(())
 }
 
 /// The name that two exports have in common, if they do.
@@ -143,6 +172,11 @@ pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     let control = args.options.control.as_deref();
     let mut sandbox = confinement::plan(&plan, &args.options.sandbox, control)?;
     sandbox.confine()?;
+    if plan.shares_buffers() {
+        let bytes = reactor::shared_memory_for(plan.cores.len(), MemoryBudget::process().bytes());
+        let shared = share_buffers(bytes);
+        shared.map_err(|error| Error::Runtime(format!("cannot share {bytes} bytes of memory: {error}")))?;
+    }
     let stacks = Server::open(&plan)?;
     sandbox.switch_user()?;
     let server = Server::start(&plan, stacks)?;
@@ -254,6 +288,24 @@ mod tests {
             (&config(0).fields()["serial"], &config(1).fields()["serial"]),
             (&json!("a"), &json!("device1"))
         );
+    }
+
+    #[test]
+    fn devices_that_reach_registered_memory_alone_get_buffers_where_exports_use_them() {
+        let of_guests = "--device virtio-blk-vhost-user:path=/s,id=v --export vhost-user-blk:socket=s";
+        let nbd = "--export nbd:socket=n";
+        let shares = |args: &str| plan(args).unwrap().shares_buffers();
+        assert!(!shares(of_guests) && !shares(&format!("--device null {nbd}")));
+        assert!(shares(&format!("{of_guests} {nbd}")));
+        let array = "--device null:id=w --device raid:members=v+w,id=a";
+        assert!(shares(&of_guests.replace(" --export", &format!(" {array} --export"))));
+        let text = "device v: it can only use registered memory, and this export has its own";
+        let ublk = "--export ublk";
+        assert_eq!(refusal(&format!("{of_guests} {ublk}")), format!("{ublk}: {text}"));
+        let pinned =
+            of_guests.replace("vhost-user:path=/s", "vfio-pci:path=/sys/bus/pci/devices/0000:01:00.0");
+        assert!(!shares(&pinned));
+        assert_eq!(refusal(&format!("{pinned} {nbd}")), format!("{nbd}: {text}"));
     }
 
     #[test]

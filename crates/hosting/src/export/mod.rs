@@ -130,6 +130,17 @@ pub fn keep_later(profile: &mut Profile) {
     profile.keep(Capability::CAP_FOWNER); // to remove a socket that others have left
 }
 
+/// The memory that requests of an export use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestMemory {
+    /// That of clients, which the export registers with its devices.
+    Clients,
+    /// Buffers of the cores.
+    Buffers,
+    /// That of the export, which is not registered with devices.
+    Export,
+}
+
 /// The options of one kind of export.
 pub trait ExportConfig: Debug + Send {
     /// Kind and address: the export's name in messages. No two exports have the same.
@@ -138,6 +149,9 @@ pub trait ExportConfig: Debug + Send {
     /// Chooses what was not said: what clients see by default of a device with this id, and the
     /// cores (places among those of the server; none: all) that serve.
     fn complete(&mut self, device_id: &str, cores: Vec<usize>);
+
+    /// The memory of its requests.
+    fn memory(&self) -> RequestMemory;
 
     /// Whether it exports several devices; otherwise it gets one.
     fn takes_many(&self) -> bool {

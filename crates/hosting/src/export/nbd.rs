@@ -1,7 +1,10 @@
 //! `--export nbd:…`.
 
 use super::open_portal::OpenPortal;
-use super::{Apart, CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, keep_listener, object, tls_mode};
+use super::{
+    Apart, CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, RequestMemory, keep_listener, object,
+    tls_mode,
+};
 use block::Device;
 use exports::nbd::{Address, Config, Nbd, Security};
 use exports::{Error, Export};
@@ -206,6 +209,10 @@ impl ExportConfig for NbdConfig {
             Some(portal) => Config::name_at(portal, &self.config.name),
             None => format!("nbd:{}", self.config.address),
         }
+    }
+
+    fn memory(&self) -> RequestMemory {
+        RequestMemory::Buffers
     }
 
     fn complete(&mut self, device_id: &str, cores: Vec<usize>) {

@@ -1,7 +1,7 @@
 //! `--export nvme-tcp:…`.
 
 use super::open_portal::OpenPortal;
-use super::{Apart, CORES, ExportConfig, OwnListener, keep_listener, object, ports, tls_mode};
+use super::{Apart, CORES, ExportConfig, OwnListener, RequestMemory, keep_listener, object, ports, tls_mode};
 use block::{Device, SharedRole};
 use exports::nvme_tcp::{
     Access, AccessState, Auth, CONTROLLER_IDS, Choices, Config, Group, Hash, Hosts, Keys, NamespaceConfig,
@@ -240,6 +240,10 @@ impl ExportConfig for NvmeTcpConfig {
             Some(portal) => Config::name_at(portal, &self.config.nqn),
             None => self.config.name(),
         }
+    }
+
+    fn memory(&self) -> RequestMemory {
+        RequestMemory::Buffers
     }
 
     fn complete(&mut self, _device_id: &str, cores: Vec<usize>) {

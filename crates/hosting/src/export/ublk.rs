@@ -1,6 +1,6 @@
 //! `--export ublk:…`.
 
-use super::{CORES, DEVICE, ExportConfig};
+use super::{CORES, DEVICE, ExportConfig, RequestMemory};
 use crate::text::count;
 use base::Size;
 use block::Device;
@@ -96,6 +96,10 @@ impl ExportConfig for UblkConfig {
             (None, Some(device)) => format!("ublk:auto of {device}"),
             (None, None) => "ublk:auto".into(),
         }
+    }
+
+    fn memory(&self) -> RequestMemory {
+        RequestMemory::Export
     }
 
     fn complete(&mut self, _: &str, cores: Vec<usize>) {

@@ -1,6 +1,6 @@
 //! `--export vduse:…`.
 
-use super::{CORES, DEVICE, ExportConfig, object, serial_of};
+use super::{CORES, DEVICE, ExportConfig, RequestMemory, object, serial_of};
 use crate::text::count;
 use block::Device;
 use exports::vduse::{Config, Vduse};
@@ -68,6 +68,10 @@ pub(super) fn keep_any(profile: &mut Profile) {
 impl ExportConfig for VduseConfig {
     fn name(&self) -> String {
         format!("vduse:{}", self.config.name)
+    }
+
+    fn memory(&self) -> RequestMemory {
+        RequestMemory::Clients
     }
 
     fn complete(&mut self, device_id: &str, cores: Vec<usize>) {

@@ -1,6 +1,6 @@
 //! `--export vhost-user-blk:…`.
 
-use super::{Apart, CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, object, serial_of};
+use super::{Apart, CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, RequestMemory, object, serial_of};
 use crate::text::count;
 use block::Device;
 use exports::stream::Address;
@@ -69,6 +69,10 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
 impl ExportConfig for VhostUserBlkConfig {
     fn name(&self) -> String {
         format!("vhost-user-blk:{}", self.config.socket.display())
+    }
+
+    fn memory(&self) -> RequestMemory {
+        RequestMemory::Clients
     }
 
     fn complete(&mut self, device_id: &str, cores: Vec<usize>) {

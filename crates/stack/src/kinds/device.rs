@@ -4,6 +4,7 @@ use super::qcow2::{self, QCOW2};
 use super::raid::RAID;
 use super::restart_log::RestartLogs;
 use super::{ID, READ_ONLY};
+use crate::passed::shared_buffers;
 use crate::spec::{Key, Kind, Role, Spec, SpecError, Switch, Value, key};
 use base::Size;
 use base::Uuid;
@@ -12,6 +13,9 @@ use drivers::virtio_blk::TransportKind;
 use drivers::{io_uring, mem, nbd, null, nvme_tcp, nvme_uring, rbd, virtio_blk, virtio_blk_uring};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Why a device cannot be a member of an array.
+pub const OUT_OF_REACH: &str = "it can only use registered memory, and an array has its own";
 
 /// Every kind of device. All but `raid` are leaves.
 pub const KINDS: &[&Kind] = &[
@@ -400,6 +404,29 @@ impl DeviceConfig {
             | DeviceConfig::Rbd(_)
             | DeviceConfig::VirtioBlkUring(_) => false,
         }
+    }
+
+    /// Whether requests may only use memory that another process maps, and that nothing pins.
+    pub fn maps_memory(&self) -> bool {
+        self.needs_regions() && !self.pins_regions()
+    }
+
+    /// Whether the device reaches none of the buffers of the cores.
+    pub fn lacks_buffers(&self) -> bool {
+        self.maps_memory() && shared_buffers().is_none()
+    }
+
+    /// Registers the buffers of the cores, if they lie in shared memory and the device needs that.
+    ///
+    /// # Errors
+    /// When the other process refuses the memory.
+    pub fn share_buffers_with(&self, device: &dyn Device) -> Result<(), DeviceError> {
+        shared_buffers().filter(|_| self.maps_memory()).map_or(Ok(()), |buffers| device.map_region(buffers))
+    }
+
+    /// Whether requests may only use memory that is pinned.
+    pub fn pins_all_memory(&self) -> bool {
+        self.needs_regions() && self.pins_regions()
     }
 
     /// Whether registered memory is pinned until it is unregistered.
