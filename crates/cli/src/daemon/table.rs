@@ -25,8 +25,9 @@ pub fn table<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> String
 
 /// Names and values, one a line.
 pub fn fields(rows: &[(&str, String)]) -> String {
-    let rows = rows.iter().filter(|(_, value)| !value.is_empty());
-    rows.map(|(name, value)| format!("{name:<12}{value}")).collect::<Vec<_>>().join("\n")
+    let rows: Vec<_> = rows.iter().filter(|(_, value)| !value.is_empty()).collect();
+    let width = rows.iter().map(|(name, _)| name.len() + 2).max().unwrap_or(0).max(12);
+    rows.iter().map(|(name, value)| format!("{name:<width$}{value}")).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -39,5 +40,7 @@ mod tests {
         assert_eq!(table(["NAME", "N", "WHAT"], &rows), "NAME   N  WHAT\na      5\nlong  10  x y");
         assert_eq!(table(["NAME"], &[]), "NAME");
         assert_eq!(fields(&[("name", "a".into()), ("none", String::new())]), "name        a");
+        let long = fields(&[("name", "a".into()), ("most clients", "4".into())]);
+        assert_eq!(long, "name          a\nmost clients  4");
     }
 }
