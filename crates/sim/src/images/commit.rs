@@ -2,9 +2,10 @@
 //! The image keeps its content at each moment. A commit that ends has left it in the backing file.
 
 use super::world::World;
+use super::{open_live, power_off};
 use crate::user::{Disk, Host, User};
 use block::{Channel, Device, Flags, IoError, Op, Request};
-use qcow2::{Commit, CommitChannel, Image, LiveImage, Others, Problem};
+use qcow2::{Commit, CommitChannel, LiveImage, Others, Problem};
 use reactor::Simulation;
 use std::cell::Cell;
 use std::ops::Range;
@@ -20,7 +21,8 @@ pub fn run(world: &Rc<World>, simulation: &Simulation, image: &Arc<LiveImage>) {
         Ok(commit) => commit,
         Err(error) => return refused(world, &error.problem),
     };
-    let Some(backing) = open(world, simulation) else { return };
+    let Some(file) = &world.backing else { return };
+    let Some(backing) = open_live(world, simulation, file, Others::default(), None, |_| {}) else { return };
     let places = [image, &backing];
     pass(world, simulation, &commit, places);
     simulation.run_until(|| world.users.running() == 0);
@@ -34,30 +36,7 @@ pub fn run(world: &Rc<World>, simulation: &Simulation, image: &Arc<LiveImage>) {
     }
     if !world.goes_on() {
         // The backing file is closed when no user has it.
-        super::power_off(world, simulation);
-    }
-}
-
-/// Opens the backing file for writing.
-fn open(world: &World, simulation: &Simulation) -> Option<Arc<LiveImage>> {
-    let device: Arc<dyn Device> = Arc::new(world.backing.clone()?);
-    let cores = simulation.cores();
-    let image = cores[0].remote().block_on(move |_| async move {
-        qcow2::recover(&device, None).await?;
-        Image::open(device).await
-    });
-    let (home, cache_bytes) = (cores[world.shape.cores].remote(), world.shape.cache_bytes);
-    let opened = image
-        .expect("the core runs")
-        .and_then(|image| LiveImage::open_on(home, image, Others::default(), cache_bytes, None));
-    match opened {
-        Ok(backing) => Some(Arc::new(backing)),
-        Err(error) => {
-            if world.machine.is_on() {
-                world.fail(format!("the backing file does not open: {error}"));
-            }
-            None
-        }
+        power_off(world, simulation);
     }
 }
 
@@ -82,12 +61,12 @@ async fn copy(world: Rc<World>, commit: Commit, places: [Arc<LiveImage>; 2], is_
     while world.goes_on() && !rest.is_empty() {
         match copy_next(&parts, &*image, &*backing, rest.clone()).await {
             Ok(end) => rest.start = end,
-            Err(error) => return failed(&world, error),
+            Err(error) => return world.job_failed("commit", error),
         }
     }
     match backing.submit(&Request::flush(), 0).await {
         Ok(()) => is_done.set(rest.is_empty()),
-        Err(error) => failed(&world, error),
+        Err(error) => world.job_failed("commit", error),
     }
 }
 
@@ -114,23 +93,8 @@ async fn copy_next(
     Ok(part.start + len)
 }
 
-fn failed(world: &World, error: IoError) {
-    if world.machine.is_on() && !world.excuses(error) {
-        world.fail(format!("a commit failed: {error}"));
-    }
-}
-
 /// A commit is refused only for a reason.
 fn refused(world: &World, problem: &Problem) {
-    let is_excused = match problem {
-        _ if !world.machine.is_on() => true,
-        Problem::Refused(why) if why.contains("no backing file") => !world.has_backing.get(),
-        Problem::Refused(why) if why.contains("internal snapshots") => true,
-        Problem::Refused(why) if why.contains("dirty bitmaps") => world.bitmap.is_some(),
-        Problem::Write { .. } | Problem::Io { .. } => world.file.has_failed_write(),
-        _ => false,
-    };
-    if !is_excused {
-        world.fail(format!("a commit was refused: {problem}"));
-    }
+    let has_bitmap = |why: &str| why.contains("dirty bitmaps") && world.bitmap.is_some();
+    world.job_refused("commit", problem, has_bitmap);
 }

@@ -25,7 +25,7 @@ use crate::user::{Host, User};
 use base::mix;
 use block::Device;
 use plan::{Boot, Command};
-use qcow2::{Image, LiveImage, Qcow2, Report};
+use qcow2::{Header, Image, LiveImage, Others, Qcow2, Report, RestartLog};
 use reactor::Simulation;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -217,25 +217,38 @@ fn check_bitmap(world: &World, simulation: &Simulation, was_saved: bool) {
 
 /// Opens the image; `None` when power goes before, or something is wrong.
 fn open(world: &World, simulation: &Simulation, boot: &Boot) -> Option<Arc<LiveImage>> {
-    let device: Arc<dyn Device> = Arc::new(world.file.clone());
-    let cores = simulation.cores();
     let log = boot.has_log.then(|| world.restart_log(boot.seed as u32));
+    open_live(world, simulation, &world.file, world.others(), log, |header| {
+        world.had_session.set(header.is_some_and(|header| header.session() > 0));
+        // An image with writes to restore is not repaired.
+        world.is_unsettled.set(header.is_some_and(Header::is_dirty));
+    })
+}
+
+/// As [`open`], for the image in `file`, whose recovered header `note` gets.
+fn open_live(
+    world: &World,
+    simulation: &Simulation,
+    file: &SimDisk,
+    others: Others,
+    log: Option<RestartLog>,
+    note: impl FnOnce(Option<&Header>),
+) -> Option<Arc<LiveImage>> {
+    let device: Arc<dyn Device> = Arc::new(file.clone());
+    let cores = simulation.cores();
     let image = cores[0].remote().block_on(move |_| async move {
         qcow2::recover(&device, log.as_ref()).await?;
         Ok((Image::open(device).await?, log))
     });
-    let (others, cache_bytes) = (world.others(), world.shape.cache_bytes);
-    let home = cores[world.shape.cores].remote();
     let opened = image.expect("the core runs");
-    world.had_session.set(opened.as_ref().is_ok_and(|(image, _)| image.header.session() > 0));
-    // An image with writes to restore is not repaired.
-    world.is_unsettled.set(opened.as_ref().is_ok_and(|(image, _)| image.header.is_dirty()));
+    note(opened.as_ref().ok().map(|(image, _)| &image.header));
+    let (home, cache_bytes) = (cores[world.shape.cores].remote(), world.shape.cache_bytes);
     let opened = opened.and_then(|(image, log)| LiveImage::open_on(home, image, others, cache_bytes, log));
     match opened {
         Ok(image) => Some(Arc::new(image)),
         Err(error) => {
             if world.machine.is_on() {
-                world.fail(format!("the image does not open: {error}"));
+                world.fail(format!("{} does not open: {error}", file.name()));
             }
             None
         }

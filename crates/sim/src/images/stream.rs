@@ -45,29 +45,15 @@ async fn copy(world: Rc<World>, stream: Stream, is_copied: Rc<Cell<bool>>) {
         match channel.copy(PART).await {
             Ok(0) => return is_copied.set(true),
             Ok(_) => {}
-            Err(error) => {
-                if world.machine.is_on() && !world.excuses(error) {
-                    world.fail(format!("a stream failed: {error}"));
-                }
-                return;
-            }
+            Err(error) => return world.job_failed("stream", error),
         }
     }
 }
 
 /// A stream is refused only for a reason.
 fn refused(world: &World, problem: &Problem) {
-    let is_excused = match problem {
-        _ if !world.machine.is_on() => true,
-        Problem::Refused(why) if why.contains("no backing file") => !world.has_backing.get(),
-        Problem::Refused(why) if why.contains("internal snapshots") => true,
-        Problem::Refused(why) if why.starts_with("no room") => world.shape.fixed.is_some(),
-        Problem::Write { .. } | Problem::Io { .. } => world.file.has_failed_write(),
-        _ => false,
-    };
-    if !is_excused {
-        world.fail(format!("a stream was refused: {problem}"));
-    }
+    let has_no_room = |why: &str| why.starts_with("no room") && world.shape.fixed.is_some();
+    world.job_refused("stream", problem, has_no_room);
 }
 
 /// Looks whether the image has its backing file still. `is_closed`: nothing has it open.

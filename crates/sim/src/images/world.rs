@@ -14,7 +14,7 @@ use block::{Device, IoError, Op};
 use layers::fault::{Action, Fault, Rule};
 use qcow2::entry::{COPIED, Entry, Geometry};
 use qcow2::write::{Options, Output, Writer};
-use qcow2::{Image, Others, Qcow2, RestartLog};
+use qcow2::{Image, Others, Problem, Qcow2, RestartLog};
 use reactor::Simulation;
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -196,6 +196,27 @@ impl World {
     pub fn others(&self) -> Others {
         let backing = self.opened_backing.borrow().clone().filter(|_| self.has_backing.get());
         Others { backing, data_file: None }
+    }
+
+    /// A job on the image and its backing file has failed: only for a reason.
+    pub fn job_failed(&self, job: &str, error: IoError) {
+        if self.machine.is_on() && !self.excuses(error) {
+            self.fail(format!("a {job} failed: {error}"));
+        }
+    }
+
+    /// A job was refused: only for a reason that all jobs have, or one that `is_excused` takes.
+    pub fn job_refused(&self, job: &str, problem: &Problem, is_excused: impl Fn(&str) -> bool) {
+        let is_excused = match problem {
+            _ if !self.machine.is_on() => true,
+            Problem::Refused(why) if why.contains("no backing file") => !self.has_backing.get(),
+            Problem::Refused(why) => why.contains("internal snapshots") || is_excused(why),
+            Problem::Write { .. } | Problem::Io { .. } => self.file.has_failed_write(),
+            _ => false,
+        };
+        if !is_excused {
+            self.fail(format!("a {job} was refused: {problem}"));
+        }
     }
 
     /// The backing file, if it is an image and the image names it.
