@@ -1,7 +1,7 @@
 //! Keys and certificates of exports, which the daemon reads again at SIGHUP.
 
-use crate::common::Daemon;
-use block::{Device, Flags, IoError, IoResult, Op};
+use crate::common::{Daemon, block};
+use block::{Device, Op};
 use serde_json::{Value, json};
 use stack::kinds::member::member;
 use std::fs;
@@ -42,15 +42,6 @@ fn place(address: &str) -> String {
 
 fn open(spec: &str) -> Option<Arc<dyn Device>> {
     member(spec, false, false).unwrap().open().ok()
-}
-
-fn read(device: &Arc<dyn Device>) -> IoResult {
-    let device = device.clone();
-    reactor::run(async move {
-        let channel = device.open_channel().map_err(|_| IoError::DeviceGone)?;
-        let buffer = reactor::current().buffers().take(4096).await;
-        buffer.transfer(&*channel, Op::Read, Flags::NONE, 0).await.1
-    })
 }
 
 /// Puts a file in the place of another, as tools that renew certificates do.
@@ -130,9 +121,9 @@ fn a_rotated_authority_counts_for_new_connections(args: &[&str]) {
     let before = connections(&daemon);
     reload(&daemon);
     assert!(open(&spec(&first)).is_none(), "its authority counts no more");
-    read(&client).unwrap();
+    block(&client, Op::Read, 0).unwrap();
     daemon.wait_for("the counters", || connections(&daemon) == before);
-    read(&open(&spec(&second)).unwrap()).unwrap();
+    block(&open(&spec(&second)).unwrap(), Op::Read, 0).unwrap();
 }
 
 #[test]
@@ -163,7 +154,7 @@ fn clients_get_and_lose_their_keys_in_a_file_that_is_replaced() {
     replace(&keys, key("bob", "b"));
     reload(&daemon);
     assert!(open(&spec("alice")).is_none() && open(&spec("bob")).is_some());
-    read(&alice).unwrap();
+    block(&alice, Op::Read, 0).unwrap();
     replace(&keys, "bob:5e5e");
     let said = fail_to_reload(&daemon);
     assert!(said.contains("/keys: line 1: a key of 2 bytes") && !said.contains("5e5e"), "{said}");
@@ -191,14 +182,14 @@ fn hosts_get_and_lose_their_secrets(args: &[&str]) {
     replace(&keys, line("two") + &line("three"));
     reload(&daemon);
     // As a host that the API removes.
-    assert!(read(&one).is_err() && open(&spec("one")).is_none());
-    read(&two).unwrap();
+    assert!(block(&one, Op::Read, 0).is_err() && open(&spec("one")).is_none());
+    block(&two, Op::Read, 0).unwrap();
     daemon.wait_for("the counters", || connections(&daemon).as_u64() >= before.as_u64());
     assert!(open(&spec("three")).is_some());
     replace(&keys, "nonsense");
     let said = fail_to_reload(&daemon);
     assert!(said.contains("/keys") && !said.contains("nonsense"), "{said}");
-    read(&two).unwrap();
+    block(&two, Op::Read, 0).unwrap();
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Portals of NBD exports.
 
-use crate::common::{Daemon, MIB, names};
-use block::{Device, Flags, IoError, IoResult, Op};
+use crate::common::{Daemon, MIB, block, names};
+use block::{Device, Op};
 use reqwest::Method;
 use serde_json::{Value, json};
 use stack::kinds::member::member;
@@ -35,19 +35,6 @@ fn open(address: &str, name: &str, more: &str) -> Result<Arc<dyn Device>, String
     let export = if name.is_empty() { String::new() } else { format!(",export={name}") };
     let spec = format!("nbd:{place}{export},connections=1{more}");
     member(&spec, false, false).unwrap().open().map_err(|error| error.to_string())
-}
-
-/// Fills the first block, or reads it.
-fn block(device: &Arc<dyn Device>, op: Op, fill: u8) -> Result<u8, IoError> {
-    let device = device.clone();
-    reactor::run(async move {
-        let channel = device.open_channel().map_err(|_| IoError::DeviceGone)?;
-        let mut buffer = reactor::current().buffers().take(4096).await;
-        buffer.as_mut_slice().fill(fill);
-        let (buffer, result) = buffer.transfer(&*channel, op, Flags::NONE, 0).await;
-        let result: IoResult = result;
-        result.map(|()| buffer.as_slice()[0])
-    })
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Portals: listeners that NVMe/TCP exports share.
 
-use crate::common::{Daemon, MIB, names, read_state};
-use block::{Device, Flags, IoError, IoResult, Op};
+use crate::common::{Daemon, MIB, block, names, read_state};
+use block::{Device, Op};
 use reqwest::Method;
 use serde_json::{Value, json};
 use stack::kinds::member::member;
@@ -40,32 +40,9 @@ fn open(address: &str, disk: &str, waits: bool) -> Option<Arc<dyn Device>> {
     member(&spec, false, false).unwrap().open().ok()
 }
 
-/// Reads the first block.
-fn try_block(device: &Arc<dyn Device>) -> IoResult {
-    let device = device.clone();
-    reactor::run(async move {
-        let channel = device.open_channel().map_err(|_| IoError::DeviceGone)?;
-        let buffer = reactor::current().buffers().take(4096).await;
-        buffer.transfer(&*channel, Op::Read, Flags::NONE, 0).await.1
-    })
-}
-
 /// Whether a new host is kept off the disk at an address.
 fn keeps_off(address: &str, disk: &str) -> bool {
-    open(address, disk, false).is_none_or(|host| try_block(&host).is_err())
-}
-
-/// Fills the first block, or reads it.
-fn block(device: &Arc<dyn Device>, op: Op, fill: u8) -> u8 {
-    let device = device.clone();
-    reactor::run(async move {
-        let channel = device.open_channel().unwrap();
-        let mut buffer = reactor::current().buffers().take(4096).await;
-        buffer.as_mut_slice().fill(fill);
-        let (buffer, result) = buffer.transfer(&*channel, op, Flags::NONE, 0).await;
-        result.unwrap();
-        buffer.as_slice()[0]
-    })
+    open(address, disk, false).is_none_or(|host| block(&host, Op::Read, 0).is_err())
 }
 
 #[test]
@@ -81,7 +58,7 @@ fn exports_share_a_portal_that_restarts_keep_while_hosts_are_connected() {
     assert_eq!(daemon.get("/v1/portals/net")["exports"], json!(disks));
     let hosts = disks.map(|disk| open(&address, disk, true).unwrap());
     for (fill, host) in (1..).zip(&hosts) {
-        block(host, Op::Write, fill);
+        block(host, Op::Write, fill).unwrap();
     }
     // Each host has its admin queue, and may have I/O queues.
     let least = disks.len() as u64;
@@ -99,7 +76,7 @@ fn exports_share_a_portal_that_restarts_keep_while_hosts_are_connected() {
     for signal in ["-KILL", "-TERM"] {
         daemon.restart(signal);
         for (fill, host) in (1..).zip(&hosts) {
-            assert_eq!(block(host, Op::Read, 0), fill, "{signal}");
+            assert_eq!(block(host, Op::Read, 0), Ok(fill), "{signal}");
         }
     }
     // One export ends, and hosts of the others do not notice.
@@ -107,7 +84,7 @@ fn exports_share_a_portal_that_restarts_keep_while_hosts_are_connected() {
     assert!(open(&address, "v3", false).is_none());
     daemon.delete("/v1/exports/v1");
     assert!(open(&address, "v1", false).is_none());
-    assert_eq!(block(&hosts[1], Op::Read, 0), 2);
+    assert_eq!(block(&hosts[1], Op::Read, 0), Ok(2));
     let (status, kind, detail) = daemon.refusal(Method::DELETE, "/v1/portals/net", &json!(null));
     assert_eq!((status, &*kind, &*detail), (409, "in-use", "portal net: exports use it: v2, v3"));
     ["v2", "v3"].iter().for_each(|disk| daemon.delete(&format!("/v1/exports/{disk}")));
@@ -172,7 +149,7 @@ fn ana_states_of_an_export_in_use_change_and_stay() {
     let as_made = json!({ &address: "optimized", &second: "non-optimized" });
     assert_eq!(states(&daemon, "v1"), as_made);
     let host = open(&second, "v1", true).unwrap();
-    block(&host, Op::Write, 1);
+    block(&host, Op::Write, 1).unwrap();
 
     let change = json!({ "ana": { &address: "inaccessible", &second: "optimized" } });
     let changed = daemon.patch("/v1/exports/v1", &change);
@@ -180,13 +157,13 @@ fn ana_states_of_an_export_in_use_change_and_stay() {
     let description = changed["description"].to_string();
     assert!(description.contains(&format!("{address}@inaccessible and {second}")), "{description}");
     assert_eq!(states(&daemon, "v2"), as_made, "another export of the portal");
-    assert_eq!(block(&host, Op::Read, 0), 1);
+    assert_eq!(block(&host, Op::Read, 0), Ok(1));
     assert!(keeps_off(&address, "v1") && !keeps_off(&second, "v1"));
 
     daemon.restart("-KILL");
     assert_eq!(states(&daemon, "v1"), change["ana"]);
     assert!(keeps_off(&address, "v1"));
-    assert_eq!(block(&host, Op::Read, 0), 1);
+    assert_eq!(block(&host, Op::Read, 0), Ok(1));
     let back = daemon.patch("/v1/exports/v1", &json!({ "ana": as_made }));
     assert_eq!((&back["ana"], &back["options"]["ana"]), (&as_made, &json!(null)));
     assert!(!keeps_off(&address, "v1"));

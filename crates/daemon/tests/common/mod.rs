@@ -4,7 +4,7 @@
 
 pub mod load;
 
-use block::{Device, MemoryRegion};
+use block::{Device, Flags, IoError, MemoryRegion, Op};
 use exports::nbd::{Config, Nbd};
 use exports::stream::Address;
 use layers::fault::Fault;
@@ -31,6 +31,18 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 pub fn shared_buffers() -> MemoryRegion {
     static BUFFERS: OnceLock<MemoryRegion> = OnceLock::new();
     *BUFFERS.get_or_init(|| stack::passed::share_buffers(1 << 30).unwrap())
+}
+
+/// Fills the first block of 4 KiB, or reads it. Returns its first byte.
+pub fn block(device: &Arc<dyn Device>, op: Op, fill: u8) -> Result<u8, IoError> {
+    let device = device.clone();
+    reactor::run(async move {
+        let channel = device.open_channel().map_err(|_| IoError::DeviceGone)?;
+        let mut buffer = reactor::current().buffers().take(4096).await;
+        buffer.as_mut_slice().fill(fill);
+        let (buffer, result) = buffer.transfer(&*channel, op, Flags::NONE, 0).await;
+        result.map(|()| buffer.as_slice()[0])
+    })
 }
 
 /// A directory for members, sockets and state, and the daemon that runs there.
