@@ -39,7 +39,7 @@ pub use host::{HostsChange, NewHost};
 pub use job::{Job, JobChange, JobKind};
 pub use labels::{Labels, LabelsChange, MAX_LABEL_KEY, MAX_LABEL_VALUE, MAX_LABELS};
 pub use pool::{Pool, PoolAction, PoolCapacity, Repaired, TableCopy};
-pub use portal::{NewPortal, Portal};
+pub use portal::{DEFAULT_PORTAL_KIND, NewPortal, Portal, default_portal_kind};
 pub use problem::Problem;
 pub use sample::{Sample, Samples};
 pub use system::{CoreInfo, StartProgress, System, SystemState};

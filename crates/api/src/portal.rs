@@ -10,7 +10,7 @@ pub struct Portal {
     /// Name.
     pub name: String,
     /// Kind of its exports: `nvme-tcp` or `nbd`.
-    #[serde(default = "nvme_tcp")]
+    #[serde(default = "default_portal_kind")]
     pub kind: String,
     /// Configured ports, each `ADDR:PORT` or, for `nvme-tcp`, `ADDR:PORT@STATE`.
     pub listen: Vec<String>,
@@ -57,6 +57,10 @@ pub struct NewPortal {
     pub options: BTreeMap<String, String>,
 }
 
-fn nvme_tcp() -> String {
-    "nvme-tcp".into()
+/// The kind of portals that do not name it.
+pub const DEFAULT_PORTAL_KIND: &str = "nvme-tcp";
+
+/// [`DEFAULT_PORTAL_KIND`], for fields that may be absent.
+pub fn default_portal_kind() -> String {
+    DEFAULT_PORTAL_KIND.into()
 }

@@ -5,10 +5,11 @@
 //! repeated here: the members of an array and the volumes of a pool are found by their own
 //! metadata. The file says where to look.
 
-use api::{DataPlane, Labels, MinQos, NewPortal, Qos};
+use api::{DEFAULT_PORTAL_KIND, DataPlane, Labels, MinQos, NewPortal, Qos};
 use atomic_file::{Folder, Meaning, RecoverError, Recovered, SystemFolder};
 pub use moves::MoveRecord;
 use serde::{Deserialize, Serialize};
+use stack::spec::field;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -21,8 +22,6 @@ use std::path::{Path, PathBuf};
 const VERSION: u32 = 4;
 const VERSION_WITH_NVME_PORTALS: u32 = 3;
 const VERSION_WITHOUT_PORTALS: u32 = 2;
-/// The kind of portals that do not name it.
-const NVME_TCP: &str = "nvme-tcp";
 /// Longer files are not ours.
 const MAX_BYTES: u64 = 64 << 20;
 /// The longest state that a change may lead to: ten thousand objects, and half of what is read.
@@ -170,7 +169,7 @@ pub struct PortalRecord {
     /// Its name.
     pub name: String,
     /// The kind of its exports.
-    #[serde(default = "nvme_tcp", skip_serializing_if = "is_nvme_tcp")]
+    #[serde(default = "api::default_portal_kind", skip_serializing_if = "is_nvme_tcp")]
     pub kind: String,
     /// Its ports, as the API takes them.
     pub listen: Vec<String>,
@@ -189,12 +188,8 @@ impl PortalRecord {
     }
 }
 
-fn nvme_tcp() -> String {
-    NVME_TCP.into()
-}
-
 fn is_nvme_tcp(kind: &str) -> bool {
-    kind == NVME_TCP
+    kind == DEFAULT_PORTAL_KIND
 }
 
 /// An export.
@@ -234,8 +229,7 @@ impl ExportRecord {
 
     /// Its specification, as `freestone serve --export` takes it.
     pub fn text(&self) -> String {
-        let field = |(key, value): (&String, &String)| format!("{key}={}", value.replace(',', ",,"));
-        let mut fields: Vec<String> = self.options.iter().map(field).collect();
+        let mut fields: Vec<String> = self.options.iter().map(|(key, value)| field(key, value)).collect();
         if self.read_only {
             fields.push("readonly=on".into());
         }
@@ -648,7 +642,7 @@ mod tests {
         let listen = vec!["10.0.0.1:4420".into(), "10.0.1.1:4420@non-optimized".into()];
         let portal = PortalRecord {
             name: "p".into(),
-            kind: NVME_TCP.into(),
+            kind: DEFAULT_PORTAL_KIND.into(),
             listen,
             clients: 4096,
             options: BTreeMap::new(),

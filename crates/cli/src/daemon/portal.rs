@@ -4,7 +4,7 @@ use super::export::option;
 use super::table::{fields, table};
 use super::{DaemonArgs, Session};
 use crate::error::Error;
-use api::{NewPortal, Portal};
+use api::{DEFAULT_PORTAL_KIND, NewPortal, Portal};
 use client::Method;
 
 /// The arguments of `freestone portal`.
@@ -32,7 +32,7 @@ enum PortalCommand {
         /// Its name
         name: String,
         /// Kind of its exports: nvme-tcp or nbd
-        #[arg(long, default_value = "nvme-tcp")]
+        #[arg(long, default_value = DEFAULT_PORTAL_KIND)]
         kind: String,
         /// A port to listen at; may be repeated. STATE is the ANA state of NVMe/TCP exports there
         #[arg(long, value_name = "ADDR:PORT[@STATE]", required = true)]

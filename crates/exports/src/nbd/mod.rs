@@ -39,9 +39,11 @@ mod service;
 mod status;
 mod wire;
 
-pub use crate::stream::{Address, MemoryBudget, Security};
+pub use crate::stream::{
+    Address, DEFAULT_PORTAL_CLIENTS, MAX_ADDRESSES, MAX_PORTAL_CLIENTS, MemoryBudget, Security,
+};
 pub use directory::MAX_EXPORTS;
-pub use portal::{DEFAULT_PORTAL_CLIENTS, MAX_ADDRESSES, MAX_PORTAL_CLIENTS, Portal, PortalConfig};
+pub use portal::{Portal, PortalConfig};
 
 use crate::stream::ConnectionLimits;
 use crate::{Error, Export, Stats, check_cores};
@@ -127,14 +129,7 @@ impl Config {
 
     /// The connection limits; each client identity with a key has reserved slots.
     fn connection_limits(&self) -> ConnectionLimits {
-        let (listed, is_closed) = self.tls.as_ref().map(Security::listed).unwrap_or_default();
-        ConnectionLimits {
-            total: self.clients,
-            of_address: self.address_clients,
-            of_host: None,
-            listed,
-            is_closed,
-        }
+        ConnectionLimits::with_tls(self.tls.as_ref(), self.clients, self.address_clients)
     }
 
     fn check(&self, cores: usize, limits: &Limits) -> Result<(), Error> {

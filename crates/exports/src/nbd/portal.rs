@@ -14,20 +14,14 @@ use super::options::MAX_STRING;
 use super::service::{Service, ServiceConfig};
 use crate::Error;
 use crate::stream::{
-    AcceptHandler, Address, Admitted, Applicant, ConnectionLimits, ConnectionSlots, Listeners, MemoryBudget,
-    Origin, Security,
+    AcceptHandler, Address, Admitted, Applicant, ConnectionLimits, ConnectionSlots, DEFAULT_PORTAL_CLIENTS,
+    Listeners, MemoryBudget, Origin, Security, fault_of_portal,
 };
 use block::Device;
 use reactor::CoreRef;
 use std::fmt;
 use std::sync::Arc;
 
-/// Default number of concurrent connections of each address of a portal.
-pub const DEFAULT_PORTAL_CLIENTS: usize = 4096;
-/// Maximum number of concurrent connections of each address of a portal.
-pub const MAX_PORTAL_CLIENTS: usize = 65536;
-/// Maximum number of addresses.
-pub const MAX_ADDRESSES: usize = 16;
 /// Pending handshakes at an address, for each export: after a restart, clients connect to all of
 /// them at once.
 const NEWCOMERS_OF_EXPORT: usize = 16;
@@ -46,7 +40,8 @@ pub struct PortalConfig {
     pub default: Option<String>,
     /// TLS of all exports, optional or required.
     pub tls: Option<Security>,
-    /// Maximum concurrent connections of each address, up to [`MAX_PORTAL_CLIENTS`].
+    /// Maximum concurrent connections of each address, up to
+    /// [`MAX_PORTAL_CLIENTS`](super::MAX_PORTAL_CLIENTS).
     pub clients: usize,
     /// Maximum connections from one address at a time, of clients without a key of their own.
     /// `None`: three quarters of `clients`, or all if these are fewer than 32.
@@ -66,10 +61,8 @@ impl PortalConfig {
     /// Names the value and its range.
     pub fn check(&self) -> Result<(), Error> {
         let default_len = self.default.as_ref().map_or(1, String::len);
-        let fault = if !(1..=MAX_ADDRESSES).contains(&self.addresses.len()) {
-            format!("{} addresses: want 1 to {MAX_ADDRESSES}", self.addresses.len())
-        } else if !(1..=MAX_PORTAL_CLIENTS).contains(&self.clients) {
-            format!("{} clients: want 1 to {MAX_PORTAL_CLIENTS}", self.clients)
+        let fault = if let Some(fault) = fault_of_portal(self.addresses.len(), self.clients) {
+            fault
         } else if self.address_clients == Some(0) {
             "0 clients of an address: want at least 1".into()
         } else if !(1..=MAX_STRING).contains(&default_len) {
@@ -78,17 +71,6 @@ impl PortalConfig {
             return Ok(());
         };
         Err(Error::Config(format!("portal {}: {fault}", self.name)))
-    }
-
-    fn connection_limits(&self) -> ConnectionLimits {
-        let (listed, is_closed) = self.tls.as_ref().map(Security::listed).unwrap_or_default();
-        ConnectionLimits {
-            total: self.clients,
-            of_address: self.address_clients,
-            of_host: None,
-            listed,
-            is_closed,
-        }
     }
 }
 
@@ -114,7 +96,7 @@ impl Portal {
     pub fn bind(config: &PortalConfig) -> Result<Arc<Portal>, Error> {
         config.check()?;
         let default = config.default.clone().map_or(DefaultExport::None, DefaultExport::Named);
-        let limits = config.connection_limits();
+        let limits = ConnectionLimits::with_tls(config.tls.as_ref(), config.clients, config.address_clients);
         let object = format!("portal {}", config.name);
         let directory = Directory::new(object.into(), default, config.tls.clone());
         let memory = MemoryBudget::process();

@@ -57,11 +57,12 @@ mod subsystem;
 mod transfers;
 
 pub use crate::stream::{Address, MemoryBudget};
+pub use crate::stream::{DEFAULT_PORTAL_CLIENTS, MAX_PORTAL_CLIENTS};
 pub use access::{Access, Auth, Hosts, HostsError, MAX_HOSTS, NO_HOST, Security};
 pub use directory::MAX_SUBSYSTEMS;
 pub use nvme::fabrics::{Nqn, NqnError};
 pub use nvme_auth::{Choices, Group, Hash, HostSecrets, Keys, SecretText, SecretsError, TlsKeys};
-pub use portal::{DEFAULT_PORTAL_CLIENTS, MAX_PORTAL_CLIENTS, Portal, PortalConfig};
+pub use portal::{Portal, PortalConfig};
 pub use ports::{AccessState, PortConfig, port_at};
 
 use crate::stream::{ConnectionLimits, Memory, Minimum};
@@ -88,7 +89,7 @@ pub const DEFAULT_QUEUES: u16 = 64;
 /// Maximum number of I/O queues of a controller.
 pub const MAX_QUEUES: u16 = 1024;
 /// Maximum number of ports.
-pub const MAX_PORTS: usize = 16;
+pub const MAX_PORTS: usize = crate::stream::MAX_ADDRESSES;
 /// Maximum number of namespaces.
 pub const MAX_NAMESPACES: usize = 1024;
 /// Every controller identifier (Base 3.1.1).

@@ -16,9 +16,10 @@ use super::reservations::Registrar;
 use super::service::{Service, ServiceCores};
 use super::session::Session;
 use super::subsystem::Subsystem;
-use super::{ADMIN_MINIMUM, Access, CONTROLLER_IDS, MAX_PORTS, hex, identity};
+use super::{ADMIN_MINIMUM, Access, CONTROLLER_IDS, hex, identity};
 use crate::stream::{
-    AcceptHandler, Admitted, ConnectionLimits, ConnectionSlots, Listeners, MemoryBudget, Origin, Parts,
+    AcceptHandler, Admitted, ConnectionLimits, ConnectionSlots, DEFAULT_PORTAL_CLIENTS, Listeners,
+    MemoryBudget, Origin, Parts, fault_of_portal,
 };
 use crate::{Error, Stats};
 use block::SharedRole;
@@ -29,10 +30,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Default number of concurrent connections of each address of a portal.
-pub const DEFAULT_PORTAL_CLIENTS: usize = 4096;
-/// Maximum number of concurrent connections of each address of a portal.
-pub const MAX_PORTAL_CLIENTS: usize = 65536;
 /// Pending handshakes at an address, for each subsystem: after a restart, hosts connect to all of
 /// them at once.
 const NEWCOMERS_OF_SUBSYSTEM: usize = 128;
@@ -46,8 +43,9 @@ pub struct PortalConfig {
     pub name: String,
     /// The listening addresses, and the initial access state of each subsystem there.
     pub ports: Vec<PortConfig>,
-    /// Maximum concurrent connections of each address, up to [`MAX_PORTAL_CLIENTS`]. Discovery does
-    /// not count. One address, and one host name, may have three quarters of them.
+    /// Maximum concurrent connections of each address, up to
+    /// [`MAX_PORTAL_CLIENTS`](super::MAX_PORTAL_CLIENTS). Discovery does not count. One address,
+    /// and one host name, may have three quarters of them.
     pub clients: usize,
     /// The memory budget of discovery connections.
     pub memory: MemoryBudget,
@@ -64,14 +62,10 @@ impl PortalConfig {
     /// # Errors
     /// Names the number and its range.
     pub fn check(&self) -> Result<(), Error> {
-        let fault = if !(1..=MAX_PORTS).contains(&self.ports.len()) {
-            format!("{} addresses: want 1 to {MAX_PORTS}", self.ports.len())
-        } else if !(1..=MAX_PORTAL_CLIENTS).contains(&self.clients) {
-            format!("{} clients: want 1 to {MAX_PORTAL_CLIENTS}", self.clients)
-        } else {
-            return Ok(());
-        };
-        Err(Error::Config(format!("portal {}: {fault}", self.name)))
+        match fault_of_portal(self.ports.len(), self.clients) {
+            Some(fault) => Err(Error::Config(format!("portal {}: {fault}", self.name))),
+            None => Ok(()),
+        }
     }
 }
 

@@ -13,6 +13,7 @@
 //! 4. Visitors (NVMe discovery) do not count. They have a limit of their own, and a new one
 //!    replaces the oldest.
 
+use super::Security;
 use super::budget::{MemoryBudget, Minimum, Reserved};
 use super::log_limit::LogLimit;
 use super::wire::disconnect;
@@ -63,6 +64,18 @@ pub(crate) struct ConnectionLimits {
     pub(crate) listed: Vec<Box<str>>,
     /// Whether only listed hosts may connect.
     pub(crate) is_closed: bool,
+}
+
+impl ConnectionLimits {
+    /// Limits where the clients with keys of `tls` are the listed hosts.
+    pub(crate) fn with_tls(
+        tls: Option<&Security>,
+        total: usize,
+        of_address: Option<usize>,
+    ) -> ConnectionLimits {
+        let (listed, is_closed) = tls.map(Security::listed).unwrap_or_default();
+        ConnectionLimits { total, of_address, of_host: None, listed, is_closed }
+    }
 }
 
 /// The connections that one address or one host may have out of `total`: three quarters, or all of

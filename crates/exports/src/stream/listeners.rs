@@ -5,6 +5,24 @@ use super::{Address, Listener};
 use crate::Error;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Default number of concurrent connections of each address of a portal.
+pub const DEFAULT_PORTAL_CLIENTS: usize = 4096;
+/// Maximum number of concurrent connections of each address of a portal.
+pub const MAX_PORTAL_CLIENTS: usize = 65536;
+/// Maximum number of addresses of a portal.
+pub const MAX_ADDRESSES: usize = 16;
+
+/// The fault of a portal with so many addresses, and so many clients at each.
+pub(crate) fn fault_of_portal(addresses: usize, clients: usize) -> Option<String> {
+    if !(1..=MAX_ADDRESSES).contains(&addresses) {
+        Some(format!("{addresses} addresses: want 1 to {MAX_ADDRESSES}"))
+    } else if !(1..=MAX_PORTAL_CLIENTS).contains(&clients) {
+        Some(format!("{clients} clients: want 1 to {MAX_PORTAL_CLIENTS}"))
+    } else {
+        None
+    }
+}
+
 /// Sockets that are bound first, and accept clients later: clients that connect meanwhile wait.
 /// Dropping it stops accepting.
 pub(crate) struct Listeners {

@@ -46,7 +46,8 @@ pub(crate) use connection_slots::{
 pub(crate) use inbox::{Inbox, Received};
 pub(crate) use link::{Grant, Link, Parts};
 pub(crate) use listener::Listener;
-pub(crate) use listeners::Listeners;
+pub use listeners::{DEFAULT_PORTAL_CLIENTS, MAX_ADDRESSES, MAX_PORTAL_CLIENTS};
+pub(crate) use listeners::{Listeners, fault_of_portal};
 pub(crate) use memory::{Memory, Store, copy};
 pub(crate) use outbox::{MAX_FRONT, Outbox, ReplyPart};
 pub use passed::pass_socket;

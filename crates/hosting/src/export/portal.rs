@@ -4,18 +4,19 @@ use super::keep_listener;
 use super::nbd::{ADDRESS_CLIENTS, TLS, TLS_CERTIFICATES, TLS_PSK, TLS_VERIFY_PEER, security};
 use super::open_portal::OpenPortal;
 use super::ports::port;
-use api::NewPortal;
+use api::{DEFAULT_PORTAL_KIND, NewPortal};
 use exports::{Error, nbd, nvme_tcp};
 use nbd::Address;
 use reactor::CoreRef;
 use sandbox::{Access, Profile};
-use stack::spec::{Kind, Role, Spec, SpecError, key};
+use stack::spec::{Kind, Role, Spec, SpecError, field, key};
 use std::path::PathBuf;
 
 /// Every kind of portal, with its options.
 pub const KINDS: &[&Kind] = &[&NVME_TCP, &NBD];
 
-static NVME_TCP: Kind = Kind { name: "nvme-tcp", about: "NVMe subsystems behind one listener", keys: &[] };
+static NVME_TCP: Kind =
+    Kind { name: DEFAULT_PORTAL_KIND, about: "NVMe subsystems behind one listener", keys: &[] };
 
 static NBD: Kind = Kind {
     name: "nbd",
@@ -41,13 +42,12 @@ pub enum PortalPlan {
 
 /// The kind of a portal.
 pub fn kind_of(new: &NewPortal) -> &str {
-    new.kind.as_deref().unwrap_or(NVME_TCP.name)
+    new.kind.as_deref().unwrap_or(DEFAULT_PORTAL_KIND)
 }
 
 /// The options of a portal.
 fn spec_of(new: &NewPortal) -> Result<Spec, SpecError> {
-    let option = |(key, value): (&String, &String)| format!("{key}={}", value.replace(',', ",,"));
-    let options: Vec<String> = new.options.iter().map(option).collect();
+    let options: Vec<String> = new.options.iter().map(|(key, value)| field(key, value)).collect();
     let separator = if options.is_empty() { "" } else { ":" };
     Spec::parse(Role::Portal, KINDS, &format!("{}{separator}{}", kind_of(new), options.join(",")))
 }

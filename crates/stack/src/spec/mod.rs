@@ -13,6 +13,11 @@ pub use value::{CpuList, Seconds, Switch, Value};
 
 use std::path::Path;
 
+/// A key and its value as a specification has them: commas are doubled.
+pub fn field(key: &str, value: &str) -> String {
+    format!("{key}={}", value.replace(',', ",,"))
+}
+
 /// The object that a specification describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {

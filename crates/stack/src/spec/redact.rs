@@ -9,7 +9,7 @@
 //!   paths;
 //! - the part before `@` in the authority of a URI.
 
-use super::{Key, Kind, split_at_commas};
+use super::{Key, Kind, field, split_at_commas};
 
 /// Replaces a text that may be a secret.
 pub const MASK: &str = "***";
@@ -29,9 +29,7 @@ pub fn redact(kinds: &[&'static Kind], text: &str, hidden: &mut Vec<String>) -> 
                 return hide_unless(kind.keys.iter().any(|known| known.name == part), part, hidden);
             };
             match kind.keys.iter().find(|known| known.name == key.replace('_', "-")) {
-                Some(known) => {
-                    format!("{key}={}", redact_value(known, value, hidden).replace(',', ",,"))
-                }
+                Some(known) => field(key, &redact_value(known, value, hidden)),
                 None => {
                     hidden.extend([key.to_owned(), value.to_owned()]);
                     format!("{MASK}={MASK}")
