@@ -98,6 +98,8 @@ nightly: ## Slow suites: the book, programs built twice, the oldest Rust, models
 	tests/capi/run --every
 	tests/lab/demo --once --listen 127.0.0.1:0 --disk-rate 8M
 	LAB_PROOFS=all LAB_TEST_TIMEOUT_S=3600 tests/lab/run --nightly --jobs 2
+	tests/web/setup
+	tests/web/run --nightly
 	LAB_KILLS=50 tests/lab/run --jobs 2 kill queues_go_from_core hand_made_rings
 	LAB_KILLS=100 LAB_TEST_TIMEOUT_S=3600 tests/lab/run --jobs 2 stock_qemu_is_served_by
 	LAB_CUTS=all LAB_TEST_TIMEOUT_S=28800 tests/lab/run --jobs 2 power_cut
@@ -172,7 +174,9 @@ clients: ## QEMU, nbdkit and others of Debian trixie on target/release/libblkio.
 
 test: ## Everything: installs what is missing, passes all tests
 	@tests/timed --new
-	@$(MAKE) --no-print-directory --keep-going all-suites; status=$$?; tests/timed --table; exit $$status
+	@# A run that is ended from outside says what it was doing.
+	@trap 'tests/timed --table; kill $$!; exit 143' TERM INT; \
+	$(MAKE) --no-print-directory --keep-going all-suites & wait $$!; status=$$?; tests/timed --table; exit $$status
 
 all-suites:
 	# Compilers and headers, which all that is built needs.

@@ -16,11 +16,13 @@ def the_c_suite_passes_on_an_nvme_namespace_of_4096_byte_blocks(lab):
     blkio.run_suite(lab, guest, "nvme-io_uring", guest.devices[0].paths[0])
 
 
+@nightly
 def the_c_suite_passes_on_a_zoned_nvme_namespace(lab):
     guest = lab.boot_with(Nvme([Namespace(zoned=True)]), cpus=2)
     blkio.run_suite(lab, guest, "nvme-io_uring", guest.devices[0].paths[0])
 
 
+@nightly
 def the_c_suite_passes_on_a_vdpa_device(lab):
     guest = lab.boot_with(Vdpa(queues=4), cpus=2)
     blkio.run_suite(lab, guest, "virtio-blk-vhost-vdpa", guest.devices[0].paths[0])

@@ -10,6 +10,7 @@ import paths
 from freestoned import MIB, Freestoned, GuestDaemon
 from lab import needs_freestone
 from paths import die_with_parent
+from runner import nightly
 from vm import Guest
 
 CSI = os.path.join(paths.REPO, "tests", "csi")
@@ -40,6 +41,7 @@ def volumes_over_nvme_tcp_are_mounted_grown_and_given_up(lab):
 
 
 @needs_freestone
+@nightly
 def volumes_over_ublk_are_mounted_grown_and_given_up(lab):
     # Older kernels do not resize such disks.
     guest, daemon = _boot(lab, "ublk_drv", kernel=paths.NEW_KERNEL)
@@ -107,6 +109,7 @@ def a_node_that_is_frozen_or_cut_off_writes_nothing_once_another_has_its_volumes
 
 
 @needs_freestone
+@nightly
 def volumes_of_a_node_outlast_kills_of_the_driver_and_the_daemon(lab):
     cluster, node = _cluster(lab, nodes="a")
     parameters = {**PARAMETERS, "ctrl-loss-tmo": "-1", "fast-io-fail-tmo": "-1"}

@@ -53,6 +53,7 @@ def a_guest_boots_from_an_image_compressed_with_zstd_below_a_writable_one(lab):
 
 
 @needs_freestone
+@nightly
 def a_guest_boots_from_a_compressed_image_that_its_own_initramfs_serves(lab):
     return _boot_over_ublk(lab, "zstd")
 
@@ -209,6 +210,7 @@ def kills_of_the_server_of_a_growing_image_lose_no_completed_write(lab):
 
 
 @needs_freestone
+@nightly
 def kills_of_the_server_of_a_growing_image_are_only_a_pause(lab):
     """A file system that stays mounted notices no kill, although each one finds writes that were not flushed."""
     tree = f"{lab.directory}/tree"
@@ -244,6 +246,7 @@ def kills_of_the_server_of_a_growing_image_are_only_a_pause(lab):
 
 
 @needs_freestone
+@nightly
 def three_initiators_of_a_kernel_share_an_image_and_find_it_again(lab):
     guest = _boot_with_ublk(lab)
     guest.sh("modprobe -a nvme-tcp nbd && ip link set lo up")

@@ -24,6 +24,7 @@ def vhost_blk_serves_hand_made_rings_on_the_first_kernel(lab):
 
 
 @needs_freestone
+@nightly
 def vhost_blk_serves_hand_made_rings_on_the_newest_kernel(lab):
     return _serves_hand_made_rings(lab, paths.NEW_KERNEL)
 

@@ -10,6 +10,7 @@ import re
 
 import paths
 from lab import CHECKED_MEMORY, needs_freestone
+from runner import nightly
 from workload import MIB, make_image
 
 CHECK = os.path.join(paths.HERE, "guest", "virtio-blk-uring-check")
@@ -60,6 +61,7 @@ WITH_SEEN = ("only_checked_commands_reach_the_device", "a_device_without_cache_o
 
 
 @needs_freestone
+@nightly
 def virtio_blk_uring_serves_commands_on_the_first_kernel(lab):
     return _serves_commands(lab, paths.KERNEL)
 

@@ -2,6 +2,7 @@
 
 import paths
 from devices import Namespace, Nvme
+from runner import nightly
 
 CHECK_TIMEOUT_S = 600
 
@@ -11,6 +12,7 @@ def the_suite_passes_on_a_namespace(lab):
     _check(guest, "suite", "/dev/ng0n1")
 
 
+@nightly
 def the_suite_passes_on_poll_queues_and_blocks_of_4096(lab):
     guest = lab.boot_with(Nvme([Namespace(block_bytes=4096)], poll_queues=1), cpus=2)
     _check(guest, "suite", "/dev/ng0n1", "poll")

@@ -8,6 +8,7 @@ import time
 import blkio
 from lab import needs_freestone
 from nvmet import PROOFS
+from runner import nightly
 from ublk_server import UblkServer
 from workload import KILLS, MIB, end_of_load, fio_verify, fio_verify_until_enough, kill_under_load, requests_completed
 
@@ -119,6 +120,7 @@ def _a_namespace_that_grows_is_noticed(guest, server, disk):
 
 
 @needs_freestone
+@nightly
 def a_hundred_subsystems_at_one_port_are_connected_at_once(lab):
     guest = _boot(lab)
     exports = [f"--export nvme-tcp:listen=127.0.0.1:4420,nqn={NQN}:{number},hosts={HOST},device=ram" for number in range(SUBSYSTEMS)]
@@ -212,6 +214,7 @@ def with_two_ports_io_goes_the_best_way_and_the_other_when_that_is_lost(lab):
 
 
 @needs_freestone
+@nightly
 def the_stock_initiator_proves_who_it_is_with_every_hash(lab):
     guest = _boot(lab)
     secret, ours = _secrets(guest)
@@ -240,6 +243,7 @@ def the_stock_initiator_proves_who_it_is_with_every_hash(lab):
 
 
 @needs_freestone
+@nightly
 def a_target_that_comes_back_has_its_host_prove_itself_again(lab):
     guest = _boot(lab)
     secret, ours = _secrets(guest)

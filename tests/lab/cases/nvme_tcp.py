@@ -6,6 +6,7 @@ import time
 import paths
 from lab import needs_freestone
 from nvmet import PROOFS, KernelTarget
+from runner import nightly
 from ublk_server import UblkServer
 from workload import FIO_JSON, fio_result, fio_verify
 
@@ -14,6 +15,7 @@ LOSSES = 3
 
 
 @needs_freestone
+@nightly
 def every_request_comes_back_as_it_was_with_digests_and_without(lab):
     guest = lab.boot_alone(cpus=2)
     targets = [KernelTarget(guest, port=4420), KernelTarget(guest, block_device=True, port=4421)]
@@ -60,6 +62,7 @@ def a_kernel_target_says_what_it_has(lab):
 
 
 @needs_freestone
+@nightly
 def a_kernel_target_learns_who_the_host_is_with_every_hash(lab):
     guest = lab.boot_alone(cpus=2)
     target = KernelTarget(guest)

@@ -11,6 +11,7 @@ from freestoned import GuestDaemon
 from lab import needs_freestone
 from logged_disks import LoggedDisks
 from cut_replay import ARRAY, OTHER, SURVIVALS, VOLUME, Replay, points, replay, spread
+from runner import nightly
 from workload import MIB
 
 MEMBER_MIB = 32
@@ -29,6 +30,7 @@ def raid_6_holds_what_it_acknowledged_wherever_power_is_cut(lab):
 
 
 @needs_freestone
+@nightly
 def raid_5_in_bitmap_mode_holds_what_it_acknowledged_wherever_power_is_cut(lab):
     return _holds(lab, "5", 4, "bitmap", seed=2)
 

@@ -1,6 +1,7 @@
 """Virtqueues: one and several, split and packed."""
 
 from lab import FEATURE_RING_PACKED, features, needs_freestone, sysfs
+from runner import nightly
 from workload import FIO_JSON, fio_result, fio_verify
 
 
@@ -32,6 +33,7 @@ def packed_rings_are_negotiated_and_carry_data(lab):
 
 
 @needs_freestone
+@nightly
 def four_packed_queues_serve_a_guest_with_four_processors(lab):
     guest = lab.boot(queues=4, cpus=4, packed=True)
     assert FEATURE_RING_PACKED in features(guest), f"bit 34 is not among {sorted(features(guest))}"

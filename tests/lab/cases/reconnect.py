@@ -30,6 +30,7 @@ def kill_under_load_is_only_a_pause_with_four_queues(lab):
 
 
 @needs_freestone
+@nightly
 def kill_under_load_is_only_a_pause_with_four_packed_queues(lab):
     _survives_kills(lab, KILLS, queues=4, cpus=4, packed=True)
 

@@ -5,6 +5,7 @@ import time
 import paths
 from freestoned import GuestDaemon
 from lab import needs_freestone
+from runner import nightly
 from ublk_server import UblkServer, as_user, requeued, ublk, ublk_fails
 from workload import (KILLS, MIB, end_of_load, fio_verify, fio_verify_again, fio_verify_until_enough, kill_under_load,
                       requests_completed)
@@ -156,6 +157,7 @@ def kill_9_under_load_is_only_a_pause_for_a_disk_of_the_kernel(lab):
 
 
 @needs_freestone
+@nightly
 def a_successor_that_is_killed_while_it_takes_a_disk_over_is_succeeded_itself(lab):
     guest = _boot(lab, KERNEL_FOR_KILLS)
     server = UblkServer(guest, f"{SLOW_FILE} --export ublk:id=0,queues=2 --cores 0,1")

@@ -3,6 +3,7 @@
 import paths
 from freestoned import GuestDaemon
 from lab import needs_freestone
+from runner import nightly
 from ublk_server import UblkServer
 from workload import KILLS, MIB, end_of_load, fio_verify_until_enough, kill_under_load
 
@@ -69,6 +70,7 @@ def a_vduse_disk_keeps_its_data_when_its_server_is_killed_under_load(lab):
 
 
 @needs_freestone
+@nightly
 def a_vduse_disk_goes_on_while_its_queues_go_from_core_to_core(lab):
     guest = _boot(lab, "virtio_vdpa", "virtio_blk")
     daemon = GuestDaemon(guest, "--cores 0,1")

@@ -33,6 +33,7 @@ def _suites(lab, kernel):
 
 
 @needs_freestone
+@nightly
 def the_suites_pass_on_poll_queues_of_the_first_kernel(lab):
     _polled_suites(lab, paths.KERNEL)
 
@@ -57,6 +58,7 @@ def the_c_suite_passes_on_a_virtio_disk_of_the_first_kernel(lab):
 
 
 @needs_freestone
+@nightly
 def the_c_suite_passes_on_a_virtio_disk_of_the_newest_kernel(lab):
     return _c_suite(lab, paths.NEW_KERNEL, 1)
 

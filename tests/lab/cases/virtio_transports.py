@@ -5,6 +5,7 @@ import re
 
 import paths
 from lab import needs_freestone
+from runner import nightly
 from workload import MIB, make_image
 
 DISK_MIB = 64
@@ -57,6 +58,7 @@ def a_pci_function_passes_the_suite_of_every_device(lab):
 
 
 @needs_freestone
+@nightly
 def a_pci_function_with_packed_rings_passes_the_suite_of_every_device(lab):
     guest = _boot_with_pci(lab, "packed=on")
     _bind_to_vfio(guest)
@@ -64,6 +66,7 @@ def a_pci_function_with_packed_rings_passes_the_suite_of_every_device(lab):
 
 
 @needs_freestone
+@nightly
 def a_pci_function_keeps_what_was_written(lab):
     guest = _boot_with_pci(lab)
     _bind_to_vfio(guest)

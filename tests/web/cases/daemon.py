@@ -11,6 +11,7 @@ import paths
 from day import Day
 from freestoned import MIB, Freestoned
 from playwright.sync_api import expect
+from runner import nightly
 
 from web import Mouse, VIEWS
 
@@ -129,6 +130,7 @@ SEEN = {
 }
 
 
+@nightly
 def an_operators_day_is_seen_on_the_page(web):
     paths.require_setup()
     # The same address after a kill: the page finds the daemon again.
