@@ -6,11 +6,14 @@ import socket
 import subprocess
 import time
 
-import csi_pb2
-import csi_pb2_grpc
-import grpc
-import paths
-from paths import die_with_parent
+# Else gRPC stops its threads before each fork of this program, and now and then waits for them without an end.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+import csi_pb2  # noqa: E402
+import csi_pb2_grpc  # noqa: E402
+import grpc  # noqa: E402
+import paths  # noqa: E402
+from paths import die_with_parent  # noqa: E402
 
 FREESTONE_CSI = os.environ.get("FREESTONE_CSI", os.path.join(os.path.dirname(paths.FREESTONE), "freestone-csi"))
 START_TIMEOUT_S = 60

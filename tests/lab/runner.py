@@ -6,6 +6,7 @@ It fails by raising, and is skipped when it raises Skipped; what it returns is p
 
 import argparse
 import dataclasses
+import faulthandler
 import glob
 import importlib
 import inspect
@@ -22,7 +23,8 @@ from paths import die_with_parent
 from vm import EmulatorError, exit_on_sigterm
 
 # A test takes 10 to 60 s on a quiet machine, many times that on a busy one.
-TEST_TIMEOUT_S = int(os.environ.get("LAB_TEST_TIMEOUT_S", "900"))
+TEST_TIMEOUT_S = int(os.environ.get("LAB_TEST_TIMEOUT_S", "600"))
+STUCK_S = 60  # how much later a test that its signal did not end is stuck
 
 
 class Skipped(Exception):
@@ -82,6 +84,8 @@ def attempt(test, make, kind):
     shutil.rmtree(subject.directory, ignore_errors=True)
     signal.signal(signal.SIGALRM, out_of_time)
     signal.alarm(TEST_TIMEOUT_S)
+    # A signal does not reach Python code while a library waits: then the log says where.
+    faulthandler.dump_traceback_later(TEST_TIMEOUT_S + STUCK_S)
     took = lambda: time.monotonic() - started
     try:
         note = test(subject)
@@ -97,6 +101,7 @@ def attempt(test, make, kind):
     finally:
         signal.alarm(0)
         subject.close()
+        faulthandler.cancel_dump_traceback_later()
 
 
 def shortened(text, lines=3, width=300):
