@@ -85,10 +85,11 @@ loom: ## Models of protocols between threads, in every order of their steps, eac
 miri: ## Tests of unsafe code under Miri, where a nightly toolchain has it
 	tests/miri
 
-nightly: ## Slow suites: the book, programs built twice, the oldest Rust, models with more preemptions, Miri where there is one, all mutants, a soak, many kills, fuzzed images, every power cut, a kernel with KASAN and lockdep, a Ceph cluster
+nightly: ## Slow suites: the book, programs built twice, the oldest Rust, AArch64, models with more preemptions, Miri where there is one, all mutants, a soak, many kills, fuzzed images, every power cut, a kernel with KASAN and lockdep, a Ceph cluster
 	packaging/book
 	tests/reproducible
 	tests/check-msrv --build
+	tests/aarch64
 	LOOM_MAX_PREEMPTIONS=5 tests/loom
 	tests/miri
 	$(MAKE) mutants

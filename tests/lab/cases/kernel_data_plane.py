@@ -14,7 +14,6 @@ LONGEST_S = 900
 
 
 @needs_freestone
-@nightly
 def vhost_user_clients_are_served_by_the_first_kernel(lab):
     return _serves_vhost_user_clients(lab, paths.KERNEL)
 

@@ -155,6 +155,8 @@ fn available() -> Vec<Loops> {
             found.push(Loops { add: x86::avx2::<false>, copy: x86::avx2::<true> });
         }
     }
+    #[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+    found.push(Loops { add: aarch64::neon::<false>, copy: aarch64::neon::<true> });
     found.push(Loops { add: plain::<false>, copy: plain::<true> });
     found
 }
@@ -259,6 +261,47 @@ mod x86 {
         unsafe {
             _mm256_storeu_si256(first.as_mut_ptr().cast(), low);
             _mm256_storeu_si256(second.as_mut_ptr().cast(), high);
+        }
+    }
+}
+
+#[cfg(all(target_arch = "aarch64", target_endian = "little"))]
+mod aarch64 {
+    use super::LINE;
+    use std::arch::aarch64::*;
+
+    /// See [`super::Loop`]. Every AArch64 processor has these instructions.
+    #[target_feature(enable = "neon")]
+    pub unsafe fn neon<const IS_COPY: bool>(
+        from: *const u8,
+        to: *mut u8,
+        len: usize,
+        key: *const u64,
+        sums: &mut [u64; LINE / 8],
+    ) {
+        const BYTES: usize = 16;
+        let sums = sums.as_mut_ptr();
+        // SAFETY: here and below by contract; the sums are as long as four vectors.
+        let mut all: [uint64x2_t; LINE / BYTES] =
+            std::array::from_fn(|i| unsafe { vld1q_u64(sums.add(2 * i)) });
+        for at in (0..len).step_by(LINE) {
+            for (i, sum) in all.iter_mut().enumerate() {
+                let at = at + BYTES * i;
+                // SAFETY: as above.
+                unsafe {
+                    let bytes = vld1q_u8(from.add(at));
+                    if IS_COPY {
+                        vst1q_u8(to.add(at), bytes);
+                    }
+                    let key = vreinterpretq_u32_u64(vld1q_u64(key.add(at / 8)));
+                    let mixed = vreinterpretq_u64_u32(vaddq_u32(vreinterpretq_u32_u8(bytes), key));
+                    *sum = vmlal_u32(*sum, vmovn_u64(mixed), vshrn_n_u64::<32>(mixed));
+                }
+            }
+        }
+        for (i, sum) in all.into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { vst1q_u64(sums.add(2 * i), sum) }
         }
     }
 }
