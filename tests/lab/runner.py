@@ -43,6 +43,9 @@ def find_tests(cases, parameter):
     tests = []
     for path in sorted(glob.glob(os.path.join(cases, "*.py"))):
         module = importlib.import_module(os.path.basename(path)[:-len(".py")])
+        source = getattr(module, "__file__", None)
+        if not source or not os.path.samefile(source, path):
+            sys.exit(f"{path}: its tests cannot run: the module {module.__name__} is {source or 'built in'}; rename the file")
         for name, function in vars(module).items():
             if not name.startswith("_") and inspect.isfunction(function) and list(inspect.signature(function).parameters) == [parameter]:
                 tests.append((module.__name__, function))

@@ -1,6 +1,7 @@
 //! Volumes, their QoS limits, and groups that share limits.
 
 use crate::labels::{Labels, LabelsChange};
+use base::Size;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -171,6 +172,25 @@ pub struct Rate {
     /// Unused requests or bytes that may accumulate in a pause and be used at once.
     #[serde(default)]
     pub burst: u64,
+}
+
+impl Rate {
+    /// The texts that [`Rate::parse`] takes, for error messages.
+    pub const EXPECTED: &str = "a rate such as 5000, 100M or 5000:20000 (20000 at once after a pause)";
+
+    /// Reads `RATE` or `RATE:BURST`, sizes as in `10G`; `None` unless the rate is at least 1.
+    ///
+    /// ```
+    /// use api::volume::Rate;
+    ///
+    /// assert_eq!(Rate::parse("5000:20K"), Some(Rate { per_s: 5000, burst: 20 << 10 }));
+    /// assert_eq!(Rate::parse("0"), None);
+    /// ```
+    pub fn parse(text: &str) -> Option<Rate> {
+        let (per_s, burst) = text.split_once(':').unwrap_or((text, "0"));
+        let rate = Rate { per_s: Size::parse(per_s)?.0, burst: Size::parse(burst)?.0 };
+        (rate.per_s > 0).then_some(rate)
+    }
 }
 
 impl Qos {

@@ -3,7 +3,6 @@
 use crate::fault::{Fault, Result};
 use crate::ids::fingerprint;
 use api::{Qos, Rate};
-use base::Size;
 use std::collections::{BTreeMap, HashMap};
 
 /// Keys that the orchestrator's tools add to those of the storage class.
@@ -99,18 +98,11 @@ fn set_limit(qos: &mut Qos, key: &str, value: &str) -> Result<()> {
     };
     *limit = match value {
         "none" => None,
-        _ => Some(rate(value).ok_or_else(|| {
-            let want = "a rate such as 5000, 100M or 5000:20000 (20000 at once after a pause), or none";
-            Fault::invalid(format!("parameter {key}={value:?}: want {want}"))
+        _ => Some(Rate::parse(value).ok_or_else(|| {
+            Fault::invalid(format!("parameter {key}={value:?}: want {}, or none", Rate::EXPECTED))
         })?),
     };
     Ok(())
-}
-
-fn rate(text: &str) -> Option<Rate> {
-    let (per_s, burst) = text.split_once(':').unwrap_or((text, "0"));
-    let rate = Rate { per_s: Size::parse(per_s)?.0, burst: Size::parse(burst)?.0 };
-    (rate.per_s > 0).then_some(rate)
 }
 
 /// Checks an option for nodes; returns its value as NVMe hosts read it.

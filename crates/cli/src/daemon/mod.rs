@@ -44,7 +44,6 @@ pub use volume::VolumeArgs;
 use crate::error::Error;
 use crate::parse::CommonArgs;
 use api::{Qos, Rate};
-use base::Size;
 use connection::Client;
 use serde::Serialize;
 use std::io::{BufRead, IsTerminal, Write};
@@ -163,12 +162,7 @@ impl QosArgs {
 }
 
 fn rate(text: &str) -> Result<Rate, String> {
-    let (rate, burst) = text.split_once(':').unwrap_or((text, "0"));
-    let number = |text: &str| Size::parse(text).map(|size| size.0);
-    match (number(rate), number(burst)) {
-        (Some(per_s @ 1..), Some(burst)) => Ok(Rate { per_s, burst }),
-        _ => Err("expected a rate such as 5000, 100M or 5000:20000 (20000 at once after a pause)".into()),
-    }
+    Rate::parse(text).ok_or_else(|| format!("expected {}", Rate::EXPECTED))
 }
 
 /// Limits in a word or two.
