@@ -38,7 +38,7 @@ const CAPACITY: u64 = 1 << 30;
 const MEASURED_OF_ARRAY: u64 = 100_000;
 /// Requests in a round of several cores.
 const ROUND: u64 = 40_000;
-/// Most rounds until the pools of all cores hold what the load needs at a time.
+/// Most rounds until the pools of all cores hold what a load needs at a time.
 const MOST_ROUNDS: u64 = 20;
 /// Requests that a member has in flight; more wait in line.
 const MEMBER_DEPTH: u32 = 128;
@@ -191,11 +191,24 @@ fn measure_load(
         });
         counted.count_total + elsewhere()
     };
-    let allocations = allocations_of(count).saturating_sub(allocations_of(u64::from(DEPTH)));
+    let allocations = last_round(|| allocations_of(count).saturating_sub(allocations_of(u64::from(DEPTH))));
     println!(
         "{name:34} {:6.1} ns/request (median of 5, {:.1}..{:.1}), {allocations} allocations in {count} requests",
         rounds[2], rounds[0], rounds[4],
     );
+    allocations
+}
+
+/// Allocations in the first round without any, or the last one: in earlier rounds the pools of some
+/// core may still grow to what the load needs at a time.
+fn last_round(mut allocations_of_round: impl FnMut() -> u64) -> u64 {
+    let mut allocations = u64::MAX;
+    for _ in 0..MOST_ROUNDS {
+        allocations = allocations_of_round();
+        if allocations == 0 {
+            break;
+        }
+    }
     allocations
 }
 
@@ -366,14 +379,12 @@ fn count_of_cores(count: usize) -> u64 {
     let sum = |of: fn(&Core) -> u64| cores.iter().map(of).sum::<u64>();
     run(ROUND); // every core becomes an owner of stripes
     let before = (sum(Core::messages), sum(Core::foreign_wakes));
-    // The last round counts: in earlier ones the pools of some core may still grow.
-    let mut allocations = u64::MAX;
     let mut requests = 0;
-    while allocations > 0 && requests < MOST_ROUNDS * ROUND {
+    let allocations = last_round(|| {
         let of_tasks = allocations_of(u64::from(DEPTH) * count as u64);
-        allocations = allocations_of(ROUND).saturating_sub(of_tasks);
         requests += ROUND + u64::from(DEPTH) * count as u64;
-    }
+        allocations_of(ROUND).saturating_sub(of_tasks)
+    });
     let per_request = |now: u64, before: u64| (now - before) as f64 / requests as f64;
     let messages = per_request(sum(Core::messages), before.0);
     let wakes = per_request(sum(Core::foreign_wakes), before.1);
