@@ -353,6 +353,20 @@ int count_open_fds(void)
     return count;
 }
 
+bool open_fds_return_to(int most)
+{
+    const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
+    int count = 0;
+    for (int waits = options.timeout_s / 2 * 100; waits > 0; waits--) {
+        count = count_open_fds();
+        if (count <= most)
+            return true;
+        nanosleep(&pause, NULL);
+    }
+    printf("# %d descriptors are open, expected %d\n", count, most);
+    return false;
+}
+
 int count_mappings(void)
 {
     int count = 0;

@@ -93,6 +93,8 @@ void let_continue_after(pid_t pid, double s);
 
 double seconds(void);
 int count_open_fds(void);
+/* Whether no more than these are open before half the test's time is over: threads of the library close some later. */
+bool open_fds_return_to(int most);
 int count_mappings(void);
 
 #endif
