@@ -86,7 +86,7 @@ class Client:
         return output
 
     def start(self, program, *arguments, socket):
-        """Start one of trixie's programs and return a Daemon when its socket is there."""
+        """Start one of trixie's programs and return a Daemon when it listens at its socket."""
         log = os.path.join(self.directory, f"{os.path.basename(program)}.log")
         os.makedirs(self.directory, exist_ok=True)
         daemon = Daemon(self._command(program, arguments), self.environment(), log, socket, self.library)
@@ -195,7 +195,7 @@ class Daemon:
             self.process = subprocess.Popen(self.command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log,
                                             stderr=log, preexec_fn=die_with_parent)
         deadline = time.monotonic() + READY_TIMEOUT_S
-        while not os.path.exists(self.socket):
+        while not paths.is_listened_at(self.socket):
             if self.process.poll() is not None:
                 raise ClientError(f"ended with code {self.process.returncode}: {' '.join(self.command)}\n{paths.tail(self.log)}")
             if time.monotonic() > deadline:

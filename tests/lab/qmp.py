@@ -2,33 +2,16 @@
 
 import json
 import socket
-import time
-
-LISTEN_TIMEOUT_S = 60
 
 
 class QmpError(Exception):
     """QEMU refused a command, or its socket is gone."""
 
 
-def connected_to(path):
-    """A socket that is connected to a program's, whose file is there a moment before the program listens."""
-    deadline = time.monotonic() + LISTEN_TIMEOUT_S
-    while True:
-        client = socket.socket(socket.AF_UNIX)
-        try:
-            client.connect(path)
-            return client
-        except ConnectionRefusedError:
-            client.close()
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-
-
 class Qmp:
     def __init__(self, path):
-        self.socket = connected_to(path)
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(path)
         self.file = self.socket.makefile("rw")
         self.file.readline()  # the greeting
         self.run("qmp_capabilities")
