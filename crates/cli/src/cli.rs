@@ -223,9 +223,9 @@ pub fn command() -> clap::Command {
     let devices = ("Devices (--device)", kinds::device::KINDS);
     let layers = ("Layers (--layer)", kinds::layer::KINDS);
     let exports = ("Exports (--export)", export::KINDS);
-    let stack = kinds::help(&[devices, layers]);
-    let all = kinds::help(&[devices, layers, exports]);
-    let services = kinds::help(&[("Discovery services", kinds::discovery::KINDS)]);
+    let stack = spec::help(&[devices, layers]);
+    let all = spec::help(&[devices, layers, exports]);
+    let services = spec::help(&[("Discovery services", kinds::discovery::KINDS)]);
     let help = |examples: &str, kinds: &str| format!("{examples}\n\n{SPECS}\n\n{kinds}{EXIT_CODES}");
     Cli::command()
         .mut_subcommand("serve", |serve| serve.after_long_help(help(SERVE_EXAMPLES, &all)))

@@ -1,7 +1,7 @@
 //! Why the program ends with another exit code than 0.
 
 use block::DeviceError;
-use stack::spec::SpecError;
+use spec::SpecError;
 use std::process::ExitCode;
 
 /// Exit code of a run that failed: something could not be opened, served, written or verified.

@@ -1,7 +1,7 @@
 //! Options that commands share, and parsers of their values. Imports no command.
 
 use reactor::{CoreConfig, PollWindow};
-use stack::spec::{CpuList, Value};
+use spec::{CpuList, Value};
 
 /// Options of every command.
 #[derive(clap::Args, Debug)]

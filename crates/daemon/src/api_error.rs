@@ -4,8 +4,8 @@ use crate::state::StateError;
 use block::DeviceError;
 use hosting::create::CreationError;
 use reactor::CoreStopped;
+use spec::SpecError;
 use stack::array::ArrayError;
-use stack::spec::SpecError;
 use std::io::ErrorKind;
 use volume::{NameError, PoolError};
 

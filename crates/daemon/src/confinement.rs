@@ -65,7 +65,7 @@ pub fn keep_device(text: &str, profile: &mut Profile) {
 
 /// Adds the needs of a device, and returns it. A text that cannot be parsed is refused when it is
 /// to be opened.
-fn keep_parsed(text: &str, profile: &mut Profile) -> Option<DeviceConfig> {
+fn keep_parsed(text: &str, profile: &mut Profile) -> Option<Box<dyn DeviceConfig>> {
     devices::keep_read(text, profile);
     let config = member(text, true, false).ok()?;
     config.keep(profile);

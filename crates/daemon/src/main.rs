@@ -19,7 +19,7 @@ use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
-use stack::spec::{CpuList, Value};
+use spec::{CpuList, Value};
 use std::error::Error;
 use std::io::Write;
 use std::net::SocketAddr;

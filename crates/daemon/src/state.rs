@@ -9,7 +9,7 @@ use api::{DEFAULT_PORTAL_KIND, DataPlane, Labels, MinQos, NewPortal, Qos};
 use atomic_file::{Folder, Meaning, RecoverError, Recovered, SystemFolder};
 pub use moves::MoveRecord;
 use serde::{Deserialize, Serialize};
-use stack::spec::field;
+use spec::field;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File};
 use std::io;

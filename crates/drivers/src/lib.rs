@@ -42,6 +42,7 @@ mod bridge;
 pub mod direct;
 mod fixed;
 pub mod io_uring;
+pub mod kind;
 pub mod mem;
 pub mod nbd;
 pub mod null;

@@ -17,7 +17,7 @@ use reactor::{CoreRef, CoreStopped};
 use sandbox::Permits;
 use stack::Stack;
 use stack::array::Opened;
-use stack::kinds::device::{DeviceConfig, OUT_OF_REACH};
+use stack::kinds::device::{self, DeviceConfig, OUT_OF_REACH};
 use stack::kinds::member::member;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -573,11 +573,11 @@ impl Running {
     /// Opens a device that is to be a member, and sees that nothing on it would be missed.
     fn open(&self, name: &str, force: bool) -> Result<Arc<dyn Device>, String> {
         let config = member(name, true, false).map_err(|error| error.to_string())?;
-        if config.lacks_buffers() || config.pins_all_memory() {
+        if device::lacks_buffers(&*config) || config.pins_all_memory() {
             return Err(format!("{name}: {OUT_OF_REACH}"));
         }
-        let device = config.open().map_err(|error| format!("{error}{}", self.hint(&config)))?;
-        config.share_buffers_with(&*device).map_err(|error| error.to_string())?;
+        let device = config.open().map_err(|error| format!("{error}{}", self.hint(&*config)))?;
+        device::share_buffers(&*config, &*device).map_err(|error| error.to_string())?;
         if !force {
             check_unused(name, &device, &self.core)?;
         }
@@ -585,19 +585,8 @@ impl Running {
     }
 
     /// Why a member cannot be opened, if that is the sandbox's doing.
-    fn hint(&self, config: &DeviceConfig) -> String {
-        let path = match config {
-            DeviceConfig::IoUring(options) => &options.path,
-            DeviceConfig::NvmeUring(options) => &options.path,
-            DeviceConfig::Qcow2(options) => &options.file,
-            DeviceConfig::VirtioBlkUring(options) => &options.path,
-            DeviceConfig::Mem(_)
-            | DeviceConfig::Nbd(_)
-            | DeviceConfig::Null(_)
-            | DeviceConfig::NvmeTcp(_)
-            | DeviceConfig::Rbd(_)
-            | DeviceConfig::VirtioBlk(_) => return String::new(),
-        };
+    fn hint(&self, config: &dyn DeviceConfig) -> String {
+        let Some(path) = config.path() else { return String::new() };
         match self.permits.closes(path) {
             Some(open) if path.exists() => {
                 let open: Vec<String> = open.iter().map(|path| path.display().to_string()).collect();

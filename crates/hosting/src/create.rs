@@ -7,9 +7,9 @@ use raid::metadata::{
     CreateError, CreateOptions, Identities, MaintenanceChange, Shape, Table, plan_creation,
 };
 use raid::{Consistency, Level, Uuid};
+use spec::SpecError;
 use stack::array::wall_ns;
 use stack::kinds::member::member;
-use stack::spec::SpecError;
 use std::sync::Arc;
 
 /// A requested array. Omitted properties get defaults.

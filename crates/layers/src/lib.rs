@@ -45,6 +45,7 @@
 
 pub mod checker;
 pub mod fault;
+pub mod kind;
 pub mod linear;
 pub mod migrate;
 pub mod qos;

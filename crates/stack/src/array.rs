@@ -86,7 +86,7 @@ pub fn scan(
 ) -> Result<Vec<Candidate>, ArrayError> {
     let found = |path: PathBuf| {
         let name = path.display().to_string();
-        let label = label(&member_at(&path, false, true))?;
+        let label = label(&*member_at(&path, false, true))?;
         candidate(name, &label, array, || member_at(&path, direct, read_only))
     };
     Ok(disks_in(directory)?.into_iter().filter_map(found).collect())
@@ -100,7 +100,7 @@ pub fn find(devices: &[String], array: &str, direct: bool) -> Vec<Candidate> {
         member(text, direct, true).ok()?;
         let config =
             |is_looking: bool| member(text, direct && !is_looking, is_looking).expect("it made sense before");
-        match superblock(&config(true))? {
+        match superblock(&*config(true))? {
             Err(ReadError::Bad { error, .. }) if error.is_of_later_version() => {
                 let device = Err(DeviceError::new(text.as_str(), error.to_string()));
                 Some(Candidate { name: text.clone(), device, is_named: true })
@@ -116,7 +116,7 @@ fn candidate(
     name: String,
     label: &Label,
     array: &str,
-    config: impl FnOnce() -> DeviceConfig,
+    config: impl FnOnce() -> Box<dyn DeviceConfig>,
 ) -> Option<Candidate> {
     // A member's superblock has been seen: if it cannot be opened, people must know. A spare may be
     // waiting for another array.
@@ -130,7 +130,7 @@ fn candidate(
 /// # Errors
 /// When the directory cannot be read.
 pub fn labels(directory: &Path) -> Result<Vec<(PathBuf, String, Uuid)>, ArrayError> {
-    let member = |path: PathBuf| match label(&member_at(&path, false, true))? {
+    let member = |path: PathBuf| match label(&*member_at(&path, false, true))? {
         Label::Member(superblock) => {
             let config = &superblock.table.config;
             Some((path, config.name.clone(), config.uuid))
@@ -145,12 +145,12 @@ fn is_disk(path: &Path) -> bool {
 }
 
 /// The superblock of a device; `None` if there is none that can be used.
-fn label(config: &DeviceConfig) -> Option<Label> {
+fn label(config: &dyn DeviceConfig) -> Option<Label> {
     superblock(config)?.ok()
 }
 
 /// Reads the superblock of a device; `None` if the device cannot be opened.
-fn superblock(config: &DeviceConfig) -> Option<Result<Label, ReadError>> {
+fn superblock(config: &dyn DeviceConfig) -> Option<Result<Label, ReadError>> {
     let device = config.open().ok()?;
     reactor::run(async move {
         let channel = device.open_channel().ok()?;

@@ -16,7 +16,6 @@ pub mod array;
 pub mod kinds;
 pub mod passed;
 pub mod retry;
-pub mod spec;
 mod stack;
 pub mod text;
 

@@ -1,15 +1,15 @@
 //! Devices with layers on them: planned, then opened.
 
 use crate::array::Opened;
-use crate::kinds::device::{DeviceConfig, OUT_OF_REACH};
-use crate::kinds::layer::{JoinConfig, JoinSpec, LayerConfig, LayerSpec};
+use crate::kinds::device::{self, DeviceConfig, OUT_OF_REACH};
+use crate::kinds::layer::{self, JoinConfig, JoinSpec, LayerConfig, LayerSpec, checked};
 use crate::kinds::member::member_at;
 use crate::kinds::raid::{RAID, RaidConfig, RaidSpec};
 use crate::retry::retry_while;
-use crate::spec::{Role, SpecError};
 use block::{Device, DeviceError, SharedRole};
 use layers::stats::Stats;
 use raid::admin::open::Candidate;
+use spec::{Role, SpecError};
 use std::error::Error;
 use std::io;
 use std::sync::Arc;
@@ -37,16 +37,16 @@ pub struct DevicePlan {
     /// The device below the layers.
     pub base: Base,
     /// The layers above it, the lowest first.
-    pub layers: Vec<LayerConfig>,
+    pub layers: Vec<Arc<dyn LayerConfig>>,
 }
 
 /// The base below the lowest layer of a device.
 #[derive(Debug)]
 pub enum Base {
     /// A leaf.
-    Leaf(DeviceConfig),
+    Leaf(Box<dyn DeviceConfig>),
     /// Several devices as one.
-    Join(JoinConfig, Vec<DevicePlan>),
+    Join(Arc<dyn JoinConfig>, Vec<DevicePlan>),
     /// An array over members.
     Array(RaidConfig, Vec<DevicePlan>),
 }
@@ -94,7 +94,7 @@ impl StackPlan {
         if text.split(':').next() == Some(RAID.name) {
             return self.add_array(RaidSpec::parse(text)?).map_err(refused);
         }
-        let (config, id) = DeviceConfig::parse(text)?;
+        let (config, id) = device::parse(text)?;
         let id = id.unwrap_or_else(|| format!("device{}", self.leaves));
         self.check_is_new(&id).map_err(refused)?;
         if self.leaves == MAX_DEVICES {
@@ -115,10 +115,10 @@ impl StackPlan {
         }
         let given = || self.devices.iter().filter(|device| members.contains(&device.id));
         check_depth(given().map(DevicePlan::depth).max().unwrap_or(0) + 1)?;
-        if let Some(device) = given().find(|device| device.any_leaf(&DeviceConfig::pins_all_memory)) {
+        if let Some(device) = given().find(|device| device.any_leaf(&|leaf| leaf.pins_all_memory())) {
             return Err(format!("member {}: {OUT_OF_REACH}", device.id));
         }
-        if let Some(device) = given().find(|device| device.any_leaf(&DeviceConfig::is_standby)) {
+        if let Some(device) = given().find(|device| device.any_leaf(&|leaf| leaf.is_standby())) {
             return Err(format!("member {}: standby=on: an array needs its members at once", device.id));
         }
         let id = id.or_else(|| config.name.clone()).unwrap_or_else(|| format!("device{}", self.leaves));
@@ -149,7 +149,7 @@ impl StackPlan {
     /// When the text is invalid, there is no such device, or a device gets more than [`MAX_DEPTH`]
     /// layers.
     pub fn add_layer(&mut self, text: &str) -> Result<(), SpecError> {
-        let spec = LayerSpec::parse(text)?;
+        let spec = layer::parse(text)?;
         let refused = |message| SpecError::refused(Role::Layer, text, message);
         if self.devices.is_empty() {
             return Err(refused("no device is given before it".into()));
@@ -221,9 +221,9 @@ impl DevicePlan {
     }
 
     /// Whether what `has` asks holds for one of the leaves.
-    pub fn any_leaf(&self, has: &dyn Fn(&DeviceConfig) -> bool) -> bool {
+    pub fn any_leaf(&self, has: &dyn Fn(&dyn DeviceConfig) -> bool) -> bool {
         match &self.base {
-            Base::Leaf(config) => has(config),
+            Base::Leaf(config) => has(&**config),
             Base::Join(_, children) | Base::Array(_, children) => {
                 children.iter().any(|child| child.any_leaf(has))
             }
@@ -277,13 +277,15 @@ impl DevicePlan {
             Base::Leaf(config) => {
                 let (device, role) = config.open_with_role()?;
                 inside.roles.extend(role);
-                config.share_buffers_with(&*device)?;
+                device::share_buffers(&**config, &*device)?;
                 device
             }
-            Base::Join(config, children) => config
-                .join(children.iter().map(|child| child.open_inside(inside)).collect::<Result<_, _>>()?)?,
+            Base::Join(config, children) => {
+                let open = |child: &DevicePlan| child.open_inside(inside).map(checked);
+                config.join(children.iter().map(open).collect::<Result<_, _>>()?)?
+            }
             Base::Array(config, children) => {
-                let is_out_of_reach = |child: &&DevicePlan| child.any_leaf(&DeviceConfig::lacks_buffers);
+                let is_out_of_reach = |child: &&DevicePlan| child.any_leaf(&device::lacks_buffers);
                 if let Some(child) = children.iter().find(is_out_of_reach) {
                     return Err(DeviceError::new(child.id.as_str(), OUT_OF_REACH));
                 }
@@ -299,7 +301,7 @@ impl DevicePlan {
                 array
             }
         };
-        self.layers.iter().try_fold(base, |device, layer| layer.wrap(device, &mut inside.stats))
+        self.layers.iter().try_fold(base, |device, layer| layer.wrap(checked(device), &mut inside.stats))
     }
 
     fn as_candidate(&self, inside: &mut Inside) -> Candidate {
@@ -317,7 +319,7 @@ impl DevicePlan {
         below + self.layers.len()
     }
 
-    fn put(&mut self, layer: LayerConfig) -> Result<(), String> {
+    fn put(&mut self, layer: Arc<dyn LayerConfig>) -> Result<(), String> {
         check_depth(self.depth() + 1)?;
         self.layers.push(layer);
         Ok(())

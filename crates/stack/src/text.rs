@@ -11,11 +11,10 @@
 //! and `"…"` keep white space and the other quote as they are; a quote may begin anywhere in a
 //! specification.
 
-use crate::kinds::device::DeviceConfig;
 use crate::kinds::member::standby_refused;
 use crate::kinds::{device, layer};
-use crate::spec::{Kind, SpecError};
 use crate::stack::{DevicePlan, StackPlan};
+use spec::{Kind, SpecError};
 
 /// Longest text of a graph, in bytes.
 pub const MAX_TEXT: usize = 64 << 10;
@@ -73,7 +72,7 @@ pub fn parse(text: &str) -> Result<DevicePlan, GraphError> {
         } else if has(device::KINDS, kind) {
             plan.add_device(&spec)?;
             let added = plan.devices().last();
-            if added.is_some_and(|device| device.any_leaf(&DeviceConfig::is_standby)) {
+            if added.is_some_and(|device| device.any_leaf(&|leaf| leaf.is_standby())) {
                 return Err(standby_refused(&spec).into());
             }
         } else {

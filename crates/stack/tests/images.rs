@@ -1,7 +1,7 @@
 //! `qcow2` devices from their text, over files that `qemu-img` makes. Needs `qemu-utils`.
 
 use block::{Device, Flags, Op};
-use graph::kinds::device::DeviceConfig;
+use graph::kinds::device;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn write(folder: &TempDir, image: &str, command: &str) {
 }
 
 fn open(text: &str) -> Result<Arc<dyn Device>, String> {
-    let (config, _) = DeviceConfig::parse(text).map_err(|error| error.to_string())?;
+    let (config, _) = device::parse(text).map_err(|error| error.to_string())?;
     config.open().map_err(|error| error.to_string())
 }
 

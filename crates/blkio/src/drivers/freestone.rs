@@ -14,9 +14,8 @@ use drivers::direct::DirectQueue;
 use drivers::shared_memory::HUGE_PAGE;
 use reactor::bridge::{BridgeOptions, BridgeQueue};
 use reactor::{CoreConfig, Cores, PollWindow};
-use stack::kinds::device::DeviceConfig;
+use spec::{CpuList, Value as _};
 use stack::kinds::qcow2::{self, DEFAULT_CACHE_BYTES};
-use stack::spec::{CpuList, Value as _};
 use stack::{Base, DevicePlan};
 use std::sync::Arc;
 
@@ -129,7 +128,7 @@ impl Driver for Freestone {
         let device = plan.open().map_err(|e| device_error(&e))?.device;
         state_facts(p, &plan, &*device);
         // Another process maps the memory, and nothing pins it.
-        if plan.any_leaf(&DeviceConfig::needs_regions) && !plan.any_leaf(&DeviceConfig::pins_regions) {
+        if plan.any_leaf(&|leaf| leaf.needs_regions()) && !plan.any_leaf(&|leaf| leaf.pins_regions()) {
             self.own_alignment = HUGE_PAGE;
         }
         self.device = Some(device);
@@ -200,7 +199,7 @@ fn image(p: &Properties) -> Result<DevicePlan> {
         ..qcow2::Options::new(given("path").ok_or_else(|| invalid("the property path must be set"))?)
     };
     options.check().map_err(|_| invalid("the property image-dir belongs to backing auto"))?;
-    let base = Base::Leaf(DeviceConfig::Qcow2(options));
+    let base = Base::Leaf(Box::new(options));
     Ok(DevicePlan { id: "image".into(), base, layers: Vec::new() })
 }
 
@@ -236,7 +235,7 @@ fn core_configs(p: &Properties) -> Result<Vec<CoreConfig>> {
 fn state_facts(p: &mut Properties, plan: &DevicePlan, device: &dyn Device) {
     let limits = device.limits();
     let int = |value: u32| i32::try_from(value).unwrap_or(i32::MAX);
-    let needs_regions = plan.any_leaf(&DeviceConfig::needs_regions);
+    let needs_regions = plan.any_leaf(&|leaf| leaf.needs_regions());
     let region_alignment = if needs_regions { 4096 } else { 1 }; // the other process maps pages
     let optimal = limits.physical_block_size.max(limits.block_size);
     let optimal_size =
@@ -257,6 +256,6 @@ fn state_facts(p: &mut Properties, plan: &DevicePlan, device: &dyn Device) {
     p.put("discard-alignment", int(limits.discard_alignment));
     p.put("needs-mem-regions", needs_regions);
     p.put("needs-mem-region-fd", needs_regions);
-    p.put("may-pin-mem-regions", plan.any_leaf(&DeviceConfig::pins_regions));
+    p.put("may-pin-mem-regions", plan.any_leaf(&|leaf| leaf.pins_regions()));
     p.put("mem-region-alignment", u64::from(limits.memory_alignment.max(region_alignment)));
 }

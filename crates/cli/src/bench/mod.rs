@@ -24,16 +24,16 @@ use crate::parse;
 use crate::stack_args;
 use block::{Device, DeviceError, Queue};
 use clap::ArgMatches;
-use drivers::io_uring::UringDevice;
+use drivers::io_uring::{self, UringDevice};
 use drivers::shared_buffer::SharedBuffer;
 use drivers::shared_memory::SharedMemory;
-use drivers::virtio_blk::VirtioBlk;
+use drivers::virtio_blk::{self, VirtioBlk};
 use plan::{Engine, Plan};
 use reactor::{CoreRef, Cores, PollWindow};
 use report::Subject;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use stack::kinds::device::DeviceConfig;
 use stack::{Base, DevicePlan};
+use std::any::Any;
 use std::sync::{Arc, mpsc};
 use stop::Stop;
 use tally::Tally;
@@ -74,6 +74,7 @@ pub fn run(args: &BenchArgs, matches: &ArgMatches) -> Result<(), Error> {
 
 /// The engine that does what is asked for.
 fn engine_of(args: &BenchArgs, device: &DevicePlan) -> Result<Engine, Error> {
+    let is_virtio_blk = leaf::<virtio_blk::Options>(device).is_some();
     let obstacle = if !device.layers.is_empty() {
         Some("there are layers")
     } else if args.verify {
@@ -82,7 +83,7 @@ fn engine_of(args: &BenchArgs, device: &DevicePlan) -> Result<Engine, Error> {
         Some("it polls, and --event was asked for")
     } else if args.think.ns > 0 {
         Some("it does not wait, and --think was asked for")
-    } else if !matches!(device.base, Base::Leaf(DeviceConfig::VirtioBlk(_) | DeviceConfig::IoUring(_))) {
+    } else if !(is_virtio_blk || leaf::<io_uring::Options>(device).is_some()) {
         Some("the device has no queue of its own")
     } else {
         None
@@ -91,10 +92,16 @@ fn engine_of(args: &BenchArgs, device: &DevicePlan) -> Result<Engine, Error> {
         (Engine::Raw, Some(why)) => Err(Error::Usage(format!("--engine raw: {why}"))),
         (Engine::Raw, None) => Ok(Engine::Raw),
         // For other leaves the channel is what is of interest, and what fio is compared with.
-        (Engine::Auto, None) if matches!(device.base, Base::Leaf(DeviceConfig::VirtioBlk(_))) => {
-            Ok(Engine::Raw)
-        }
+        (Engine::Auto, None) if is_virtio_blk => Ok(Engine::Raw),
         (Engine::Auto | Engine::Stack, _) => Ok(Engine::Stack),
+    }
+}
+
+/// The options of the device below the layers, if its kind has options of type `T`.
+fn leaf<T: Any>(device: &DevicePlan) -> Option<&T> {
+    match &device.base {
+        Base::Leaf(config) => config.options(),
+        Base::Join(..) | Base::Array(..) => None,
     }
 }
 
@@ -107,17 +114,17 @@ enum Target {
 
 impl Target {
     fn open(plan: &DevicePlan, engine: Engine) -> Result<Target, Error> {
-        Ok(match (&plan.base, engine) {
-            (Base::Leaf(DeviceConfig::VirtioBlk(options)), Engine::Raw) => {
+        if engine == Engine::Raw {
+            if let Some(options) = leaf(plan) {
                 let device = Arc::new(VirtioBlk::open(options)?);
-                Target::VirtioBlk(device.clone(), device)
+                return Ok(Target::VirtioBlk(device.clone(), device));
             }
-            (Base::Leaf(DeviceConfig::IoUring(options)), Engine::Raw) => {
+            if let Some(options) = leaf(plan) {
                 let device = Arc::new(UringDevice::open(options)?);
-                Target::IoUring(device.clone(), device)
+                return Ok(Target::IoUring(device.clone(), device));
             }
-            _ => Target::Stack(plan.open()?.device),
-        })
+        }
+        Ok(Target::Stack(plan.open()?.device))
     }
 
     fn device(&self) -> &Arc<dyn Device> {

@@ -55,7 +55,7 @@ impl Workload {
     }
 }
 
-impl stack::spec::Value for Workload {
+impl spec::Value for Workload {
     fn expected() -> String {
         let names: Vec<_> = Self::NAMES.iter().map(|(name, _)| *name).collect();
         names.join(", ")

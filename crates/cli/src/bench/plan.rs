@@ -6,7 +6,7 @@ use crate::parse::{self, CommonArgs};
 use crate::stack_args::StackArgs;
 use base::Size;
 use block::{Flags, Limits};
-use stack::spec::{CpuList, Seconds, Value};
+use spec::{CpuList, Seconds, Value};
 use std::ops::Range;
 
 /// The arguments of `freestone bench`.

@@ -8,7 +8,7 @@ use crate::parse;
 use api::{AnaState, Attach, DataPlane, Export, ExportChange, HostsChange, NewExport, NewHost};
 use base::Size;
 use client::Method;
-use stack::spec::CpuList;
+use spec::CpuList;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

@@ -9,7 +9,7 @@ use crate::parse;
 use api::{Job, JobKind, MinQos, NewVolume, Qos, Volume, VolumeChange, VolumeMove};
 use base::Size;
 use client::Method;
-use stack::spec::Value;
+use spec::Value;
 
 /// The arguments of `freestone volume`.
 #[derive(clap::Args, Debug)]

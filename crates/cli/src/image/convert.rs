@@ -100,7 +100,7 @@ impl ConvertArgs {
             read_only: true,
             ..stack::kinds::qcow2::Options::new(&self.source)
         };
-        Ok(options.open()?)
+        Ok(options.open_parts()?.device)
     }
 }
 

@@ -128,6 +128,6 @@ impl RebaseArgs {
             read_only: true,
             ..stack::kinds::qcow2::Options::new(&path)
         };
-        Ok(options.open()?)
+        Ok(options.open_parts()?.device)
     }
 }

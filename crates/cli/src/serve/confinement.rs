@@ -6,8 +6,8 @@ use hosting::control;
 use hosting::export::ExportPlan;
 use sandbox::{Access, Capability, InForce, Mode, Profile, Sandbox, User};
 use serde_json::{Value, json};
+use spec::Value as SpecValue;
 use stack::DevicePlan;
-use stack::spec::Value as SpecValue;
 use std::path::{Path, PathBuf};
 
 /// How a server is confined.

@@ -16,9 +16,8 @@ use hosting::export::{ExportConfig, ExportPlan, RequestMemory};
 use reactor::CoreConfig;
 use server::Server;
 use signals::{Signal, Signals};
-use stack::kinds::device::DeviceConfig;
+use spec::CpuList;
 use stack::passed::share_buffers;
-use stack::spec::CpuList;
 use stack::{DevicePlan, StackPlan};
 use std::path::PathBuf;
 
@@ -114,7 +113,7 @@ impl ServePlan {
     /// Whether a vhost-user server has to reach the buffers of the cores: those of an array, or of
     /// an export.
     fn shares_buffers(&self) -> bool {
-        let maps_memory = |device: &DevicePlan| device.any_leaf(&DeviceConfig::maps_memory);
+        let maps_memory = |device: &DevicePlan| device.any_leaf(&|leaf| leaf.maps_memory());
         let of_array = self.stack.devices().iter().any(|device| device.has_array() && maps_memory(device));
         let is_buffered = |export: &ExportPlan| export.config.memory() == RequestMemory::Buffers;
         let mut places = self.exports.iter().filter(|(export, _)| is_buffered(export)).flat_map(|(_, at)| at);
@@ -126,8 +125,8 @@ impl ServePlan {
 fn check_memory(memory: RequestMemory, device: &DevicePlan) -> Result<(), String> {
     let is_out_of_reach = match memory {
         RequestMemory::Clients => false,
-        RequestMemory::Buffers => device.any_leaf(&DeviceConfig::pins_all_memory),
-        RequestMemory::Export => device.any_leaf(&DeviceConfig::needs_regions),
+        RequestMemory::Buffers => device.any_leaf(&|leaf| leaf.pins_all_memory()),
+        RequestMemory::Export => device.any_leaf(&|leaf| leaf.needs_regions()),
     };
     if is_out_of_reach {
         let id = &device.id;

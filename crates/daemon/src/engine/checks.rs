@@ -4,7 +4,7 @@ use crate::api_error::ApiError;
 use crate::labels;
 use api::{MinQos, NewArray, NewDevice, NewVolume, Qos};
 use hosting::create::Creation;
-use stack::kinds::device::{DeviceConfig, Image};
+use stack::kinds::device::{DeviceConfig, RemoteImage};
 use stack::kinds::member::member;
 use volume::Name;
 
@@ -12,11 +12,11 @@ use volume::Name;
 ///
 /// # Errors
 /// With what cannot be, named.
-pub fn device(new: &NewDevice) -> Result<DeviceConfig, ApiError> {
+pub fn device(new: &NewDevice) -> Result<Box<dyn DeviceConfig>, ApiError> {
     Name::new(&new.name)?;
     let config = member(&new.spec, true, false)?;
     if new.size_bytes.is_some() {
-        image(&config)?;
+        image(&*config)?;
     }
     Ok(config)
 }
@@ -25,7 +25,7 @@ pub fn device(new: &NewDevice) -> Result<DeviceConfig, ApiError> {
 ///
 /// # Errors
 /// When its kind has a size of its own.
-pub fn image(config: &DeviceConfig) -> Result<Image<'_>, ApiError> {
+pub fn image(config: &dyn DeviceConfig) -> Result<&dyn RemoteImage, ApiError> {
     let refusal = "size_bytes: the daemon creates and grows only devices of the kind rbd";
     config.image().ok_or_else(|| ApiError::invalid(refusal))
 }

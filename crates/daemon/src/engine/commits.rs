@@ -30,9 +30,9 @@ use ::moves::Parts;
 use api::{Job, JobChange, JobKind};
 use block::{Device, DeviceError, IoError};
 use layers::migrate::Migration;
-use stack::kinds::device::DeviceConfig;
+use stack::kinds::device::open_with_image;
 use stack::kinds::member::member;
-use stack::kinds::qcow2::{Commit, CommitChannel, Opened, WritersAllowed};
+use stack::kinds::qcow2::{self, Commit, CommitChannel, Opened, WritersAllowed};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -122,9 +122,8 @@ impl Engine {
             return Err(ApiError::new(Kind::InUse, format!("{name}: {about}")));
         }
         let commit = image.begin_commit().map_err(failed)?;
-        let (Some(file), DeviceConfig::Qcow2(options)) =
-            (&base.backing_file, member(&record.spec, true, false)?)
-        else {
+        let overlay = member(&record.spec, true, false)?;
+        let (Some(file), Some(options)) = (&base.backing_file, overlay.options::<qcow2::Options>()) else {
             return Err(ApiError::invalid(format!("device {name}: the image has no backing file")));
         };
         let committed = options.committed()?;
@@ -132,7 +131,7 @@ impl Engine {
         let config = member(&committed.spec, true, false)?;
         let writers = file.allow_writers();
         committed.grow(image.limits().capacity)?;
-        let backing = config.open_with_image()?;
+        let backing = open_with_image(&*config)?;
         // A kill may have ended a commit before. Data that only the backing file has since then
         // must not be lost after the next flush of clients.
         hosting::flush(&backing.device, &self.core())?;

@@ -8,6 +8,7 @@ use crate::state::{DeviceRecord, Target};
 use api::{Device, DeviceChange, NewDevice};
 use layers::migrate::Migratable;
 use sandbox::Profile;
+use stack::kinds::device::open_with_image;
 use stack::kinds::member::member;
 use stack::kinds::qcow2::Opened;
 use stack::retry::retry_while;
@@ -64,7 +65,7 @@ impl Engine {
         let record = DeviceRecord { name: new.name.clone(), spec: new.spec.clone(), device_name: None };
         self.check_is_open(&record.spec).map_err(|error| error.about(&format!("device {}", new.name)))?;
         if let Some(size) = new.size_bytes {
-            checks::image(&config)?.create(size)?;
+            checks::image(&*config)?.create(size)?;
         }
         let base = self.open_device(&record)?;
         Ok(PlannedDevice { record, base })
@@ -86,7 +87,7 @@ impl Engine {
         self.live().check_keeps_size(name, &Target::Device(name.into()))?;
         let config = member(&device.spec, true, false)?;
         let size = change.size_bytes;
-        checks::image(&config).map_err(|error| error.about(name))?.grow(size)?;
+        checks::image(&*config).map_err(|error| error.about(name))?.grow(size)?;
         self.refresh_one(name);
         self.events.emit("device", name, "grown", format!("{size} bytes"));
         self.device(name)
@@ -122,7 +123,7 @@ impl Engine {
     pub(super) fn open_device(&self, record: &DeviceRecord) -> Result<Base, ApiError> {
         let config = member(&record.spec, true, false)?;
         let Opened { device, live, backing_file } =
-            retry_while(stack::is_in_use, || config.open_with_image())?;
+            retry_while(stack::is_in_use, || open_with_image(&*config))?;
         let mut base = Base { image: live, backing_file, ..self.open_base(&record.name, device)? };
         if let Some(name) = &record.device_name {
             base.served = Arc::new(Migratable::new(base.device.clone()).named(name.clone()));

@@ -3,13 +3,13 @@
 //! The API takes secrets of hosts by value; options name files that hold one. A client can still
 //! send one in the wrong place. So the log shows only values of fields that the OpenAPI document
 //! has in some body. A field that the document marks as secret (`format: password`) is not shown.
-//! Options and specifications are shown as [`stack::spec::redact`] shows them.
+//! Options and specifications are shown as [`spec::redact`] shows them.
 
 use super::bounds;
 use hosting::export;
 use serde_json::{Map, Value};
+use spec::{MASK, redact, redact_value};
 use stack::kinds::device;
-use stack::spec::{MASK, redact, redact_value};
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use utoipa::openapi::OpenApi;

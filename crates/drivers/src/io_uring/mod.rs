@@ -22,6 +22,7 @@ mod extents;
 mod file;
 mod image_lock;
 mod inline;
+pub mod kind;
 mod limits;
 mod open;
 mod operation;

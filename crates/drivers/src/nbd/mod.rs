@@ -30,6 +30,7 @@
 mod coverage;
 mod error;
 mod handshake;
+pub mod kind;
 mod operation;
 mod options;
 mod queue;

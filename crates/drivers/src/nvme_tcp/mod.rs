@@ -31,6 +31,7 @@ mod controller;
 mod discovery;
 mod error;
 mod facts;
+pub mod kind;
 mod link;
 mod operation;
 mod options;

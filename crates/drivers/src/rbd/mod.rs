@@ -22,6 +22,7 @@ mod cluster;
 mod error;
 mod host_role;
 mod image;
+pub mod kind;
 mod library;
 mod lock;
 mod lock_record;

@@ -118,12 +118,6 @@ impl Options {
         ClusterOptions { conf, user, timeout_ms }
     }
 
-    /// Opens the image for reading only, and so without its lock.
-    pub fn make_read_only(&mut self) {
-        self.read_only = true;
-        (self.exclusive, self.force, self.lock_file, self.standby) = (None, false, None, false);
-    }
-
     /// Whether the image is opened for reading only.
     pub(super) fn is_read_only(&self) -> bool {
         self.read_only || self.snapshot.is_some()

@@ -34,6 +34,22 @@ pub enum Address {
     Unix(PathBuf),
 }
 
+impl Address {
+    /// Keeps the needs of connections to this address in a sandbox, the first and later ones.
+    #[cfg(feature = "sandbox")]
+    pub(crate) fn keep(&self, profile: &mut sandbox::Profile) {
+        match self {
+            Address::Tcp { host, port } => {
+                profile.connect(*port);
+                if host.parse::<std::net::IpAddr>().is_err() {
+                    profile.resolve_names();
+                }
+            }
+            Address::Unix(path) => profile.connect_to(path),
+        }
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -20,6 +20,7 @@
 
 mod doorbell;
 mod failure;
+pub mod kind;
 mod limits;
 mod options;
 mod parts;

@@ -17,6 +17,7 @@
 mod error;
 mod facts;
 mod file;
+pub mod kind;
 mod operation;
 mod queue;
 #[cfg(test)]

@@ -20,13 +20,22 @@ use exports::{Error, Export};
 use reactor::CoreRef;
 use sandbox::{Access, Capability, Profile};
 use serde_json::{Map, Value};
-use stack::spec::{CpuList, Key, Kind, Role, Spec, SpecError, Value as SpecValue, key};
+use spec::{CpuList, Entry, Key, Kind, Role, Spec, SpecError, Value as SpecValue, key};
 use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Every kind of export.
-pub const KINDS: &[&Kind] = &[&vhost_user_blk::KIND, &ublk::KIND, &vduse::KIND, &nbd::KIND, &nvme_tcp::KIND];
+/// Every kind of export. Its file in this folder has the rest.
+const TABLE: &[Entry<Box<dyn ExportConfig>>; 5] = &[
+    Entry { kind: &vhost_user_blk::KIND, parse: vhost_user_blk::parse },
+    Entry { kind: &ublk::KIND, parse: ublk::parse },
+    Entry { kind: &vduse::KIND, parse: vduse::parse },
+    Entry { kind: &nbd::KIND, parse: nbd::parse },
+    Entry { kind: &nvme_tcp::KIND, parse: nvme_tcp::parse },
+];
+
+/// The names and keys of the kinds.
+pub const KINDS: &[&Kind] = &spec::kinds(TABLE);
 
 /// Keys that every kind of export has.
 const DEVICE: Key = key("device", "ID", "the device to export [the first]");
@@ -53,15 +62,7 @@ impl ExportPlan {
     /// # Errors
     /// When the text is invalid.
     pub fn parse(text: &str) -> Result<ExportPlan, SpecError> {
-        let spec = Spec::parse(Role::Export, KINDS, text)?;
-        let config = match spec.kind() {
-            "vhost-user-blk" => vhost_user_blk::parse(&spec)?,
-            "ublk" => ublk::parse(&spec)?,
-            "vduse" => vduse::parse(&spec)?,
-            "nbd" => nbd::parse(&spec)?,
-            "nvme-tcp" => nvme_tcp::parse(&spec)?,
-            kind => unreachable!("{kind} is in the table of kinds"),
-        };
+        let (spec, config) = spec::parse(Role::Export, TABLE, text)?;
         let cores = spec.get("cores")?.map(|CpuList(cpus)| cpus);
         let device: Option<String> = spec.get("device")?;
         let devices: Vec<String> = match device {

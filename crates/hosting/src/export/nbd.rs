@@ -11,8 +11,7 @@ use exports::{Error, Export};
 use reactor::CoreRef;
 use sandbox::Profile;
 use serde_json::{Map, Value, json};
-use stack::kinds::READ_ONLY;
-use stack::spec::{self, Key, Kind, Spec, SpecError, Switch, key};
+use spec::{self, Key, Kind, READ_ONLY, Spec, SpecError, Switch, key};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -96,7 +95,7 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     config.tls = security(spec)?;
     let identities: Option<String> = spec.get("identities")?;
     config.identities = identities.map(|list| list.split('+').map(Box::from).collect());
-    config.read_only = spec.get_or("readonly", Switch(false))?.0;
+    config.read_only = spec.is_on("readonly")?;
     config.clients = spec.get_or("clients", config.clients as u32)? as usize;
     config.address_clients = spec.get::<u32>("address-clients")?.map(|count| count as usize);
     Ok(Box::new(NbdConfig { portal, has_name, config }))

@@ -12,8 +12,7 @@ use raid::Uuid;
 use reactor::CoreRef;
 use sandbox::Profile;
 use serde_json::{Map, Value, json};
-use stack::kinds::READ_ONLY;
-use stack::spec::{Kind, Spec, SpecError, Switch, key};
+use spec::{Kind, READ_ONLY, Spec, SpecError, key};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -120,7 +119,7 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     config.access_states = states.map_err(|fault| spec.refuse(fault))?.unwrap_or_default();
     config.reservations = spec.get::<String>("reservations")?.map(PathBuf::from);
     config.serial = spec.get("serial")?;
-    config.read_only = spec.get_or("readonly", Switch(false))?.0;
+    config.read_only = spec.is_on("readonly")?;
     config.queues = spec.get_or("queues", config.queues)?;
     config.controller_ids = controller_ids(spec)?;
     config.clients = spec.get_or("clients", config.clients as u32)? as usize;

@@ -9,7 +9,7 @@ use exports::{Error, nbd, nvme_tcp};
 use nbd::Address;
 use reactor::CoreRef;
 use sandbox::{Access, Profile};
-use stack::spec::{Kind, Role, Spec, SpecError, field, key};
+use spec::{Kind, Role, Spec, SpecError, field, key};
 use std::path::PathBuf;
 
 /// Every kind of portal, with its options.

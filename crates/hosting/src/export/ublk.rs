@@ -9,8 +9,7 @@ use exports::{Error, Export};
 use reactor::CoreRef;
 use sandbox::{Access, Capability, Profile};
 use serde_json::{Map, json};
-use stack::kinds::READ_ONLY;
-use stack::spec::{Kind, Spec, SpecError, Switch, Value, key};
+use spec::{Kind, READ_ONLY, Spec, SpecError, Value, key};
 use std::sync::{Arc, OnceLock};
 
 pub(super) static KIND: Kind = Kind {
@@ -64,7 +63,7 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
         num_queues: spec.get_or("queues", default.num_queues)?,
         queue_size: spec.get_or("queue-size", default.queue_size)?,
         max_io: max_io(spec)?.unwrap_or(default.max_io),
-        read_only: spec.get_or("readonly", Switch(false))?.0,
+        read_only: spec.is_on("readonly")?,
         recovery: spec.get_or("recovery", RecoveryWord(default.recovery))?.0,
         begin: spec.get_or("begin", BeginWord(default.begin))?.0,
         core_map: Vec::new(),

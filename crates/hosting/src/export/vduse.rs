@@ -8,8 +8,7 @@ use exports::{Error, Export};
 use reactor::CoreRef;
 use sandbox::{Access, Profile};
 use serde_json::{Map, Value, json};
-use stack::kinds::READ_ONLY;
-use stack::spec::{Kind, Spec, SpecError, Switch, key};
+use spec::{Kind, READ_ONLY, Spec, SpecError, key};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -51,7 +50,7 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     let serial: Option<String> = spec.get("serial")?;
     let has_serial = serial.is_some();
     config.serial = serial.unwrap_or_default();
-    config.read_only = spec.get_or("readonly", Switch(false))?.0;
+    config.read_only = spec.is_on("readonly")?;
     config.journal = spec.get("journal")?;
     Ok(Box::new(VduseConfig { has_serial, config }))
 }

@@ -9,8 +9,7 @@ use exports::{Error, Export};
 use reactor::CoreRef;
 use sandbox::{Access, Profile};
 use serde_json::{Map, json};
-use stack::kinds::READ_ONLY;
-use stack::spec::{Kind, Spec, SpecError, Switch, Value, key};
+use spec::{Kind, READ_ONLY, Spec, SpecError, Switch, Value, key};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -57,7 +56,7 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     let serial: Option<String> = spec.get("serial")?;
     let has_serial = serial.is_some();
     config.serial = serial.unwrap_or_default();
-    config.read_only = spec.get_or("readonly", Switch(false))?.0;
+    config.read_only = spec.is_on("readonly")?;
     config.writeback = spec.get_or("writeback", Switch(true))?.0;
     config.mode = spec.get_or("mode", Mode(config.mode))?.0;
     config.memory = spec.get_or("memory", Memory(config.memory))?.0;

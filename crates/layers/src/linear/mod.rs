@@ -2,6 +2,7 @@
 //! inside one child is forwarded unchanged, without a future of its own.
 
 mod concat;
+pub mod kind;
 mod partition;
 
 pub use concat::{Concat, MAX_CHILDREN};

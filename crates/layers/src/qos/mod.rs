@@ -16,6 +16,7 @@
 //! turn, so the other devices wait longer, and the group's limits hold.
 
 mod bucket;
+pub mod kind;
 
 pub use bucket::Rate;
 

@@ -4,6 +4,7 @@
 //! time and add them up. The data path takes no lock and shares no cache line.
 
 mod histogram;
+pub mod kind;
 
 pub use histogram::Histogram;
 

@@ -1,13 +1,17 @@
 //! Discovery services: they list what there is to connect to.
 
-use super::device::{CEPH_CONF, CEPH_TIMEOUT, CEPH_USER, Name, secret};
-use crate::spec::{Kind, Role, Spec, SpecError, Switch, Value, key};
 use base::Uuid;
+use drivers::nvme_tcp::kind::{Name, secret};
 use drivers::nvme_tcp::{self, Nqn};
-use drivers::rbd;
+use drivers::rbd::{self, kind as image};
+use spec::{Entry, Kind, Role, Spec, SpecError, Value, key};
 
 /// Every kind of discovery service.
-pub const KINDS: &[&Kind] = &[&NVME_TCP, &RBD];
+const TABLE: &[Entry<Service>; 2] =
+    &[Entry { kind: &NVME_TCP, parse: nvme_tcp }, Entry { kind: &RBD, parse: rbd }];
+
+/// The names and keys of the kinds.
+pub const KINDS: &[&Kind] = &spec::kinds(TABLE);
 
 static NVME_TCP: Kind = Kind {
     name: "nvme-tcp",
@@ -29,7 +33,7 @@ static NVME_TCP: Kind = Kind {
 static RBD: Kind = Kind {
     name: "rbd",
     about: "the pools and images of a Ceph cluster",
-    keys: &[CEPH_CONF, CEPH_USER, CEPH_TIMEOUT],
+    keys: &[image::CONF, image::USER, image::TIMEOUT],
 };
 
 /// A service, and how to reach it.
@@ -46,15 +50,10 @@ pub enum Service {
 /// # Errors
 /// When the text is invalid.
 pub fn parse(text: &str) -> Result<Service, SpecError> {
-    let spec = Spec::parse(Role::Discovery, KINDS, text)?;
-    Ok(match spec.kind() {
-        "nvme-tcp" => Service::NvmeTcp(nvme_tcp_options(&spec)?),
-        "rbd" => Service::Rbd(rbd_options(&spec)?),
-        kind => unreachable!("{kind} stands in no table"),
-    })
+    Ok(spec::parse(Role::Discovery, TABLE, text)?.1)
 }
 
-fn rbd_options(spec: &Spec) -> Result<rbd::ClusterOptions, SpecError> {
+fn rbd(spec: &Spec) -> Result<Service, SpecError> {
     let defaults = rbd::ClusterOptions::default();
     let options = rbd::ClusterOptions {
         conf: spec.get("conf")?,
@@ -62,22 +61,22 @@ fn rbd_options(spec: &Spec) -> Result<rbd::ClusterOptions, SpecError> {
         timeout_ms: spec.get_or("timeout-ms", defaults.timeout_ms)?,
     };
     options.check().map_err(|why| spec.refuse(why))?;
-    Ok(options)
+    Ok(Service::Rbd(options))
 }
 
-fn nvme_tcp_options(spec: &Spec) -> Result<nvme_tcp::Options, SpecError> {
+fn nvme_tcp(spec: &Spec) -> Result<Service, SpecError> {
     let Address(address) = spec.require("address")?;
     let defaults = nvme_tcp::Options::new(address, Nqn::discovery());
-    Ok(nvme_tcp::Options {
+    Ok(Service::NvmeTcp(nvme_tcp::Options {
         host_nqn: spec.get("hostnqn")?.map(|Name(nqn)| nqn),
         host_id: spec.get("hostid")?.map(|Uuid(id)| id),
         key: secret(spec, "dhchap-key")?,
         controller_key: secret(spec, "dhchap-ctrl-key")?,
-        header_digest: spec.get_or("hdgst", Switch(false))?.0,
-        data_digest: spec.get_or("ddgst", Switch(false))?.0,
+        header_digest: spec.is_on("hdgst")?,
+        data_digest: spec.is_on("ddgst")?,
         timeout_ms: spec.get_or("timeout-ms", defaults.timeout_ms)?,
         ..defaults
-    })
+    }))
 }
 
 struct Address(nvme_tcp::Address);

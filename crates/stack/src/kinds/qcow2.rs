@@ -5,15 +5,17 @@
 //! guest can make its raw disk look like an image.
 
 use super::restart_log::{RestartLogs, check_restored};
-use super::{ID, READ_ONLY};
-use crate::spec::{Kind, Spec, SpecError, Switch, Value, key};
 use base::Size;
 use block::{Device, DeviceError};
 use drivers::io_uring;
 pub use drivers::io_uring::{UringDevice, WritersAllowed};
+use drivers::kind::DeviceConfig;
 use qcow2::offline::commit::Target;
 pub use qcow2::{Commit, CommitChannel, DEFAULT_CACHE_BYTES, Error, LiveImage, Problem, Snapshot, Stream};
 use qcow2::{Header, Image, Others, Qcow2, RestartLog};
+#[cfg(feature = "sandbox")]
+use sandbox::{Access, Profile};
+use spec::{ID, Kind, READ_ONLY, Spec, SpecError, Value, key};
 use std::collections::HashSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -22,7 +24,7 @@ use std::sync::Arc;
 /// Limit of backing files below each other.
 const MAX_DEPTH: usize = 64;
 
-pub(super) static QCOW2: Kind = Kind {
+pub(super) static KIND: Kind = Kind {
     name: "qcow2",
     about: "a disk image in QEMU's format qcow2",
     keys: &[
@@ -79,15 +81,14 @@ impl Options {
         }
     }
 
-    pub(super) fn parse(spec: &Spec) -> Result<Options, SpecError> {
-        let Switch(read_only) = spec.get_or("readonly", Switch(false))?;
+    fn parse(spec: &Spec) -> Result<Options, SpecError> {
         let options = Options {
             follow: spec.get_or("backing", Follow(false))?.0,
             image_dir: spec.get("image-dir")?,
             data: spec.get("data")?,
             snapshot: spec.get("snapshot")?,
             cache_bytes: spec.get_or("cache", Size(DEFAULT_CACHE_BYTES))?.0,
-            read_only,
+            read_only: spec.is_on("readonly")?,
             restart_logs: spec.get("restart-log")?.unwrap_or_default(),
             ..Options::new(spec.require::<PathBuf>("file")?)
         };
@@ -109,13 +110,13 @@ impl Options {
     }
 
     /// Whether clients may write.
-    pub(super) fn is_writable(&self) -> bool {
+    fn is_writable(&self) -> bool {
         !self.read_only && self.snapshot.is_none()
     }
 
     /// The directory that backing files must be in.
     #[cfg(feature = "sandbox")]
-    pub(super) fn directory(&self) -> PathBuf {
+    fn directory(&self) -> PathBuf {
         directory_of(&self.file, self.image_dir.as_deref())
     }
 
@@ -124,14 +125,6 @@ impl Options {
     /// # Errors
     /// When a file cannot be opened or is no valid image, or the image names a file that may not be
     /// opened.
-    pub fn open(&self) -> Result<Arc<dyn Device>, DeviceError> {
-        Ok(self.open_parts()?.device)
-    }
-
-    /// As [`Options::open`].
-    ///
-    /// # Errors
-    /// As [`Options::open`].
     pub fn open_parts(&self) -> Result<Opened, DeviceError> {
         let open = |path: &PathBuf| match self.is_writable() {
             true => open_for_writing(path),
@@ -198,6 +191,44 @@ impl Options {
             RestartLogs::Off => spec.push_str(",restart-log=none"),
         }
         spec
+    }
+}
+
+/// The device of a specification.
+pub(super) fn parse(spec: &Spec) -> Result<Box<dyn DeviceConfig>, SpecError> {
+    Ok(Box::new(Options::parse(spec)?))
+}
+
+impl DeviceConfig for Options {
+    fn open(&self) -> Result<Arc<dyn Device>, DeviceError> {
+        Ok(self.open_parts()?.device)
+    }
+
+    #[cfg(feature = "sandbox")]
+    fn keep(&self, profile: &mut Profile) {
+        for file in [Some(&self.file), self.data.as_ref()].into_iter().flatten() {
+            profile.allow(file, if self.is_writable() { Access::Resize } else { Access::Read });
+        }
+        if self.is_writable() {
+            self.restart_logs.keep(&self.file, profile);
+        }
+        if self.follow {
+            profile.allow(self.directory(), Access::Read);
+        }
+    }
+
+    fn make_read_only(&mut self) {
+        self.read_only = true;
+    }
+
+    fn path(&self) -> Option<&Path> {
+        Some(&self.file)
+    }
+
+    fn drop_restart_log(&mut self) {
+        if self.restart_logs == RestartLogs::Runtime {
+            self.restart_logs = RestartLogs::Off;
+        }
     }
 }
 
@@ -523,10 +554,10 @@ fn open_live(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::Role;
+    use spec::Role;
 
     fn options(text: &str) -> Result<Options, SpecError> {
-        Options::parse(&Spec::parse(Role::Device, &[&QCOW2], text)?)
+        Options::parse(&Spec::parse(Role::Device, &[&KIND], text)?)
     }
 
     #[test]

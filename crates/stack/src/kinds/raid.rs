@@ -1,9 +1,8 @@
 //! The array: a device over members, which are devices given before it, paths, or whatever a
 //! directory holds. How it is opened stands in [`crate::array`].
 
-use super::{ID, READ_ONLY};
-use crate::spec::{Kind, Role, Spec, SpecError, Switch, Value, key};
 use raid::array::{Deadlines, Soft};
+use spec::{ID, Kind, READ_ONLY, Role, Spec, SpecError, Switch, Value, key};
 use std::path::PathBuf;
 
 /// The kind.

@@ -4,12 +4,12 @@
 //! An image keeps its log under each of its names, and a server opens the directory of no other
 //! image. See [`qcow2::RestartLog`].
 
-use crate::spec::Value;
 use base::Uuid;
 use block::DeviceError;
 use qcow2::{Header, RESTART_RECORDS, RestartLog};
 #[cfg(feature = "sandbox")]
 use sandbox::{Access, Profile};
+use spec::Value;
 use std::fs::{DirBuilder, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};

@@ -25,12 +25,15 @@ pub fn open(names: &[String], access: Access) -> Result<Vec<Candidate>, Error> {
     Ok(configs(names, access)?.iter().map(candidate).collect())
 }
 
-fn configs(names: &[String], access: Access) -> Result<Vec<(String, DeviceConfig)>, Error> {
+/// A member's name, and its device.
+type Named = (String, Box<dyn DeviceConfig>);
+
+fn configs(names: &[String], access: Access) -> Result<Vec<Named>, Error> {
     let parse = |name: &String| Ok((name.clone(), member(name, true, access == Access::Read)?));
     names.iter().map(parse).collect()
 }
 
-fn candidate((name, config): &(String, DeviceConfig)) -> Candidate {
+fn candidate((name, config): &Named) -> Candidate {
     Candidate { name: name.clone(), device: config.open(), is_named: true }
 }
 

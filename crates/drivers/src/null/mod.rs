@@ -7,6 +7,8 @@
 //!   otherwise:               submit ─► turn in the device's queue (one counter for all cores) ─► timer ─► done
 //! ```
 
+pub mod kind;
+
 use block::{
     Channel, Device, DeviceError, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion, Op, Request,
     SharedLimits, Status, StatusReport,

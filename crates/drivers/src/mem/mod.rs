@@ -4,6 +4,8 @@
 //! is discarded or zeroed. Requests are plain copies inside `submit`. Cores that access the same
 //! bytes concurrently get any mix of them, as with a drive.
 
+pub mod kind;
+
 use block::{
     Channel, Device, DeviceError, Flags, IoFuture, KernelBacking, Limits, MemoryRegion, Op, Request,
     SharedLimits, StatusReport,

@@ -1,14 +1,20 @@
 //! `kind:key=value,key=value`: how devices, layers and exports are written.
 //!
 //! A comma inside a value is doubled, as QEMU does. A key without a value means `on`; `_` in a key
-//! is `-`. Tables ([`Kind`])
-//! list the kinds and the keys of each. Parser, messages and help use the same tables, so they
-//! cannot disagree.
+//! is `-`. A [`Kind`] lists its keys; parser, messages and help use the same list. Each kind stands
+//! in the room of its driver, layer or export, next to the function that reads its values. A table
+//! of [`Entry`] lists the kinds that a role has.
 
+#![forbid(unsafe_code)]
+
+mod help;
 mod redact;
+mod table;
 mod value;
 
+pub use help::help;
 pub use redact::{MASK, redact, redact_value};
+pub use table::{Entry, kinds, parse};
 pub use value::{CpuList, Seconds, Switch, Value};
 
 use std::path::Path;
@@ -82,6 +88,11 @@ impl Key {
         matches!(self.value, "PATH" | "FILE" | "DIR")
     }
 }
+
+/// The key of devices and exports that can be read-only.
+pub const READ_ONLY: Key = key("readonly", "on|off", "refuse writes [off]");
+/// The key that names a device.
+pub const ID: Key = key("id", "NAME", "the name by which layers and exports refer to this device");
 
 /// A table entry of a [`Kind`]'s keys.
 pub const fn key(name: &'static str, value: &'static str, about: &'static str) -> Key {
@@ -170,6 +181,14 @@ impl Spec {
         self.get(key)?.ok_or_else(missing)
     }
 
+    /// Whether the switch `key` is on; it is off by default.
+    ///
+    /// # Errors
+    /// As [`Spec::get`].
+    pub fn is_on(&self, key: &str) -> Result<bool, SpecError> {
+        Ok(self.get_or(key, Switch(false))?.0)
+    }
+
     /// Paths of the files and directories that are read when the kind parses this.
     pub fn read_paths(&self) -> impl Iterator<Item = &Path> {
         let is_read = |name: &str| self.kind.keys.iter().any(|key| key.name == name && key.is_read);
@@ -197,7 +216,8 @@ pub struct SpecError {
 }
 
 impl SpecError {
-    pub(crate) fn refused(role: Role, text: &str, message: String) -> SpecError {
+    /// The error about `text` that no single value explains.
+    pub fn refused(role: Role, text: &str, message: String) -> SpecError {
         SpecError { role, text: text.to_owned(), fault: Fault::Refused(message) }
     }
 }

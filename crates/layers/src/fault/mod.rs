@@ -4,6 +4,8 @@
 //! list, and updates it when the list's generation has changed. Without rules it returns its
 //! child's future.
 
+pub mod kind;
+
 use block::{
     Channel, Device, DeviceError, DirtyBitmap, IoError, IoFuture, IoResult, KernelBacking, Limits,
     MemoryRegion, Op, Request, StatusReport,

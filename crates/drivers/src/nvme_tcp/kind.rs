@@ -1,0 +1,133 @@
+//! The kind `nvme-tcp` of devices.
+
+use super::{Address, Key, Nqn, NvmeTcpDevice, Options, parse_address};
+use crate::kind::DeviceConfig;
+use base::Uuid;
+use block::{Device, DeviceError};
+#[cfg(feature = "sandbox")]
+use sandbox::{Access, Profile};
+use spec::{ID, Kind, READ_ONLY, Spec, SpecError, Value, key};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The kind.
+pub static KIND: Kind = Kind {
+    name: "nvme-tcp",
+    about: "a namespace of an NVMe/TCP target",
+    keys: &[
+        key("address", "HOST[:PORT]", "address of the target; IPv6 as [ADDR]:PORT [port 4420]"),
+        key("nqn", "NQN", "the subsystem"),
+        key("nsid", "N", "the namespace [the first]"),
+        key("hostnqn", "NQN", "the host's name [/etc/nvme/hostnqn, or one made of hostid]"),
+        key("hostid", "UUID", "the host's identifier [/etc/nvme/hostid, or a new one]"),
+        key(
+            "dhchap-key",
+            "FILE",
+            "file with the host's secret, for targets that require authentication (DHHC-1:…)",
+        )
+        .read(),
+        key("dhchap-ctrl-key", "FILE", "file with the target's secret, to authenticate the target as well")
+            .read(),
+        READ_ONLY,
+        key("queues", "N", "most I/O queues, one for each core; 0: as many as the target allows [0]"),
+        key("queue-depth", "N", "requests in flight on each queue [128]"),
+        key("hdgst", "on|off", "header digests [off]"),
+        key("ddgst", "on|off", "data digests [off]"),
+        key("kato", "S", "keep-alive timeout in seconds; 0: none [5]"),
+        key("timeout-ms", "N", "connection timeout [10000]"),
+        key("io-timeout", "S", "command timeout in seconds, after which the connection is closed [30]"),
+        key("reconnect-delay", "S", "longest pause between reconnection attempts, in seconds [10]"),
+        key(
+            "ctrl-loss-tmo",
+            "S",
+            "time without connection after which requests fail, in seconds; 0: immediately [600]",
+        ),
+        ID,
+    ],
+};
+
+/// The device of a specification.
+///
+/// # Errors
+/// When a value is invalid, or a file of a key cannot be used.
+pub fn parse(spec: &Spec) -> Result<Box<dyn DeviceConfig>, SpecError> {
+    let Host(address) = spec.require("address")?;
+    let Name(nqn) = spec.require("nqn")?;
+    let defaults = Options::new(address, nqn);
+    Ok(Box::new(Options {
+        nsid: spec.get("nsid")?,
+        host_nqn: spec.get("hostnqn")?.map(|Name(nqn)| nqn),
+        host_id: spec.get("hostid")?.map(|Uuid(id)| id),
+        key: secret(spec, "dhchap-key")?,
+        controller_key: secret(spec, "dhchap-ctrl-key")?,
+        read_only: spec.is_on("readonly")?,
+        queues: spec.get_or("queues", defaults.queues)?,
+        queue_depth: spec.get_or("queue-depth", defaults.queue_depth)?,
+        header_digest: spec.is_on("hdgst")?,
+        data_digest: spec.is_on("ddgst")?,
+        keep_alive_s: spec.get_or("kato", defaults.keep_alive_s)?,
+        timeout_ms: spec.get_or("timeout-ms", defaults.timeout_ms)?,
+        io_timeout_s: spec.get_or("io-timeout", defaults.io_timeout_s)?,
+        reconnect_delay_s: spec.get_or("reconnect-delay", defaults.reconnect_delay_s)?,
+        loss_timeout_s: spec.get_or("ctrl-loss-tmo", defaults.loss_timeout_s)?,
+        ..defaults
+    }))
+}
+
+impl DeviceConfig for Options {
+    fn open(&self) -> Result<Arc<dyn Device>, DeviceError> {
+        Ok(Arc::new(NvmeTcpDevice::open(self)?))
+    }
+
+    #[cfg(feature = "sandbox")]
+    fn keep(&self, profile: &mut Profile) {
+        self.address.keep(profile);
+        keep_host_name(profile);
+    }
+
+    fn make_read_only(&mut self) {
+        self.read_only = true;
+    }
+}
+
+/// Keeps the files that name this host to targets.
+#[cfg(feature = "sandbox")]
+pub fn keep_host_name(profile: &mut Profile) {
+    crate::kind::keep_settings(profile, "/etc/nvme");
+    profile.allow("/proc/sys/kernel/random", Access::Read);
+}
+
+/// The secret in the file that a key names. It is read now: later on, in a sandbox, it cannot be.
+///
+/// # Errors
+/// When the file cannot be read or has no key.
+pub fn secret(spec: &Spec, name: &str) -> Result<Option<Key>, SpecError> {
+    let path: Option<String> = spec.get(name)?;
+    let key = path.map(|path| Key::read(Path::new(&path))).transpose();
+    key.map_err(|error| spec.refuse(format!("{name}: {error}")))
+}
+
+struct Host(Address);
+
+impl Value for Host {
+    fn expected() -> String {
+        "HOST, HOST:PORT or [IPV6]:PORT".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        parse_address(text).ok().map(Host)
+    }
+}
+
+/// An NVMe Qualified Name.
+pub struct Name(pub Nqn);
+
+impl Value for Name {
+    fn expected() -> String {
+        "an NVMe name, which starts with \"nqn.\"".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        text.parse().ok().map(Name)
+    }
+}
