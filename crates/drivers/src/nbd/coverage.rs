@@ -1,7 +1,7 @@
 //! Tracks the received bytes of a read. Parts of a reply may arrive in any order, but each byte
 //! exactly once.
 
-use super::reply::Violation;
+use nbd::reply::Violation;
 
 /// Maximum gaps of a read: a server sends the parts of one read roughly in order.
 const MAX_RANGES: usize = 256;

@@ -10,36 +10,18 @@
 
 use super::error::OpenError;
 use super::options::Options;
-use super::wire::{
-    FLAG_CAN_MULTI_CONN, FLAG_READ_ONLY, FLAG_ROTATIONAL, FLAG_SEND_FAST_ZERO, FLAG_SEND_FLUSH,
-    FLAG_SEND_FUA, FLAG_SEND_TRIM, FLAG_SEND_WRITE_ZEROES, Replies,
-};
 use crate::stream::StreamError;
 use crate::stream::connect::Stream;
+use nbd::Replies;
+use nbd::handshake::{
+    BASE_ALLOCATION, FLAG_CAN_MULTI_CONN, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, FLAG_READ_ONLY,
+    FLAG_ROTATIONAL, FLAG_SEND_FAST_ZERO, FLAG_SEND_FLUSH, FLAG_SEND_FUA, FLAG_SEND_TRIM,
+    FLAG_SEND_WRITE_ZEROES, GREETING, INFO_BLOCK_SIZE, INFO_EXPORT, MAX_PAYLOAD, OLD_STYLE, OPT_EXPORT_NAME,
+    OPT_EXTENDED_HEADERS, OPT_GO, OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY, OPTION_MAGIC,
+    OPTION_REPLY_MAGIC, PADDING, REP_ACK, REP_ERR, REP_ERR_TLS_REQD, REP_ERR_UNKNOWN, REP_ERR_UNSUP,
+    REP_INFO, REP_META_CONTEXT, option_name,
+};
 use std::io;
-
-/// `NBDMAGIC` and the magic that follows it: of options, or of old servers without options.
-const GREETING: u64 = 0x4e42_444d_4147_4943;
-const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-const OLD_STYLE: u64 = 0x0000_4202_8186_1253;
-const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
-
-const FLAG_FIXED_NEWSTYLE: u16 = 1;
-const FLAG_NO_ZEROES: u16 = 2;
-
-const REP_ACK: u32 = 1;
-const REP_INFO: u32 = 3;
-const REP_META_CONTEXT: u32 = 4;
-const REP_ERR: u32 = 1 << 31;
-const REP_ERR_UNSUP: u32 = REP_ERR + 1;
-const REP_ERR_TLS_REQD: u32 = REP_ERR + 5;
-const REP_ERR_UNKNOWN: u32 = REP_ERR + 6;
-
-const INFO_EXPORT: u16 = 0;
-const INFO_BLOCK_SIZE: u16 = 3;
-
-/// The context of block status that tells data from holes.
-const ALLOCATION: &[u8] = b"base:allocation";
 
 /// Longest reply to an option; strings have at most 4096 bytes.
 const MAX_REPLY: u32 = 16 << 10;
@@ -47,33 +29,6 @@ const MAX_REPLY: u32 = 16 << 10;
 const MAX_REPLIES: usize = 64;
 /// Maximum length of a server's text in a message.
 const MAX_TEXT: usize = 200;
-
-/// Payload that every server supports, in bytes.
-const DEFAULT_MAX_PAYLOAD: u32 = 32 << 20;
-
-/// An option, by its number.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Opt {
-    ExportName = 1,
-    StartTls = 5,
-    Go = 7,
-    StructuredReply = 8,
-    SetMetaContext = 10,
-    ExtendedHeaders = 11,
-}
-
-impl Opt {
-    fn name(self) -> &'static str {
-        match self {
-            Opt::ExportName => "NBD_OPT_EXPORT_NAME",
-            Opt::StartTls => "NBD_OPT_STARTTLS",
-            Opt::Go => "NBD_OPT_GO",
-            Opt::StructuredReply => "NBD_OPT_STRUCTURED_REPLY",
-            Opt::SetMetaContext => "NBD_OPT_SET_META_CONTEXT",
-            Opt::ExtendedHeaders => "NBD_OPT_EXTENDED_HEADERS",
-        }
-    }
-}
 
 /// The properties of an export, as the server reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +89,7 @@ impl Facts {
     }
 
     fn new(size: u64, flags: u16, replies: Replies, sizes: Option<[u32; 3]>) -> Result<Facts, OpenError> {
-        let [min, preferred, max] = sizes.unwrap_or([512, 4096, DEFAULT_MAX_PAYLOAD]);
+        let [min, preferred, max] = sizes.unwrap_or([512, 4096, MAX_PAYLOAD]);
         let is_sound = min.is_power_of_two()
             && min <= 65536
             && preferred.is_power_of_two()
@@ -147,7 +102,7 @@ impl Facts {
         }
         let min_block = min.max(512);
         // Longer requests would delay others without a benefit.
-        let max_payload = max.min(DEFAULT_MAX_PAYLOAD) & !(min_block - 1);
+        let max_payload = max.min(MAX_PAYLOAD) & !(min_block - 1);
         if max_payload == 0 {
             return Err(OpenError::Export(format!("maximum payload of {max} bytes is less than a block")));
         }
@@ -192,10 +147,10 @@ pub(super) fn negotiate(
         start_tls(stream, session)?;
     }
     let mut replies = Replies::Simple;
-    for (wanted, opt) in
-        [(Replies::Extended, Opt::ExtendedHeaders), (Replies::Structured, Opt::StructuredReply)]
+    for (wanted, option) in
+        [(Replies::Extended, OPT_EXTENDED_HEADERS), (Replies::Structured, OPT_STRUCTURED_REPLY)]
     {
-        if wanted <= *richest && replies == Replies::Simple && is_granted(stream, opt)? {
+        if wanted <= *richest && replies == Replies::Simple && is_granted(stream, option)? {
             replies = wanted;
         }
     }
@@ -212,8 +167,8 @@ pub(super) fn negotiate(
 /// `NBD_OPT_STARTTLS` and the TLS handshake: all following data goes through the session.
 /// Everything received in the clear becomes void, except for the greeting.
 fn start_tls(stream: &mut Stream<'_, '_>, session: tls::Session) -> Result<(), OpenError> {
-    ask(stream, Opt::StartTls, &[])?;
-    let reply = Reply::read(stream, Opt::StartTls)?;
+    ask(stream, OPT_STARTTLS, &[])?;
+    let reply = Reply::read(stream, OPT_STARTTLS)?;
     match reply.kind {
         REP_ACK if reply.data.is_empty() => Ok(stream.secure(session)?),
         kind if kind & REP_ERR != 0 => Err(OpenError::NoTls(reply.text())),
@@ -222,14 +177,16 @@ fn start_tls(stream: &mut Stream<'_, '_>, session: tls::Session) -> Result<(), O
 }
 
 /// Requests an optional feature. Returns whether the server grants it.
-fn is_granted(stream: &mut Stream<'_, '_>, opt: Opt) -> Result<bool, OpenError> {
-    ask(stream, opt, &[])?;
-    let reply = Reply::read(stream, opt)?;
+fn is_granted(stream: &mut Stream<'_, '_>, option: u32) -> Result<bool, OpenError> {
+    ask(stream, option, &[])?;
+    let reply = Reply::read(stream, option)?;
     match reply.kind {
         REP_ACK => Ok(true),
-        REP_ERR_TLS_REQD => Err(reply.refusal(opt, "")),
+        REP_ERR_TLS_REQD => Err(reply.refusal(option, "")),
         kind if kind & REP_ERR != 0 => Ok(false),
-        kind => Err(OpenError::Protocol(format!("the server answers {} with {kind:#x}", opt.name()))),
+        kind => {
+            Err(OpenError::Protocol(format!("the server answers {} with {kind:#x}", option_name(option))))
+        }
     }
 }
 
@@ -238,13 +195,15 @@ fn set_context(stream: &mut Stream<'_, '_>, export: &str) -> Result<Option<u32>,
     let mut data = string(export.as_bytes());
     // One context is requested.
     data.extend(1u32.to_be_bytes());
-    data.extend(string(ALLOCATION));
-    ask(stream, Opt::SetMetaContext, &data)?;
+    data.extend(string(BASE_ALLOCATION.as_bytes()));
+    ask(stream, OPT_SET_META_CONTEXT, &data)?;
     let mut context = None;
     for _ in 0..MAX_REPLIES {
-        let reply = Reply::read(stream, Opt::SetMetaContext)?;
+        let reply = Reply::read(stream, OPT_SET_META_CONTEXT)?;
         match reply.kind {
-            REP_META_CONTEXT if reply.data.get(4..) == Some(ALLOCATION) => context = reply.be32(0),
+            REP_META_CONTEXT if reply.data.get(4..) == Some(BASE_ALLOCATION.as_bytes()) => {
+                context = reply.be32(0)
+            }
             REP_META_CONTEXT => {
                 return Err(OpenError::Protocol(
                     "the server selects a context that was not requested".into(),
@@ -253,7 +212,7 @@ fn set_context(stream: &mut Stream<'_, '_>, export: &str) -> Result<Option<u32>,
             REP_ACK => return Ok(context),
             kind if kind & REP_ERR != 0 => return Ok(None),
             kind => {
-                let option = Opt::SetMetaContext.name();
+                let option = option_name(OPT_SET_META_CONTEXT);
                 return Err(OpenError::Protocol(format!("the server answers {option} with {kind:#x}")));
             }
         }
@@ -267,10 +226,10 @@ fn go(stream: &mut Stream<'_, '_>, export: &str, replies: Replies) -> Result<Opt
     // One kind of information is requested.
     data.extend(1u16.to_be_bytes());
     data.extend(INFO_BLOCK_SIZE.to_be_bytes());
-    ask(stream, Opt::Go, &data)?;
+    ask(stream, OPT_GO, &data)?;
     let (mut about, mut sizes) = (None, None);
     for _ in 0..MAX_REPLIES {
-        let reply = Reply::read(stream, Opt::Go)?;
+        let reply = Reply::read(stream, OPT_GO)?;
         match reply.kind {
             REP_INFO => match (reply.be16(0), reply.data.len()) {
                 (Some(INFO_EXPORT), 12) => about = reply.be64(2).zip(reply.be16(10)),
@@ -291,7 +250,7 @@ fn go(stream: &mut Stream<'_, '_>, export: &str, replies: Replies) -> Result<Opt
                 return Facts::new(size, flags, replies, sizes.map(|((a, b), c)| [a, b, c])).map(Some);
             }
             REP_ERR_UNSUP => return Ok(None),
-            kind if kind & REP_ERR != 0 => return Err(reply.refusal(Opt::Go, export)),
+            kind if kind & REP_ERR != 0 => return Err(reply.refusal(OPT_GO, export)),
             kind => return Err(OpenError::Protocol(format!("the server answers NBD_OPT_GO with {kind:#x}"))),
         }
     }
@@ -305,7 +264,7 @@ fn by_name(
     replies: Replies,
     has_zeroes: bool,
 ) -> Result<Facts, OpenError> {
-    ask(stream, Opt::ExportName, export.as_bytes())?;
+    ask(stream, OPT_EXPORT_NAME, export.as_bytes())?;
     let size = number(stream).map_err(|error| match error {
         OpenError::Stream(StreamError::Io(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
             OpenError::NoExport { export: export.to_owned(), text: " (it disconnected)".into() }
@@ -315,14 +274,14 @@ fn by_name(
     let mut flags = [0; 2];
     stream.read(&mut flags)?;
     if has_zeroes {
-        stream.read(&mut [0; 124])?;
+        stream.read(&mut [0; PADDING])?;
     }
     Facts::new(size, u16::from_be_bytes(flags), replies, None)
 }
 
-fn ask(stream: &mut Stream<'_, '_>, opt: Opt, data: &[u8]) -> Result<(), OpenError> {
+fn ask(stream: &mut Stream<'_, '_>, option: u32, data: &[u8]) -> Result<(), OpenError> {
     let mut message = OPTION_MAGIC.to_be_bytes().to_vec();
-    message.extend((opt as u32).to_be_bytes());
+    message.extend(option.to_be_bytes());
     message.extend((data.len() as u32).to_be_bytes());
     message.extend(data);
     Ok(stream.write(&message)?)
@@ -346,19 +305,24 @@ struct Reply {
 }
 
 impl Reply {
-    fn read(stream: &mut Stream<'_, '_>, opt: Opt) -> Result<Reply, OpenError> {
+    fn read(stream: &mut Stream<'_, '_>, option: u32) -> Result<Reply, OpenError> {
         let mut header = [0; 20];
         stream.read(&mut header)?;
         let header = Reply { kind: 0, data: header.to_vec() };
         let (magic, about) = (header.be64(0).unwrap_or(0), header.be32(8).unwrap_or(0));
         let (kind, len) = (header.be32(12).unwrap_or(0), header.be32(16).unwrap_or(0));
-        if magic != OPTION_REPLY_MAGIC || about != opt as u32 {
-            let message =
-                format!("the server answers {} with a reply {magic:#x} to option {about}", opt.name());
+        if magic != OPTION_REPLY_MAGIC || about != option {
+            let message = format!(
+                "the server answers {} with a reply {magic:#x} to option {about}",
+                option_name(option)
+            );
             return Err(OpenError::Protocol(message));
         }
         if len > MAX_REPLY {
-            return Err(OpenError::Protocol(format!("the server answers {} with {len} bytes", opt.name())));
+            return Err(OpenError::Protocol(format!(
+                "the server answers {} with {len} bytes",
+                option_name(option)
+            )));
         }
         let mut data = vec![0; len as usize];
         stream.read(&mut data)?;
@@ -378,12 +342,12 @@ impl Reply {
     }
 
     /// The error that this reply stands for.
-    fn refusal(&self, opt: Opt, export: &str) -> OpenError {
+    fn refusal(&self, option: u32, export: &str) -> OpenError {
         let text = self.text();
         match self.kind {
             REP_ERR_TLS_REQD => OpenError::TlsRequired(text),
             REP_ERR_UNKNOWN => OpenError::NoExport { export: export.to_owned(), text },
-            reply => OpenError::Refused { option: opt.name(), reply, text },
+            reply => OpenError::Refused { option: option_name(option), reply, text },
         }
     }
 

@@ -71,7 +71,7 @@ pub fn parse(spec: &Spec) -> Result<Box<dyn DeviceConfig>, SpecError> {
     options.read_only = spec.is_on("readonly")?;
     options.connections = spec.get_or("connections", options.connections)?;
     options.queue_depth = spec.get_or("queue-depth", options.queue_depth)?;
-    options.replies = spec.get_or("replies", RichestReplies::default())?.0;
+    options.replies = spec.get_or("replies", RichestReplies(options.replies))?.0;
     options.timeout_ms = spec.get_or("timeout-ms", options.timeout_ms)?;
     options.reconnect_delay_s = spec.get_or("reconnect-delay", options.reconnect_delay_s)?;
     Ok(Box::new(options))
@@ -125,7 +125,7 @@ impl Value for Required {
     }
 }
 
-#[derive(Default)]
+/// The richest form of replies to negotiate.
 struct RichestReplies(Replies);
 
 impl Value for RichestReplies {

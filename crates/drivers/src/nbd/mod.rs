@@ -35,19 +35,17 @@ mod operation;
 mod options;
 mod queue;
 mod reconnect;
-pub mod reply;
 mod session;
 #[cfg(test)]
 mod tests;
-mod wire;
 
 pub use crate::stream::{Address, Cancel, StreamError};
 pub use error::OpenError;
 pub use handshake::Facts;
+pub use nbd::Replies;
 pub use options::{DEFAULT_PORT, MAX_CONNECTIONS, MAX_QUEUE_DEPTH, Options, Tls};
 pub use queue::NbdQueue;
 pub use session::Session;
-pub use wire::Replies;
 
 use block::{Channel, Device, DeviceError, KernelBacking, Limits, MemoryRegion};
 use reactor::QueueChannel;

@@ -2,11 +2,11 @@
 
 use super::coverage::Coverage;
 use super::handshake::Facts;
-use super::reply::Violation;
-use super::wire::{
-    CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, Command, EOVERFLOW, ESHUTDOWN, Replies, error_of,
-};
 use block::{Data, Flags, IoError, IoResult, Op, Request, Status, StatusReport};
+use nbd::Replies;
+use nbd::error::{EOVERFLOW, ESHUTDOWN, error_of};
+use nbd::reply::Violation;
+use nbd::request::{CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, Command};
 use std::ptr::NonNull;
 
 /// Longest range of a request with a 32-bit length: servers differ in their handling of the largest
@@ -276,7 +276,7 @@ impl Operation {
             Command::Read | Command::Write => traits.max_payload,
             Command::Trim | Command::WriteZeroes => traits.max_range,
             Command::BlockStatus => self.rest,
-            Command::Flush | Command::Disconnect => 0,
+            Command::Flush | Command::Disconnect | Command::Cache | Command::Unknown(_) => 0,
         };
         self.part = self.rest.min(most);
         self.rest -= self.part;

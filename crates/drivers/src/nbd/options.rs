@@ -2,8 +2,8 @@
 //!
 //! Source: the NBD protocol's companion, "The NBD Uniform Resource Indicator (URI) format".
 
-use super::wire::Replies;
 use crate::stream::{Address, StreamError};
+use nbd::Replies;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -87,7 +87,7 @@ impl Options {
             queue_depth: 128,
             timeout_ms: 10_000,
             reconnect_delay_s: 0,
-            replies: Replies::default(),
+            replies: Replies::Extended,
             tls: None,
         }
     }

@@ -17,9 +17,7 @@
 use super::error::OpenError;
 use super::operation::{Next, Operation, Traits};
 use super::reconnect::{Attempts, Events};
-use super::reply::{Content, Front, MAX_FRONT, Violation, decode};
 use super::session::{Connection, Lease, Session};
-use super::wire::{Command, ESHUTDOWN, Header, MAX_REQUEST_HEADER, Replies};
 use crate::direct::{DirectQueue, ZoneRequest, poll_events};
 use crate::stream::Cancel;
 use crate::stream::connect::abort;
@@ -28,6 +26,10 @@ use crate::stream::outbox::Outbox;
 use crate::stream::wakeup::Wakeup;
 use crate::stream::wire::Wire;
 use block::{Data, IoError, IoFuture, IoResult, Op, Queue, Request, Segment, StatusReport, StatusStart};
+use nbd::Replies;
+use nbd::error::ESHUTDOWN;
+use nbd::reply::{Content, Front, MAX_FRONT, Violation, decode, extent};
+use nbd::request::{Command, Header, MAX_HEADER};
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::RawFd;
@@ -62,7 +64,7 @@ pub struct NbdQueue {
     replies: Replies,
     /// The identifier of `base:allocation` on this connection.
     context: Option<u32>,
-    outbox: Outbox<MAX_REQUEST_HEADER>,
+    outbox: Outbox<MAX_HEADER>,
     inbox: Inbox,
     wakeup: Wakeup,
     operations: Box<[Operation]>,
@@ -302,7 +304,7 @@ impl NbdQueue {
                     let unit = self.replies.descriptor_len();
                     let len = left.min(unread.len()) / unit * unit;
                     for descriptor in unread[..len].chunks_exact(unit) {
-                        let (len, status) = self.replies.extent(descriptor);
+                        let (len, status) = extent(descriptor, self.replies);
                         self.operations[slot as usize].describe(len, status, self.traits.block)?;
                     }
                     len

@@ -3,11 +3,11 @@
 use super::error::OpenError;
 use super::handshake::{Facts, negotiate};
 use super::options::{MAX_CONNECTIONS, Options};
-use super::wire::{Header, MAX_REQUEST_HEADER};
 use crate::stream::Cancel;
 use crate::stream::connect::{Deadline, Stream};
 use crate::stream::wire::Wire;
 use block::{Limits, SharedLimits};
+use nbd::request::{Header, MAX_HEADER};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -112,7 +112,7 @@ impl Session {
         let deadline = Deadline::new(self.options.timeout_ms, cancel);
         let mut stream = Stream::connect(&self.options.address, &deadline)?;
         let (facts, _) = negotiate(&mut stream, &self.options)?;
-        let mut bytes = [0; MAX_REQUEST_HEADER];
+        let mut bytes = [0; MAX_HEADER];
         let len = Header::DISCONNECT.encode(facts.replies, &mut bytes);
         // Best effort; the server sees the end of the connection in any case.
         let _ = stream.write(&bytes[..len]);

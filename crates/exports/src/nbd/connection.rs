@@ -6,11 +6,13 @@ use super::job::{Job, Part};
 use super::reading::Reader;
 use super::request::Rules;
 use super::status;
-use super::wire::{self, Command, Content, Header, encode_reply, refusal_of};
 use crate::Error;
 use crate::stream::{Found, Link, MAX_FRONT, Memory, Protocol, Received, ReplyPart, Wire};
 use crate::target::Target;
 use block::{Device, DirtyBitmap, IoResult};
+use nbd::error::refusal_of;
+use nbd::reply::{Reply, encode};
+use nbd::request::{Command, Header};
 use std::cell::RefCell;
 use std::io;
 use std::sync::Arc;
@@ -52,9 +54,9 @@ impl Session {
     }
 
     #[inline]
-    fn answer(&self, header: &Header, content: Content, data: Option<Memory>, link: &Link) {
+    fn answer(&self, header: &Header, content: Reply, data: Option<Memory>, link: &Link) {
         let form = self.rules.form;
-        link.send(ReplyPart::last(data, |to| encode_reply(form, header, content, to)));
+        link.send(ReplyPart::last(data, |to| encode(form, header, content, to)));
     }
 
     /// Answers a completed request.
@@ -66,9 +68,9 @@ impl Session {
             memory.cut(blocks.head, header.len as usize);
         }
         let (content, data) = match result {
-            Ok(()) if is_read => (Content::Data { len: header.len as u32 }, memory),
-            Ok(()) => (Content::Done, None),
-            Err(error) => (Content::Failed(refusal_of(error, !is_read)), None),
+            Ok(()) if is_read => (Reply::Data { len: header.len as u32 }, memory),
+            Ok(()) => (Reply::Done, None),
+            Err(error) => (Reply::Failed(refusal_of(error, !is_read)), None),
         };
         self.answer(&header, content, data, link);
     }
@@ -86,15 +88,15 @@ impl Session {
                 Ok(extents) => extents,
                 Err(error) => {
                     link.stats().count_failure();
-                    return self.answer(header, Content::Failed(refusal_of(error, false)), None, link);
+                    return self.answer(header, Reply::Failed(refusal_of(error, false)), None, link);
                 }
             };
-            let (context, is_last) = (wire::context_id(place), places.peek().is_none());
-            let content = Content::Status { context, extents: extents.len() as u32, is_last };
+            let (context, is_last) = (super::offer::context_id(place), places.peek().is_none());
+            let content = Reply::Status { context, extents: extents.len() as u32, is_last };
             // The header of the first context is in front of the data.
             if first.is_some() {
                 let mut front = [0; MAX_FRONT];
-                let len = encode_reply(self.rules.form, header, content, &mut front);
+                let len = encode(self.rules.form, header, content, &mut front);
                 rest.extend(&front[..len]);
             }
             first.get_or_insert(content);
@@ -125,7 +127,7 @@ impl Protocol for Session {
         match next {
             Ok(found) => found,
             Err((header, content)) => {
-                if let Content::Failed(_) = content {
+                if let Reply::Failed(_) = content {
                     link.stats().count_failure();
                 }
                 self.answer(&header, content, None, link);

@@ -14,14 +14,17 @@
 
 use super::long_write::fragment_at;
 use super::request::Rules;
-use super::wire::{CMD_FLAG_DF, Content, Form, Header, encode_reply, refusal_of};
 use crate::stream::{Link, ReplyPart};
 use crate::target::Target;
 use block::{Flags, IoError, Op};
+use nbd::Replies;
+use nbd::error::refusal_of;
+use nbd::reply::{Reply, encode};
+use nbd::request::{CMD_FLAG_DF, Header};
 
 /// Executes a read and answers it fragment by fragment.
 pub(super) async fn read(header: &Header, rules: &Rules, target: &Target, link: &Link) {
-    let is_whole = rules.form == Form::Simple || header.flags & CMD_FLAG_DF != 0;
+    let is_whole = rules.form == Replies::Simple || header.flags & CMD_FLAG_DF != 0;
     link.begin_fragments(is_whole).await;
     let mut done = 0;
     while done < header.len && !link.is_broken() {
@@ -41,11 +44,11 @@ pub(super) async fn read(header: &Header, rules: &Rules, target: &Target, link: 
         memory.cut(blocks.head, len as usize);
         let (is_first, is_last) = (done == 0, done + len == header.len);
         let front = |to: &mut [u8; crate::stream::MAX_FRONT]| match (is_whole, is_first) {
-            (true, true) => encode_reply(rules.form, header, Content::Data { len: header.len as u32 }, to),
+            (true, true) => encode(rules.form, header, Reply::Data { len: header.len as u32 }, to),
             (true, false) => 0,
             (false, _) => {
-                let content = Content::Fragment { at: done, len: len as u32, is_last };
-                encode_reply(rules.form, header, content, to)
+                let content = Reply::Fragment { at: done, len: len as u32, is_last };
+                encode(rules.form, header, content, to)
             }
         };
         let mut reply = ReplyPart::new(Some(memory), front);
@@ -68,6 +71,6 @@ fn fail(header: &Header, rules: &Rules, error: IoError, is_promised: bool, link:
     if is_promised {
         link.cut("a read failed after part of its data was sent");
     }
-    let content = Content::Failed(refusal_of(error, false));
-    link.send_fragment(ReplyPart::last(None, |to| encode_reply(rules.form, header, content, to)));
+    let content = Reply::Failed(refusal_of(error, false));
+    link.send_fragment(ReplyPart::last(None, |to| encode(rules.form, header, content, to)));
 }

@@ -12,8 +12,9 @@
 
 use super::offer::{MAX_SELECTED, Offer, Selected};
 use super::options::{Contexts, Info, Malformed};
-use super::wire::{self, Form, u32_at, u64_at};
 use crate::stream::{Handshake, HandshakeStep};
+use nbd::handshake::{self, PADDING};
+use nbd::{Replies, u32_at, u64_at};
 use std::borrow::Cow;
 use std::sync::{Arc, Weak};
 
@@ -21,8 +22,6 @@ use std::sync::{Arc, Weak};
 const MAX_OPTION: usize = 32 << 10;
 /// An option's magic, number and length.
 const OPTION_HEADER: usize = 16;
-/// Zeroes after the reply to EXPORT_NAME, for old clients.
-const PADDING: usize = 124;
 
 /// Longest part of an export's name that an answer repeats, in characters.
 const MAX_REPEATED: usize = 100;
@@ -86,7 +85,7 @@ struct Selection<E> {
 /// The result of the negotiation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Agreed {
-    pub(super) form: Form,
+    pub(super) form: Replies,
     /// The contexts of which the client may request block status.
     pub(super) selected: Selected,
     /// Whether the client requested the block sizes.
@@ -151,19 +150,19 @@ impl<C: Catalog> NbdHandshake<C> {
     }
 
     fn greet(&mut self, output: &mut Vec<u8>) {
-        output.extend(wire::GREETING.to_be_bytes());
-        output.extend(wire::OPTION_MAGIC.to_be_bytes());
-        output.extend((wire::FLAG_FIXED_NEWSTYLE | wire::FLAG_NO_ZEROES).to_be_bytes());
+        output.extend(handshake::GREETING.to_be_bytes());
+        output.extend(handshake::OPTION_MAGIC.to_be_bytes());
+        output.extend((handshake::FLAG_FIXED_NEWSTYLE | handshake::FLAG_NO_ZEROES).to_be_bytes());
         self.state = State::Flags;
     }
 
     fn take_flags(&mut self, flags: u32) -> Result<(), String> {
-        let known = u32::from(wire::FLAG_FIXED_NEWSTYLE | wire::FLAG_NO_ZEROES);
+        let known = u32::from(handshake::FLAG_FIXED_NEWSTYLE | handshake::FLAG_NO_ZEROES);
         if flags & !known != 0 {
             return Err(format!("unknown handshake flags {flags:#x}"));
         }
-        self.is_fixed = flags & u32::from(wire::FLAG_FIXED_NEWSTYLE) != 0;
-        self.pads = flags & u32::from(wire::FLAG_NO_ZEROES) == 0;
+        self.is_fixed = flags & u32::from(handshake::FLAG_FIXED_NEWSTYLE) != 0;
+        self.pads = flags & u32::from(handshake::FLAG_NO_ZEROES) == 0;
         self.state = State::Option;
         Ok(())
     }
@@ -178,14 +177,14 @@ impl<C: Catalog> NbdHandshake<C> {
             return Ok(None);
         }
         let (magic, option, len) = (u64_at(input, 0), u32_at(input, 8), u32_at(input, 12) as usize);
-        if magic != wire::OPTION_MAGIC {
+        if magic != handshake::OPTION_MAGIC {
             return Err(format!("invalid option magic {magic:#018x}"));
         }
         if len > MAX_OPTION {
-            if option == wire::OPT_EXPORT_NAME {
+            if option == handshake::OPT_EXPORT_NAME {
                 return Err(format!("export name of {len} bytes is too long"));
             }
-            refuse(option, &(wire::REP_ERR_TOO_BIG, "the option is too long".into()), output);
+            refuse(option, &(handshake::REP_ERR_TOO_BIG, "the option is too long".into()), output);
             self.state = State::Skip(len);
             return Ok(Some((OPTION_HEADER, HandshakeStep::More)));
         }
@@ -195,46 +194,46 @@ impl<C: Catalog> NbdHandshake<C> {
     }
 
     fn answer(&mut self, option: u32, data: &[u8], output: &mut Vec<u8>) -> Result<HandshakeStep, String> {
-        if self.tls == Tls::Required && !matches!(option, wire::OPT_STARTTLS | wire::OPT_ABORT) {
-            if option == wire::OPT_EXPORT_NAME {
+        if self.tls == Tls::Required && !matches!(option, handshake::OPT_STARTTLS | handshake::OPT_ABORT) {
+            if option == handshake::OPT_EXPORT_NAME {
                 return Err("NBD_OPT_EXPORT_NAME before STARTTLS: TLS is required".into());
             }
-            refuse(option, &(wire::REP_ERR_TLS_REQD, "TLS is required".into()), output);
+            refuse(option, &(handshake::REP_ERR_TLS_REQD, "TLS is required".into()), output);
             return Ok(HandshakeStep::More);
         }
-        if !self.is_fixed && option != wire::OPT_EXPORT_NAME {
+        if !self.is_fixed && option != handshake::OPT_EXPORT_NAME {
             return Err(format!(
                 "option {option} without the fixed handshake: only NBD_OPT_EXPORT_NAME is allowed"
             ));
         }
         let done = match option {
-            wire::OPT_EXPORT_NAME => return self.export_name(data, output),
-            wire::OPT_ABORT => {
-                reply(option, wire::REP_ACK, &[], output);
+            handshake::OPT_EXPORT_NAME => return self.export_name(data, output),
+            handshake::OPT_ABORT => {
+                reply(option, handshake::REP_ACK, &[], output);
                 return Ok(HandshakeStep::Leave);
             }
-            wire::OPT_LIST => match no_data(data) {
+            handshake::OPT_LIST => match no_data(data) {
                 Ok(()) => {
                     self.state = State::List(None);
                     return Ok(HandshakeStep::More);
                 }
                 refused => refused,
             },
-            wire::OPT_INFO | wire::OPT_GO => self.info(option, data, output),
-            wire::OPT_STRUCTURED_REPLY => self.structured_reply(data),
-            wire::OPT_EXTENDED_HEADERS => self.extended_headers(data),
-            wire::OPT_LIST_META_CONTEXT => self.list_contexts(data, output),
-            wire::OPT_SET_META_CONTEXT => self.set_context(data, output),
-            wire::OPT_STARTTLS => self.start_tls(data),
-            _ => Err((wire::REP_ERR_UNSUP, "unknown option".into())),
+            handshake::OPT_INFO | handshake::OPT_GO => self.info(option, data, output),
+            handshake::OPT_STRUCTURED_REPLY => self.structured_reply(data),
+            handshake::OPT_EXTENDED_HEADERS => self.extended_headers(data),
+            handshake::OPT_LIST_META_CONTEXT => self.list_contexts(data, output),
+            handshake::OPT_SET_META_CONTEXT => self.set_context(data, output),
+            handshake::OPT_STARTTLS => self.start_tls(data),
+            _ => Err((handshake::REP_ERR_UNSUP, "unknown option".into())),
         };
         match &done {
-            Ok(()) => reply(option, wire::REP_ACK, &[], output),
+            Ok(()) => reply(option, handshake::REP_ACK, &[], output),
             Err(refused) => refuse(option, refused, output),
         }
         Ok(match option {
-            wire::OPT_GO if done.is_ok() => HandshakeStep::Serve,
-            wire::OPT_STARTTLS if done.is_ok() => HandshakeStep::Secure,
+            handshake::OPT_GO if done.is_ok() => HandshakeStep::Serve,
+            handshake::OPT_STARTTLS if done.is_ok() => HandshakeStep::Secure,
             _ => HandshakeStep::More,
         })
     }
@@ -243,8 +242,8 @@ impl<C: Catalog> NbdHandshake<C> {
     fn start_tls(&mut self, data: &[u8]) -> Result<(), Refused> {
         no_data(data)?;
         match self.tls {
-            Tls::Off => Err((wire::REP_ERR_UNSUP, "the server does not support TLS".into())),
-            Tls::InUse => Err((wire::REP_ERR_INVALID, "TLS is already in use".into())),
+            Tls::Off => Err((handshake::REP_ERR_UNSUP, "the server does not support TLS".into())),
+            Tls::InUse => Err((handshake::REP_ERR_INVALID, "TLS is already in use".into())),
             Tls::Allowed | Tls::Required => {
                 (self.tls, self.agreed) = (Tls::InUse, Agreed::default());
                 (self.selected, self.sizes_of) = (None, None);
@@ -255,7 +254,7 @@ impl<C: Catalog> NbdHandshake<C> {
 
     /// The only option whose refusal ends the connection, and whose reply has its own format.
     fn export_name(&mut self, name: &[u8], output: &mut Vec<u8>) -> Result<HandshakeStep, String> {
-        if self.agreed.form == Form::Extended {
+        if self.agreed.form == Replies::Extended {
             return Err("NBD_OPT_EXPORT_NAME after extended headers were negotiated".into());
         }
         let Some(export) = self.exports.find(name, self.identity()) else { return Err(unknown(name)) };
@@ -283,12 +282,17 @@ impl<C: Catalog> NbdHandshake<C> {
         while output.len() <= MAX_OPTION {
             let Some(Listed { name, description }) = self.exports.list(after.as_deref(), self.identity())
             else {
-                reply(wire::OPT_LIST, wire::REP_ACK, &[], output);
+                reply(handshake::OPT_LIST, handshake::REP_ACK, &[], output);
                 self.state = State::Option;
                 return;
             };
             let len = (name.len() as u32).to_be_bytes();
-            reply(wire::OPT_LIST, wire::REP_SERVER, &[&len, name.as_bytes(), description.as_bytes()], output);
+            reply(
+                handshake::OPT_LIST,
+                handshake::REP_SERVER,
+                &[&len, name.as_bytes(), description.as_bytes()],
+                output,
+            );
             after = Some(name);
         }
         self.state = State::List(after);
@@ -301,24 +305,24 @@ impl<C: Catalog> NbdHandshake<C> {
         let mut say = |info: u16, parts: &[&[u8]]| {
             let kind = info.to_be_bytes();
             let all = [&[&kind[..]], parts].concat();
-            reply(option, wire::REP_INFO, &all, output);
+            reply(option, handshake::REP_INFO, &all, output);
         };
         let (size, flags) = (offer.limits.capacity, offer.flags(self.agreed.form));
-        say(wire::INFO_EXPORT, &[&size.to_be_bytes(), &flags.to_be_bytes()]);
-        if asked.wants(wire::INFO_NAME) {
-            say(wire::INFO_NAME, &[offer.name.as_bytes()]);
+        say(handshake::INFO_EXPORT, &[&size.to_be_bytes(), &flags.to_be_bytes()]);
+        if asked.wants(handshake::INFO_NAME) {
+            say(handshake::INFO_NAME, &[offer.name.as_bytes()]);
         }
-        if asked.wants(wire::INFO_DESCRIPTION) {
-            say(wire::INFO_DESCRIPTION, &[offer.description.as_bytes()]);
+        if asked.wants(handshake::INFO_DESCRIPTION) {
+            say(handshake::INFO_DESCRIPTION, &[offer.description.as_bytes()]);
         }
         // Sent unasked as well: a client that does not know this information skips it and need not
         // obey it.
-        if asked.wants(wire::INFO_BLOCK_SIZE) {
+        if asked.wants(handshake::INFO_BLOCK_SIZE) {
             self.sizes_of = Some(Arc::downgrade(&export));
         }
         let [least, preferred, most] = offer.block_sizes().map(u32::to_be_bytes);
-        say(wire::INFO_BLOCK_SIZE, &[&least, &preferred, &most]);
-        if option == wire::OPT_GO {
+        say(handshake::INFO_BLOCK_SIZE, &[&least, &preferred, &most]);
+        if option == handshake::OPT_GO {
             self.choose(asked.name, export);
         }
         Ok(())
@@ -326,21 +330,24 @@ impl<C: Catalog> NbdHandshake<C> {
 
     fn find(&self, name: &[u8]) -> Result<Arc<C::Export>, Refused> {
         let found = self.exports.find(name, self.identity());
-        found.ok_or_else(|| (wire::REP_ERR_UNKNOWN, unknown(name).into()))
+        found.ok_or_else(|| (handshake::REP_ERR_UNKNOWN, unknown(name).into()))
     }
 
     fn structured_reply(&mut self, data: &[u8]) -> Result<(), Refused> {
         no_data(data)?;
-        if self.agreed.form == Form::Extended {
-            return Err((wire::REP_ERR_EXT_HEADER_REQD, "the client negotiated extended headers".into()));
+        if self.agreed.form == Replies::Extended {
+            return Err((
+                handshake::REP_ERR_EXT_HEADER_REQD,
+                "the client negotiated extended headers".into(),
+            ));
         }
-        self.agreed.form = Form::Structured;
+        self.agreed.form = Replies::Structured;
         Ok(())
     }
 
     fn extended_headers(&mut self, data: &[u8]) -> Result<(), Refused> {
         no_data(data)?;
-        self.agreed.form = Form::Extended;
+        self.agreed.form = Replies::Extended;
         Ok(())
     }
 
@@ -349,7 +356,7 @@ impl<C: Catalog> NbdHandshake<C> {
         let offer = self.find(asked.name)?.offer();
         for context in offer.contexts.iter().filter(|context| asked.lists(context)) {
             let parts: [&[u8]; 2] = [&[0; 4], context.as_bytes()];
-            reply(wire::OPT_LIST_META_CONTEXT, wire::REP_META_CONTEXT, &parts, output);
+            reply(handshake::OPT_LIST_META_CONTEXT, handshake::REP_META_CONTEXT, &parts, output);
         }
         Ok(())
     }
@@ -358,9 +365,9 @@ impl<C: Catalog> NbdHandshake<C> {
         // Even a failed request clears the previous selection.
         self.selected = None;
         let asked = Contexts::parse(data).map_err(invalid)?;
-        if self.agreed.form == Form::Simple {
+        if self.agreed.form == Replies::Simple {
             let fault = "the client must negotiate structured replies first";
-            return Err((wire::REP_ERR_INVALID, fault.into()));
+            return Err((handshake::REP_ERR_INVALID, fault.into()));
         }
         let export = self.find(asked.name)?;
         let offer = export.offer();
@@ -368,12 +375,12 @@ impl<C: Catalog> NbdHandshake<C> {
         let contexts = offer.contexts.iter().enumerate();
         contexts.filter(|(_, context)| asked.selects(context)).for_each(|(place, _)| selected.add(place));
         if selected.len() > MAX_SELECTED {
-            return Err((wire::REP_ERR_TOO_BIG, "more than 16 metadata contexts are selected".into()));
+            return Err((handshake::REP_ERR_TOO_BIG, "more than 16 metadata contexts are selected".into()));
         }
         for place in selected.places() {
-            let (id, context) = (wire::context_id(place).to_be_bytes(), &offer.contexts[place]);
+            let (id, context) = (super::offer::context_id(place).to_be_bytes(), &offer.contexts[place]);
             let parts: [&[u8]; 2] = [&id, context.as_bytes()];
-            reply(wire::OPT_SET_META_CONTEXT, wire::REP_META_CONTEXT, &parts, output);
+            reply(handshake::OPT_SET_META_CONTEXT, handshake::REP_META_CONTEXT, &parts, output);
         }
         self.selected =
             Some(Selection { name: asked.name.to_vec(), export: Arc::downgrade(&export), selected });
@@ -436,11 +443,11 @@ impl<C: Catalog> Handshake for NbdHandshake<C> {
 }
 
 fn no_data(data: &[u8]) -> Result<(), Refused> {
-    if data.is_empty() { Ok(()) } else { Err((wire::REP_ERR_INVALID, "the option has no data".into())) }
+    if data.is_empty() { Ok(()) } else { Err((handshake::REP_ERR_INVALID, "the option has no data".into())) }
 }
 
 fn invalid(malformed: Malformed) -> Refused {
-    (wire::REP_ERR_INVALID, malformed.into())
+    (handshake::REP_ERR_INVALID, malformed.into())
 }
 
 /// The error for a name that no export has which the client may use.
@@ -460,7 +467,7 @@ fn refuse(option: u32, (kind, text): &Refused, output: &mut Vec<u8>) {
 
 fn reply(option: u32, kind: u32, data: &[&[u8]], output: &mut Vec<u8>) {
     let len: usize = data.iter().map(|part| part.len()).sum();
-    output.extend(wire::OPTION_REPLY_MAGIC.to_be_bytes());
+    output.extend(handshake::OPTION_REPLY_MAGIC.to_be_bytes());
     output.extend(option.to_be_bytes());
     output.extend(kind.to_be_bytes());
     output.extend((len as u32).to_be_bytes());
@@ -469,9 +476,10 @@ fn reply(option: u32, kind: u32, data: &[&[u8]], output: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::wire::u16_at;
     use super::*;
     use block::Limits;
+    use nbd::handshake::BASE_ALLOCATION;
+    use nbd::u16_at;
     use std::collections::BTreeMap;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -497,7 +505,7 @@ mod tests {
 
     impl Exports {
         fn add(&mut self, name: &str, identity: Option<&'static str>) -> Arc<One> {
-            let mut contexts = vec!["base:allocation".to_owned()];
+            let mut contexts = vec![BASE_ALLOCATION.to_owned()];
             contexts.extend((1..20).map(|number| format!("qemu:dirty-bitmap:b{number}")));
             let (limits, contexts) = (Limits::new(1 << 20), contexts.into());
             let (name, description) = (name.to_owned(), format!("a {name}"));
@@ -544,7 +552,7 @@ mod tests {
     }
 
     fn option(number: u32, data: &[u8]) -> Vec<u8> {
-        let magic = wire::OPTION_MAGIC.to_be_bytes();
+        let magic = handshake::OPTION_MAGIC.to_be_bytes();
         [&magic[..], &number.to_be_bytes(), &(data.len() as u32).to_be_bytes(), data].concat()
     }
 
@@ -591,7 +599,7 @@ mod tests {
         let mut rest = &output[18..];
         let mut replies = Vec::new();
         while !rest.is_empty() {
-            assert_eq!(u64_at(rest, 0), wire::OPTION_REPLY_MAGIC);
+            assert_eq!(u64_at(rest, 0), handshake::OPTION_REPLY_MAGIC);
             let len = u32_at(rest, 16) as usize;
             replies.push((u32_at(rest, 8), u32_at(rest, 12), rest[20..20 + len].to_vec()));
             rest = &rest[20 + len..];
@@ -621,25 +629,33 @@ mod tests {
         let mut handshake = with(Tls::Required);
         assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(HandshakeStep::More));
         let go = [string("disk"), vec![0, 0]].concat();
-        for number in [wire::OPT_LIST, wire::OPT_INFO, wire::OPT_GO, wire::OPT_STRUCTURED_REPLY, 10, 11, 99] {
+        for number in [
+            handshake::OPT_LIST,
+            handshake::OPT_INFO,
+            handshake::OPT_GO,
+            handshake::OPT_STRUCTURED_REPLY,
+            10,
+            11,
+            99,
+        ] {
             let (said, end) = tell(&mut handshake, &option(number, &go));
-            assert!(said.starts_with(&answer(number, wire::REP_ERR_TLS_REQD)), "{number}: {said:?}");
+            assert!(said.starts_with(&answer(number, handshake::REP_ERR_TLS_REQD)), "{number}: {said:?}");
             assert!(end == Ok(HandshakeStep::More) && !said.windows(4).any(|bytes| bytes == b"disk"));
         }
-        let (said, end) = tell(&mut handshake, &option(wire::OPT_STARTTLS, b"x"));
-        assert!(said.starts_with(&answer(5, wire::REP_ERR_INVALID)) && end == Ok(HandshakeStep::More));
-        let (said, end) = tell(&mut handshake, &option(wire::OPT_STARTTLS, &[]));
-        assert!(said.starts_with(&answer(5, wire::REP_ACK)) && end == Ok(HandshakeStep::Secure));
-        let (said, end) = tell(&mut handshake, &option(wire::OPT_STARTTLS, &[]));
-        assert!(said.starts_with(&answer(5, wire::REP_ERR_INVALID)) && end == Ok(HandshakeStep::More));
-        assert_eq!(tell(&mut handshake, &option(wire::OPT_GO, &go)).1, Ok(HandshakeStep::Serve));
+        let (said, end) = tell(&mut handshake, &option(handshake::OPT_STARTTLS, b"x"));
+        assert!(said.starts_with(&answer(5, handshake::REP_ERR_INVALID)) && end == Ok(HandshakeStep::More));
+        let (said, end) = tell(&mut handshake, &option(handshake::OPT_STARTTLS, &[]));
+        assert!(said.starts_with(&answer(5, handshake::REP_ACK)) && end == Ok(HandshakeStep::Secure));
+        let (said, end) = tell(&mut handshake, &option(handshake::OPT_STARTTLS, &[]));
+        assert!(said.starts_with(&answer(5, handshake::REP_ERR_INVALID)) && end == Ok(HandshakeStep::More));
+        assert_eq!(tell(&mut handshake, &option(handshake::OPT_GO, &go)).1, Ok(HandshakeStep::Serve));
         let mut handshake = with(Tls::Required);
         assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(HandshakeStep::More));
-        let (said, end) = tell(&mut handshake, &option(wire::OPT_EXPORT_NAME, b"disk"));
+        let (said, end) = tell(&mut handshake, &option(handshake::OPT_EXPORT_NAME, b"disk"));
         assert!(said.is_empty() && end.unwrap_err().contains("TLS is required"));
         let mut handshake = with(Tls::Required);
         assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(HandshakeStep::More));
-        assert_eq!(tell(&mut handshake, &option(wire::OPT_ABORT, &[])).1, Ok(HandshakeStep::Leave));
+        assert_eq!(tell(&mut handshake, &option(handshake::OPT_ABORT, &[])).1, Ok(HandshakeStep::Leave));
     }
 
     #[test]
@@ -648,28 +664,32 @@ mod tests {
         let context = [string("disk"), vec![0, 0, 0, 1], string("base:allocation")].concat();
         let early = [
             vec![0, 0, 0, 3],
-            option(wire::OPT_STRUCTURED_REPLY, &[]),
-            option(wire::OPT_SET_META_CONTEXT, &context),
-            option(wire::OPT_STARTTLS, &[]),
+            option(handshake::OPT_STRUCTURED_REPLY, &[]),
+            option(handshake::OPT_SET_META_CONTEXT, &context),
+            option(handshake::OPT_STARTTLS, &[]),
         ];
         assert_eq!(tell(&mut handshake, &early.concat()).1, Ok(HandshakeStep::Secure));
         let go = [string("disk"), vec![0, 0]].concat();
-        assert_eq!(tell(&mut handshake, &option(wire::OPT_GO, &go)).1, Ok(HandshakeStep::Serve));
+        assert_eq!(tell(&mut handshake, &option(handshake::OPT_GO, &go)).1, Ok(HandshakeStep::Serve));
         assert_eq!(handshake.agreed(), Agreed::default());
         let mut handshake = with(Tls::Off);
         let (said, end) =
-            tell(&mut handshake, &[&[0, 0, 0, 3][..], &option(wire::OPT_STARTTLS, &[])].concat());
+            tell(&mut handshake, &[&[0, 0, 0, 3][..], &option(handshake::OPT_STARTTLS, &[])].concat());
         assert!(said.ends_with(b"not support TLS") && end == Ok(HandshakeStep::More));
     }
 
     #[test]
     fn without_the_fixed_handshake_a_client_may_name_its_export_and_nothing_else() {
-        let (output, step) = exchange(0, &option(wire::OPT_EXPORT_NAME, b"disk"));
+        let (output, step) = exchange(0, &option(handshake::OPT_EXPORT_NAME, b"disk"));
         assert_eq!((output.len(), step), (18 + 10 + PADDING, Ok(HandshakeStep::Serve)));
         assert_eq!(output[18..26], (1u64 << 20).to_be_bytes());
         assert!(output[28..].iter().all(|byte| *byte == 0));
-        assert_eq!(exchange(2, &option(wire::OPT_EXPORT_NAME, b"")).0.len(), 18 + 10, "no zeroes are wanted");
-        for number in [wire::OPT_LIST, wire::OPT_GO, 77] {
+        assert_eq!(
+            exchange(2, &option(handshake::OPT_EXPORT_NAME, b"")).0.len(),
+            18 + 10,
+            "no zeroes are wanted"
+        );
+        for number in [handshake::OPT_LIST, handshake::OPT_GO, 77] {
             assert!(exchange(0, &option(number, &[])).1.unwrap_err().contains("without the fixed handshake"));
         }
     }
@@ -725,14 +745,14 @@ mod tests {
         let unknown = [string("nothing"), vec![0, 0]].concat();
         let (replies, step) = replies(3, &[option(7, &unknown), option(6, &data)].concat());
         assert_eq!(step, Ok(HandshakeStep::More));
-        assert_eq!((replies[0].1, replies.len()), (wire::REP_ERR_UNKNOWN, 4));
+        assert_eq!((replies[0].1, replies.len()), (handshake::REP_ERR_UNKNOWN, 4));
     }
 
     #[test]
     fn the_list_has_name_and_description() {
         let (replies, _) = replies(3, &[option(3, &[]), option(3, b"x")].concat());
         assert_eq!(replies[0], (3, 2, [string("disk"), b"a disk".to_vec()].concat()));
-        assert_eq!((replies[1].1, replies[2].1), (1, wire::REP_ERR_INVALID));
+        assert_eq!((replies[1].1, replies[2].1), (1, handshake::REP_ERR_INVALID));
     }
 
     #[test]
@@ -747,7 +767,7 @@ mod tests {
         ];
         let (replies, step) = replies(3, &input.concat());
         let kinds: Vec<_> = replies.iter().map(|(option, kind, _)| (*option, *kind)).collect();
-        let (unsup, invalid) = (wire::REP_ERR_UNSUP, wire::REP_ERR_INVALID);
+        let (unsup, invalid) = (handshake::REP_ERR_UNSUP, handshake::REP_ERR_INVALID);
         assert_eq!(kinds, [(4, unsup), (99, unsup), (5, unsup), (7, invalid), (10, invalid), (2, 1)]);
         assert_eq!(step, Ok(HandshakeStep::Leave));
     }
@@ -756,7 +776,10 @@ mod tests {
     fn an_option_that_is_too_long_is_skipped() {
         let long = option(7, &vec![0; MAX_OPTION + 1]);
         let (replies, step) = replies(3, &[long, option(3, &[])].concat());
-        assert_eq!((replies[0].1, replies[1].1, step), (wire::REP_ERR_TOO_BIG, 2, Ok(HandshakeStep::More)));
+        assert_eq!(
+            (replies[0].1, replies[1].1, step),
+            (handshake::REP_ERR_TOO_BIG, 2, Ok(HandshakeStep::More))
+        );
         assert!(exchange(3, &option(1, &vec![b'x'; MAX_OPTION + 1])).1.is_err());
     }
 
@@ -784,9 +807,11 @@ mod tests {
     #[test]
     fn block_sizes_bind_who_has_asked_for_them() {
         let ask = |number, wanted: &[u8]| option(number, &[string("disk"), wanted.to_vec()].concat());
-        assert!(!agree(&[ask(wire::OPT_GO, &[0, 1, 0, 1])]).0.knows_blocks);
-        assert!(agree(&[ask(wire::OPT_GO, &[0, 1, 0, 3])]).0.knows_blocks);
-        assert!(agree(&[ask(wire::OPT_INFO, &[0, 1, 0, 3]), ask(wire::OPT_GO, &[0, 0])]).0.knows_blocks);
+        assert!(!agree(&[ask(handshake::OPT_GO, &[0, 1, 0, 1])]).0.knows_blocks);
+        assert!(agree(&[ask(handshake::OPT_GO, &[0, 1, 0, 3])]).0.knows_blocks);
+        assert!(
+            agree(&[ask(handshake::OPT_INFO, &[0, 1, 0, 3]), ask(handshake::OPT_GO, &[0, 0])]).0.knows_blocks
+        );
     }
 
     #[test]
@@ -794,17 +819,17 @@ mod tests {
         let go = |name: &str| option(7, &[string(name), vec![0, 0]].concat());
         let (structured, extended) = (option(8, &[]), option(11, &[]));
         let (agreed, kinds) = agree(&[context("disk", "base:allocation"), go("disk")]);
-        assert_eq!((agreed, kinds[0]), (Agreed::default(), wire::REP_ERR_INVALID));
+        assert_eq!((agreed, kinds[0]), (Agreed::default(), handshake::REP_ERR_INVALID));
         let (agreed, kinds) = agree(&[structured.clone(), context("disk", "base:allocation"), go("disk")]);
         let mut selected = Selected::default();
         selected.add(0);
-        assert_eq!(agreed, Agreed { form: Form::Structured, selected, knows_blocks: false });
+        assert_eq!(agreed, Agreed { form: Replies::Structured, selected, knows_blocks: false });
         assert_eq!(kinds[..3], [1, 4, 1]);
         let (agreed, kinds) =
             agree(&[extended, structured.clone(), context("disk", "base:allocation"), go("")]);
         let selected = Selected::default();
-        assert_eq!(agreed, Agreed { form: Form::Extended, selected, knows_blocks: false });
-        assert_eq!(kinds[1], wire::REP_ERR_EXT_HEADER_REQD);
+        assert_eq!(agreed, Agreed { form: Replies::Extended, selected, knows_blocks: false });
+        assert_eq!(kinds[1], handshake::REP_ERR_EXT_HEADER_REQD);
         let replaced =
             [structured, context("disk", "base:allocation"), context("disk", "qemu:dirty"), go("disk")];
         assert_eq!(agree(&replaced).0.selected.len(), 0);
@@ -831,15 +856,16 @@ mod tests {
         };
         let name = |number: usize| format!("qemu:dirty-bitmap:b{number}");
         let found = set(&[name(2), "base:allocation".into(), name(2), name(99), "qemu:".into()]);
-        let context =
-            |id: u8, name: &str| (10, wire::REP_META_CONTEXT, [&[0, 0, 0, id], name.as_bytes()].concat());
+        let context = |id: u8, name: &str| {
+            (10, handshake::REP_META_CONTEXT, [&[0, 0, 0, id], name.as_bytes()].concat())
+        };
         assert_eq!(found[1..4], [context(1, "base:allocation"), context(3, &name(2)), (10, 1, Vec::new())]);
-        assert_eq!(set(&(1..17).map(name).collect::<Vec<_>>())[1..18].last().unwrap().1, wire::REP_ACK);
-        assert_eq!(set(&(1..18).map(name).collect::<Vec<_>>())[1].1, wire::REP_ERR_TOO_BIG);
+        assert_eq!(set(&(1..17).map(name).collect::<Vec<_>>())[1..18].last().unwrap().1, handshake::REP_ACK);
+        assert_eq!(set(&(1..18).map(name).collect::<Vec<_>>())[1].1, handshake::REP_ERR_TOO_BIG);
     }
 
     fn go(name: &str) -> Vec<u8> {
-        option(wire::OPT_GO, &[string(name), vec![0, 0]].concat())
+        option(handshake::OPT_GO, &[string(name), vec![0, 0]].concat())
     }
 
     #[test]
@@ -849,10 +875,11 @@ mod tests {
         let mut handshake = of(exports, Tls::Off);
         assert_eq!(tell(&mut handshake, &[0, 0, 0, 3]).1, Ok(HandshakeStep::More));
         let (said, _) = tell(&mut handshake, &go(""));
-        assert!(said.starts_with(&answer(7, wire::REP_ERR_UNKNOWN)) && said.ends_with(b"must name one"));
+        assert!(said.starts_with(&answer(7, handshake::REP_ERR_UNKNOWN)) && said.ends_with(b"must name one"));
         let (said, _) = tell(&mut handshake, &go("c"));
         assert!(
-            said.starts_with(&answer(7, wire::REP_ERR_UNKNOWN)) && said.ends_with(b"no such export: \"c\"")
+            said.starts_with(&answer(7, handshake::REP_ERR_UNKNOWN))
+                && said.ends_with(b"no such export: \"c\"")
         );
         assert!(handshake.chosen().is_none() && !handshake.is_cancelled());
         assert_eq!(tell(&mut handshake, &go("b")).1, Ok(HandshakeStep::Serve));
@@ -868,7 +895,7 @@ mod tests {
         let mut exports = Exports::default();
         ["a", "b"].iter().for_each(|name| drop(exports.add(name, None)));
         let exports = Arc::new(Mutex::new(exports));
-        let sizes = option(wire::OPT_INFO, &[string("a"), vec![0, 1, 0, 3]].concat());
+        let sizes = option(handshake::OPT_INFO, &[string("a"), vec![0, 1, 0, 3]].concat());
         let negotiated = [option(8, &[]), context("a", "base:allocation"), sizes];
         let agreed = |name: &str, meanwhile: &dyn Fn()| {
             let mut handshake = NbdHandshake::new(exports.clone(), Tls::Off);
@@ -902,10 +929,10 @@ mod tests {
             ["a a", "a b", "a c"].map(|text| said.windows(3).any(|bytes| bytes == text.as_bytes()))
         };
         assert_eq!(listed(&mut handshake), [false, false, true]);
-        assert_eq!(tell(&mut handshake, &option(wire::OPT_STARTTLS, &[])).1, Ok(HandshakeStep::Secure));
+        assert_eq!(tell(&mut handshake, &option(handshake::OPT_STARTTLS, &[])).1, Ok(HandshakeStep::Secure));
         handshake.secured(Some("bob"));
         assert_eq!(listed(&mut handshake), [false, true, true]);
-        assert!(tell(&mut handshake, &go("a")).0.starts_with(&answer(7, wire::REP_ERR_UNKNOWN)));
+        assert!(tell(&mut handshake, &go("a")).0.starts_with(&answer(7, handshake::REP_ERR_UNKNOWN)));
         assert_eq!(tell(&mut handshake, &go("b")).1, Ok(HandshakeStep::Serve));
     }
 

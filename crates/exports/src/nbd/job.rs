@@ -3,10 +3,10 @@
 use super::blocks::Writes;
 use super::long_write::LongWrite;
 use super::request::Blocks;
-use super::wire::{CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, Command, Header};
 use crate::stream::{Link, Memory, copy};
 use crate::target::Target;
 use block::{Data, Flags, IoError, IoResult, Op};
+use nbd::request::{CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, Command, Header};
 use std::ops::Range;
 
 /// A validated request, with its memory.

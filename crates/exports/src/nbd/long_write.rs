@@ -1,8 +1,8 @@
 //! A long write, and how it is cut into fragments.
 
-use super::wire::Header;
 use crate::stream::FRAGMENT;
 use block::{IoError, IoResult};
+use nbd::request::Header;
 use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;

@@ -37,7 +37,6 @@ mod reading;
 mod request;
 mod service;
 mod status;
-mod wire;
 
 pub use crate::stream::{
     Address, DEFAULT_PORTAL_CLIENTS, MAX_ADDRESSES, MAX_PORTAL_CLIENTS, MemoryBudget, Security,

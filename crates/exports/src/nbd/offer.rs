@@ -1,11 +1,12 @@
 //! Export information for clients: size, transmission flags, block sizes.
 
-use super::wire::{
-    FLAG_CAN_MULTI_CONN, FLAG_HAS_FLAGS, FLAG_READ_ONLY, FLAG_ROTATIONAL, FLAG_SEND_CACHE, FLAG_SEND_DF,
-    FLAG_SEND_FAST_ZERO, FLAG_SEND_FLUSH, FLAG_SEND_FUA, FLAG_SEND_TRIM, FLAG_SEND_WRITE_ZEROES, Form,
-    MAX_PAYLOAD,
-};
 use block::{DirtyBitmap, Limits};
+use nbd::Replies;
+use nbd::handshake::{
+    BASE_ALLOCATION, FLAG_CAN_MULTI_CONN, FLAG_HAS_FLAGS, FLAG_READ_ONLY, FLAG_ROTATIONAL, FLAG_SEND_CACHE,
+    FLAG_SEND_DF, FLAG_SEND_FAST_ZERO, FLAG_SEND_FLUSH, FLAG_SEND_FUA, FLAG_SEND_TRIM,
+    FLAG_SEND_WRITE_ZEROES, MAX_PAYLOAD,
+};
 use std::sync::Arc;
 
 /// Largest minimum block size that the protocol can express.
@@ -38,10 +39,15 @@ impl Selected {
     }
 }
 
+/// The identifier of the metadata context at a place of the export's list.
+pub(super) fn context_id(place: usize) -> u32 {
+    place as u32 + 1
+}
+
 /// The metadata contexts of an export with these bitmaps.
 pub(super) fn contexts(bitmaps: &[Arc<dyn DirtyBitmap>]) -> Arc<[String]> {
     let bitmaps = bitmaps.iter().map(|bitmap| format!("qemu:dirty-bitmap:{}", bitmap.name()));
-    ["base:allocation".to_owned()].into_iter().chain(bitmaps).take(MAX_CONTEXTS).collect()
+    [BASE_ALLOCATION.to_owned()].into_iter().chain(bitmaps).take(MAX_CONTEXTS).collect()
 }
 
 /// The export information that a handshake sends.
@@ -58,7 +64,7 @@ pub(super) struct Offer {
 
 impl Offer {
     /// Transmission flags for a client that negotiated `form`.
-    pub(super) fn flags(&self, form: Form) -> u16 {
+    pub(super) fn flags(&self, form: Replies) -> u16 {
         let Limits { max_discard, max_write_zeroes, rotational, .. } = self.limits;
         // An export is one device on all cores: a flush covers requests that completed on any
         // connection. Flush and FUA are always supported; without a volatile cache they cost
@@ -71,7 +77,7 @@ impl Offer {
         add(FLAG_ROTATIONAL, rotational);
         add(FLAG_SEND_TRIM, can_write && max_discard > 0);
         add(FLAG_SEND_WRITE_ZEROES | FLAG_SEND_FAST_ZERO, can_write && max_write_zeroes > 0);
-        add(FLAG_SEND_DF, form != Form::Simple);
+        add(FLAG_SEND_DF, form != Replies::Simple);
         flags
     }
 
@@ -99,12 +105,12 @@ mod tests {
         let common = 0x1 | 0x4 | 0x8 | 0x100 | 0x400;
         let writable = 0x20 | 0x40 | 0x800;
         let plain = Limits::new(1 << 20);
-        assert_eq!(offer(plain.clone()).flags(Form::Simple), common | writable);
-        assert_eq!(offer(plain.clone()).flags(Form::Extended), common | writable | 0x80);
+        assert_eq!(offer(plain.clone()).flags(Replies::Simple), common | writable);
+        assert_eq!(offer(plain.clone()).flags(Replies::Extended), common | writable | 0x80);
         let read_only = Limits { read_only: true, rotational: true, ..plain.clone() };
-        assert_eq!(offer(read_only).flags(Form::Simple), common | 0x2 | 0x10);
+        assert_eq!(offer(read_only).flags(Replies::Simple), common | 0x2 | 0x10);
         let bare = Limits { max_discard: 0, max_write_zeroes: 0, ..plain };
-        assert_eq!(offer(bare).flags(Form::Structured), common | 0x80);
+        assert_eq!(offer(bare).flags(Replies::Structured), common | 0x80);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Parsers for the data of options. Pure; no length from the client is trusted.
 
-use super::wire::{u16_at, u32_at};
+use nbd::{u16_at, u32_at};
 
 /// Longest name, query or other string that the protocol allows.
 pub(super) const MAX_STRING: usize = 4096;

@@ -14,9 +14,11 @@
 use super::job::{Job, Part};
 use super::long_write::LongWrite;
 use super::request::{Rules, Verdict};
-use super::wire::{Content, Header, SHUTDOWN};
 use crate::stream::{Found, Grant, Inbox, Link};
 use block::Data;
+use nbd::error::SHUTDOWN;
+use nbd::reply::Reply;
+use nbd::request::Header;
 
 /// The reader's position in the stream.
 enum State {
@@ -29,11 +31,11 @@ enum State {
     /// In the payload of a write.
     Payload { job: Job, received: usize },
     /// In payload that is discarded.
-    Skip { header: Header, content: Content, left: u64 },
+    Skip { header: Header, content: Reply, left: u64 },
 }
 
 /// A request that is answered without the device.
-type Answer = (Header, Content);
+type Answer = (Header, Reply);
 
 /// The result of [`Reader::give_up`].
 pub(super) struct GivenUp {
@@ -80,10 +82,9 @@ impl Reader {
                     let verdict = match rules.judge(&header, capacity) {
                         Verdict::Leave => return Ok(Found::Leave),
                         Verdict::Disconnect(reason) => return Ok(Found::ProtocolError(reason.into())),
-                        Verdict::Run { .. } | Verdict::Answer { .. } if is_closing => Verdict::Answer {
-                            content: Content::Failed(SHUTDOWN),
-                            skip: rules.payload(&header),
-                        },
+                        Verdict::Run { .. } | Verdict::Answer { .. } if is_closing => {
+                            Verdict::Answer { content: Reply::Failed(SHUTDOWN), skip: rules.payload(&header) }
+                        }
                         verdict => verdict,
                     };
                     self.state = State::Judged(header, verdict);
@@ -193,21 +194,21 @@ impl Reader {
                 };
                 if is_closing {
                     let left = (end - received) as u64 + rest;
-                    self.state = State::Skip { header, content: Content::Failed(SHUTDOWN), left };
+                    self.state = State::Skip { header, content: Reply::Failed(SHUTDOWN), left };
                 }
                 GivenUp { is_forgotten: !is_closing }
             }
             State::Long(write) => {
                 if is_closing {
                     let (header, left) = (write.header, write.left());
-                    self.state = State::Skip { header, content: Content::Failed(SHUTDOWN), left };
+                    self.state = State::Skip { header, content: Reply::Failed(SHUTDOWN), left };
                 }
                 GivenUp { is_forgotten: !is_closing }
             }
             State::Judged(header, Verdict::Run { .. }) if is_closing => {
                 let skip = rules.payload(&header);
                 self.state =
-                    State::Judged(header, Verdict::Answer { content: Content::Failed(SHUTDOWN), skip });
+                    State::Judged(header, Verdict::Answer { content: Reply::Failed(SHUTDOWN), skip });
                 GivenUp { is_forgotten: false }
             }
             State::Skip { .. } if !is_closing => GivenUp { is_forgotten: true },

@@ -1,11 +1,15 @@
 //! Validates requests: refused, answered at once, or passed to the device. Pure.
 
 use super::offer::Selected;
-use super::wire::{
-    CMD_FLAG_DF, CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, CMD_FLAG_PAYLOAD_LEN, CMD_FLAG_REQ_ONE,
-    Command, Content, EOVERFLOW, Form, Header, MAX_PAYLOAD, Refusal, refusal_of,
-};
 use block::{IoError, Limits};
+use nbd::Replies;
+use nbd::error::{EOVERFLOW, Refusal, refusal_of};
+use nbd::handshake::MAX_PAYLOAD;
+use nbd::reply::Reply;
+use nbd::request::{
+    CMD_FLAG_DF, CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, CMD_FLAG_PAYLOAD_LEN, CMD_FLAG_REQ_ONE,
+    Command, Header,
+};
 
 /// Longest payload of a refused request that is skipped; a client that sends more is disconnected.
 const MAX_SKIPPED: u64 = 2 * MAX_PAYLOAD as u64;
@@ -13,7 +17,7 @@ const MAX_SKIPPED: u64 = 2 * MAX_PAYLOAD as u64;
 /// The negotiated values that requests are checked against.
 #[derive(Clone, Debug)]
 pub(super) struct Rules {
-    pub(super) form: Form,
+    pub(super) form: Replies,
     /// The metadata contexts that the client selected.
     pub(super) selected: Selected,
     pub(super) is_read_only: bool,
@@ -28,7 +32,7 @@ pub(super) enum Verdict {
     /// Pass it to the device with `data` bytes of memory; the payload of a write follows.
     Run { data: usize },
     /// Answer it after skipping `skip` bytes of payload.
-    Answer { content: Content, skip: u64 },
+    Answer { content: Reply, skip: u64 },
     /// The client disconnects: no reply, and nothing follows.
     Leave,
     /// The rest of the stream cannot be parsed.
@@ -66,19 +70,19 @@ impl Rules {
     /// Validates a request. `capacity` is the device's current size in bytes.
     pub(super) fn judge(&self, header: &Header, capacity: u64) -> Verdict {
         let payload = self.payload(header);
-        if payload > MAX_SKIPPED || (self.form == Form::Extended && payload > MAX_PAYLOAD.into()) {
+        if payload > MAX_SKIPPED || (self.form == Replies::Extended && payload > MAX_PAYLOAD.into()) {
             return Verdict::Disconnect("a request has more payload than the server takes");
         }
         match self.check(header, capacity) {
-            Err(refusal) => Verdict::Answer { content: Content::Failed(refusal), skip: payload },
+            Err(refusal) => Verdict::Answer { content: Reply::Failed(refusal), skip: payload },
             Ok(()) => match header.command {
                 Command::Disconnect => Verdict::Leave,
                 // The server has no cache to prefetch into.
-                Command::Cache => Verdict::Answer { content: Content::Done, skip: 0 },
+                Command::Cache => Verdict::Answer { content: Reply::Done, skip: 0 },
                 // The protocol leaves the meaning of an empty request to the server: nothing is
                 // done.
                 Command::Read | Command::Write | Command::Trim | Command::WriteZeroes if header.len == 0 => {
-                    Verdict::Answer { content: Content::Done, skip: 0 }
+                    Verdict::Answer { content: Reply::Done, skip: 0 }
                 }
                 Command::Read | Command::Write => Verdict::Run { data: self.blocks(header).len },
                 _ => Verdict::Run { data: 0 },
@@ -90,7 +94,7 @@ impl Rules {
     pub(super) fn payload(&self, header: &Header) -> u64 {
         // With extended headers a flag announces payload. QEMU (at least up to 10.0) sends writes
         // with payload but without the flag.
-        let is_said = self.form == Form::Extended && header.flags & CMD_FLAG_PAYLOAD_LEN != 0;
+        let is_said = self.form == Replies::Extended && header.flags & CMD_FLAG_PAYLOAD_LEN != 0;
         let is_there = is_said || header.command == Command::Write;
         if is_there { header.len } else { 0 }
     }
@@ -130,7 +134,7 @@ impl Rules {
             Command::BlockStatus if len == 0 => {
                 return Err(Refusal::invalid("block status: length must not be 0"));
             }
-            Command::Read if len > MAX_PAYLOAD.into() && self.form != Form::Simple => {
+            Command::Read if len > MAX_PAYLOAD.into() && self.form != Replies::Simple => {
                 return Err(Refusal { number: EOVERFLOW, text: "longer than the largest payload" });
             }
             Command::Read | Command::Write if len > MAX_PAYLOAD.into() => {
@@ -156,11 +160,11 @@ impl Rules {
 
     fn known_flags(&self, command: Command) -> u16 {
         let payload = match (self.form, command) {
-            (Form::Extended, Command::Write) => CMD_FLAG_PAYLOAD_LEN,
+            (Replies::Extended, Command::Write) => CMD_FLAG_PAYLOAD_LEN,
             _ => 0,
         };
         let own = match command {
-            Command::Read if self.form != Form::Simple => CMD_FLAG_DF,
+            Command::Read if self.form != Replies::Simple => CMD_FLAG_DF,
             Command::WriteZeroes => CMD_FLAG_NO_HOLE | CMD_FLAG_FAST_ZERO,
             Command::BlockStatus => CMD_FLAG_REQ_ONE,
             // Other fields of a disconnect are ignored.
@@ -173,16 +177,16 @@ impl Rules {
 
 #[cfg(test)]
 mod tests {
-    use super::super::wire::{EINVAL, ENOSPC, EPERM};
     use super::*;
+    use nbd::error::{EINVAL, ENOSPC, EPERM};
 
     const MIB: u64 = 1 << 20;
     const READ: Command = Command::Read;
     const WRITE: Command = Command::Write;
 
-    fn rules(form: Form) -> Rules {
+    fn rules(form: Replies) -> Rules {
         let mut selected = Selected::default();
-        if form != Form::Simple {
+        if form != Replies::Simple {
             selected.add(0);
         }
         Rules { form, selected, is_read_only: false, knows_blocks: true, limits: Limits::new(256 * MIB) }
@@ -195,16 +199,16 @@ mod tests {
     /// The error number of a refusal, and the bytes to skip.
     fn refused(verdict: Verdict) -> (u32, u64) {
         match verdict {
-            Verdict::Answer { content: Content::Failed(refusal), skip } => (refusal.number, skip),
+            Verdict::Answer { content: Reply::Failed(refusal), skip } => (refusal.number, skip),
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn a_valid_request_goes_to_the_device() {
-        for form in [Form::Simple, Form::Structured, Form::Extended] {
+        for form in [Replies::Simple, Replies::Structured, Replies::Extended] {
             let rules = rules(form);
-            let payload = if form == Form::Extended { CMD_FLAG_PAYLOAD_LEN } else { 0 };
+            let payload = if form == Replies::Extended { CMD_FLAG_PAYLOAD_LEN } else { 0 };
             assert_eq!(judge(&rules, WRITE, 0, 0, 1024), Verdict::Run { data: 1024 }, "QEMU's");
             assert_eq!(judge(&rules, READ, 0, 512, 1024), Verdict::Run { data: 1024 });
             assert_eq!(
@@ -221,14 +225,14 @@ mod tests {
 
     #[test]
     fn block_status_goes_to_the_device() {
-        let status = judge(&rules(Form::Structured), Command::BlockStatus, CMD_FLAG_REQ_ONE, MIB, 8 * MIB);
+        let status = judge(&rules(Replies::Structured), Command::BlockStatus, CMD_FLAG_REQ_ONE, MIB, 8 * MIB);
         assert_eq!(status, Verdict::Run { data: 0 });
     }
 
     #[test]
     fn a_request_that_needs_no_device_is_answered() {
-        let rules = rules(Form::Structured);
-        let done = Verdict::Answer { content: Content::Done, skip: 0 };
+        let rules = rules(Replies::Structured);
+        let done = Verdict::Answer { content: Reply::Done, skip: 0 };
         assert_eq!(judge(&rules, Command::Cache, 0, 0, MIB), done);
         for command in [READ, WRITE, Command::Trim, Command::WriteZeroes] {
             assert_eq!(judge(&rules, command, 0, 512, 0), done);
@@ -237,14 +241,14 @@ mod tests {
 
     #[test]
     fn a_refused_write_is_skipped_and_too_long_a_one_ends_the_connection() {
-        let structured = rules(Form::Structured);
+        let structured = rules(Replies::Structured);
         assert_eq!(refused(judge(&structured, WRITE, 0, 256 * MIB, 512)), (ENOSPC, 512));
         assert_eq!(refused(judge(&structured, WRITE, 0, u64::MAX, 512)), (ENOSPC, 512));
         assert_eq!(refused(judge(&structured, WRITE, 0, 1, 512)), (EINVAL, 512));
         assert_eq!(refused(judge(&structured, WRITE, 0x80, 0, 100)), (EINVAL, 100));
         assert_eq!(refused(judge(&structured, WRITE, 0, 0, 33 * MIB)), (EINVAL, 33 * MIB));
         assert!(matches!(judge(&structured, WRITE, 0, 0, 65 * MIB), Verdict::Disconnect(_)));
-        let extended = rules(Form::Extended);
+        let extended = rules(Replies::Extended);
         assert_eq!(refused(judge(&extended, WRITE, 0, 100, 512)), (EINVAL, 512));
         assert_eq!(refused(judge(&extended, READ, CMD_FLAG_PAYLOAD_LEN, 0, 512)), (EINVAL, 512));
         assert!(matches!(judge(&extended, WRITE, CMD_FLAG_PAYLOAD_LEN, 0, 33 * MIB), Verdict::Disconnect(_)));
@@ -253,8 +257,8 @@ mod tests {
 
     #[test]
     fn an_invalid_request_is_refused() {
-        let simple = rules(Form::Simple);
-        let structured = rules(Form::Structured);
+        let simple = rules(Replies::Simple);
+        let structured = rules(Replies::Structured);
         for (rules, command, flags, offset, len, number) in [
             (&simple, READ, 0, 0, 33 * MIB, EINVAL),
             (&structured, READ, 0, 0, 33 * MIB, EOVERFLOW),
@@ -281,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_client_without_block_sizes_may_address_any_byte() {
-        let rules = Rules { knows_blocks: false, ..rules(Form::Structured) };
+        let rules = Rules { knows_blocks: false, ..rules(Replies::Structured) };
         assert_eq!(judge(&rules, READ, 0, 513, 1), Verdict::Run { data: 512 });
         assert_eq!(judge(&rules, WRITE, 0, 511, 2), Verdict::Run { data: 1024 });
         assert_eq!(judge(&rules, Command::WriteZeroes, 0, 1, 1), Verdict::Run { data: 0 });
@@ -298,7 +302,7 @@ mod tests {
 
     #[test]
     fn a_read_only_export_refuses_whatever_changes_it() {
-        let rules = Rules { is_read_only: true, ..rules(Form::Structured) };
+        let rules = Rules { is_read_only: true, ..rules(Replies::Structured) };
         assert_eq!(refused(judge(&rules, WRITE, 0, 0, 512)), (EPERM, 512));
         assert_eq!(refused(judge(&rules, Command::Trim, 0, 0, 512)), (EPERM, 0));
         assert_eq!(refused(judge(&rules, Command::WriteZeroes, 0, 0, 512)), (EPERM, 0));
@@ -309,7 +313,7 @@ mod tests {
     #[test]
     fn an_unsupported_command_is_refused_before_it_reaches_the_device() {
         let limits = Limits { max_discard: 0, max_write_zeroes: 0, ..Limits::new(MIB) };
-        let rules = Rules { limits, ..rules(Form::Structured) };
+        let rules = Rules { limits, ..rules(Replies::Structured) };
         assert_eq!(refused(judge(&rules, Command::Trim, 0, 0, 512)), (EINVAL, 0));
         assert_eq!(refused(judge(&rules, Command::WriteZeroes, 0, 0, 512)), (EINVAL, 0));
     }

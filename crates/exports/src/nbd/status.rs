@@ -1,9 +1,10 @@
 //! Block status: the extents of a range in a metadata context.
 
 use super::request::Blocks;
-use super::wire::{CMD_FLAG_REQ_ONE, Form, Header};
 use crate::target::Target;
 use block::{DirtyBitmap, IoError, StatusExtent, StatusReport};
+use nbd::Replies;
+use nbd::request::{CMD_FLAG_REQ_ONE, Header};
 
 /// Maximum queries to the device for one request. A device may answer for a part of a range, such
 /// as one of several disks.
@@ -81,10 +82,10 @@ fn cut(extents: impl Iterator<Item = StatusExtent>, head: u64, len: u64) -> Vec<
 
 /// Appends the descriptors of extents. Those of compact headers have 32 bits for a length, which
 /// holds every requested length.
-pub(super) fn encode(extents: &[Extent], form: Form, bytes: &mut Vec<u8>) {
+pub(super) fn encode(extents: &[Extent], form: Replies, bytes: &mut Vec<u8>) {
     bytes.reserve(extents.len() * form.descriptor_len());
     for Extent { len, flags } in extents {
-        if form == Form::Extended {
+        if form == Replies::Extended {
             bytes.extend(len.to_be_bytes());
             bytes.extend(u64::from(*flags).to_be_bytes());
         } else {

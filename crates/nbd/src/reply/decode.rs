@@ -1,22 +1,11 @@
-//! The header of a reply: everything but data and error texts. Pure, so that a fuzzer can play the
-//! server.
+//! The header of a reply, as a client receives it.
 
-use super::wire::Replies;
-
-const SIMPLE_MAGIC: u32 = 0x6744_6698;
-const STRUCTURED_MAGIC: u32 = 0x668e_33ef;
-const EXTENDED_MAGIC: u32 = 0x6e8a_278c;
-
-const FLAG_DONE: u16 = 1;
-
-const TYPE_NONE: u16 = 0;
-const TYPE_DATA: u16 = 1;
-const TYPE_HOLE: u16 = 2;
-const TYPE_STATUS: u16 = 5;
-const TYPE_STATUS_EXTENDED: u16 = 6;
-const TYPE_ERROR: u16 = 0x8001;
-const TYPE_ERROR_OFFSET: u16 = 0x8002;
-const IS_ERROR: u16 = 0x8000;
+use super::{
+    EXTENDED_MAGIC, FLAG_DONE, IS_ERROR, SIMPLE_MAGIC, STRUCTURED_MAGIC, TYPE_DATA, TYPE_ERROR,
+    TYPE_ERROR_OFFSET, TYPE_HOLE, TYPE_NONE, TYPE_STATUS, TYPE_STATUS_EXTENDED,
+};
+use crate::Replies;
+use block::Status;
 
 /// Longest header of a reply: an extended header and a hole.
 pub const MAX_FRONT: usize = 32 + 12;
@@ -143,6 +132,14 @@ pub enum Violation {
     /// The connection ended.
     #[error("the server closed the connection")]
     Closed,
+}
+
+/// The length and the status in the descriptor of an extent, which has [`Replies::descriptor_len`]
+/// bytes.
+pub fn extent(descriptor: &[u8], replies: Replies) -> (u64, Status) {
+    let number = |bytes: &[u8]| bytes.iter().fold(0u64, |all, byte| all << 8 | u64::from(*byte));
+    let (len, flags) = descriptor.split_at(replies.descriptor_len() / 2);
+    (number(len), Status::from_bits(number(flags) as u32))
 }
 
 /// Parses the header of a reply at the start of `bytes`. Returns it and its length, or `None` when
