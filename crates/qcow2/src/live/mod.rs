@@ -380,7 +380,10 @@ fn has_writes(header: &Header, log: Option<&RestartLog>) -> Result<bool, String>
 /// Refuses an image with a property that writes do not support.
 fn check_can_write(image: &Image, log: Option<&RestartLog>) -> Result<(), String> {
     let header = &image.header;
-    let is_dirty = header.is_dirty() && !has_writes(header, log)?;
+    // Also where nothing depends on the answer: a log that cannot be read is found now, and not by
+    // the first write.
+    let has_writes = has_writes(header, log)?;
+    let is_dirty = header.is_dirty() && !has_writes;
     let refusals = [
         (image.device.limits().read_only, "the file is open for reading only".to_owned()),
         (header.is_corrupt(), "marked as corrupt (freestone image repair ends that)".into()),

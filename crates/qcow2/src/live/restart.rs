@@ -18,14 +18,17 @@
 //! | byte | bytes | purpose |
 //! |---|---|---|
 //! | 0 | 8 | `FREESTLG` |
-//! | 8 | 16 | identifier of the machine's start |
-//! | 24 | 4 | session |
-//! | 28 | 4 | records of the ring |
-//! | 32 | 8 | number of the first record that counts |
-//! | 40 | 4 | CRC-32C of the bytes before it |
+//! | 8 | 4 | version: 1 |
+//! | 12 | 4 | zero |
+//! | 16 | 16 | identifier of the machine's start |
+//! | 32 | 4 | session |
+//! | 36 | 4 | records of the ring |
+//! | 40 | 8 | number of the first record that counts |
+//! | 48 | 4 | CRC-32C of the bytes before it |
 //! | 4096 | 32 each | cluster of the disk, entry (two words), low half of the record's number, CRC-32C of these and the session |
 //!
-//! All numbers are little-endian.
+//! All numbers are little-endian. The fields up to the session have these places in every version.
+//! So a log of a later version that counts is an error, and one of another use is none.
 //!
 //! The entries of one turn of the home are a *group*: one write adds them. The next group is
 //! written when all entries of the last one are set, so a flush knows which records it makes
@@ -46,7 +49,11 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 const MAGIC: [u8; 8] = *b"FREESTLG";
-const HEADER_BYTES: usize = 44;
+/// The format.
+const VERSION: u32 = 1;
+const HEADER_BYTES: usize = 52;
+/// The place of the header's checksum.
+const SUM: usize = 48;
 /// First byte of the ring.
 const RING: u64 = 4096;
 const RECORD_BYTES: u64 = 32;
@@ -74,7 +81,7 @@ impl RestartLog {
     /// Clusters of an image whose last write the log has, and the image may lack.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// When the file cannot be read, or has a later version.
     pub fn clusters_of(&self, header: &Header) -> io::Result<usize> {
         Ok(self.entries(header.session())?.len())
     }
@@ -83,12 +90,14 @@ impl RestartLog {
     /// the log is about another use.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// When the file cannot be read, or has a later version.
     pub(super) fn entries(&self, session: u32) -> io::Result<BTreeMap<u64, Entry>> {
         let mut entries = BTreeMap::new();
         let mut bytes = vec![0; self.file.metadata()?.len().min(MOST_BYTES) as usize];
         self.file.read_exact_at(&mut bytes, 0)?;
-        let Some(Start { session, records, first }) = self.start(&bytes, session) else { return Ok(entries) };
+        let Some(Start { session, records, first }) = self.start(&bytes, session)? else {
+            return Ok(entries);
+        };
         for number in first..first.saturating_add(records.into()) {
             let at = place(number, records) as usize;
             let found = bytes.get(at..at + RECORD_BYTES as usize);
@@ -100,16 +109,22 @@ impl RestartLog {
         Ok(entries)
     }
 
-    /// Parses the header.
-    fn start(&self, bytes: &[u8], session: u32) -> Option<Start> {
-        let header = bytes.get(..HEADER_BYTES)?;
-        let [found, records] = [24, 28].map(|at| u32::from_le_bytes(word(header, at)));
-        let is_whole =
-            header[..8] == MAGIC && word(header, 40) == crc32c::crc32c(&header[..40]).to_le_bytes();
-        let is_start = header[8..24] == self.start_of_machine || mutant::is(Mutant::LogOfEarlierStart);
+    /// Parses the header. `None` if the log does not count.
+    fn start(&self, bytes: &[u8], session: u32) -> io::Result<Option<Start>> {
+        let Some(header) = bytes.get(..HEADER_BYTES) else { return Ok(None) };
+        let [version, found, records] = [8, 32, 36].map(|at| u32::from_le_bytes(word(header, at)));
+        let is_start = header[16..32] == self.start_of_machine || mutant::is(Mutant::LogOfEarlierStart);
         let is_session = found == session && session > 0 || mutant::is(Mutant::LogOfOtherSession);
-        let start = Start { session: found, records, first: u64::from_le_bytes(word(header, 32)) };
-        (is_whole && is_start && is_session && records > 0).then_some(start)
+        if header[..8] != MAGIC || !is_start || !is_session {
+            return Ok(None);
+        }
+        if version > VERSION {
+            let text = format!("the restart log has version {version}; supported is version {VERSION}");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        let is_whole = word(header, SUM) == crc32c::crc32c(&header[..SUM]).to_le_bytes();
+        let start = Start { session: found, records, first: u64::from_le_bytes(word(header, 40)) };
+        Ok((version == VERSION && is_whole && records > 0).then_some(start))
     }
 
     /// Begins an empty log of an image that was last written in the session `last`.
@@ -192,12 +207,13 @@ impl Log {
         let RestartLog { file, start_of_machine, session, records } = &self.log;
         let mut header = [0; HEADER_BYTES];
         header[..8].copy_from_slice(&MAGIC);
-        header[8..24].copy_from_slice(start_of_machine);
-        header[24..28].copy_from_slice(&session.to_le_bytes());
-        header[28..32].copy_from_slice(&records.to_le_bytes());
-        header[32..40].copy_from_slice(&first.to_le_bytes());
-        let sum = crc32c::crc32c(&header[..40]);
-        header[40..].copy_from_slice(&sum.to_le_bytes());
+        header[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        header[16..32].copy_from_slice(start_of_machine);
+        header[32..36].copy_from_slice(&session.to_le_bytes());
+        header[36..40].copy_from_slice(&records.to_le_bytes());
+        header[40..SUM].copy_from_slice(&first.to_le_bytes());
+        let sum = crc32c::crc32c(&header[..SUM]);
+        header[SUM..].copy_from_slice(&sum.to_le_bytes());
         file.write_all_at(&header, 0)
     }
 
@@ -373,6 +389,39 @@ mod tests {
     }
 
     #[test]
+    fn a_log_is_laid_out_as_the_document_says() {
+        let file = tempfile::tempfile().unwrap();
+        let used = Rc::new(log(&file, 0xab, 7).begin(0).unwrap());
+        note(&used, &[(5, 0x10)]).unwrap();
+        let mut bytes = [0; RING as usize + RECORD_BYTES as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        let mut expected = b"FREESTLG\x01\0\0\0\0\0\0\0".to_vec();
+        expected.extend([0xab; 16]);
+        expected.extend([7, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        expected.extend(crc32c::crc32c(&expected).to_le_bytes());
+        assert_eq!(bytes[..HEADER_BYTES], expected);
+        assert!(bytes[HEADER_BYTES..RING as usize].iter().all(|byte| *byte == 0));
+        let mut record = [5u64, 0x10, 0x11, 0].map(u64::to_le_bytes).concat();
+        let sum = crc32c::crc32c_append(crc32c::crc32c(&[7, 0, 0, 0]), &record[..28]);
+        record[28..].copy_from_slice(&sum.to_le_bytes());
+        assert_eq!(bytes[RING as usize..], record);
+    }
+
+    #[test]
+    fn a_log_of_a_later_version_is_refused_if_it_counts() {
+        let file = tempfile::tempfile().unwrap();
+        let used = Rc::new(log(&file, 1, 7).begin(0).unwrap());
+        note(&used, &[(5, 10)]).unwrap();
+        file.write_all_at(&[2], 8).unwrap();
+        let error = log(&file, 1, 8).entries(7).unwrap_err().to_string();
+        assert_eq!(error, "the restart log has version 2; supported is version 1");
+        // After a start of the machine, or for an image that no longer names this use, it is void.
+        for (start, session) in [(2, 7), (1, 9), (1, 0)] {
+            assert!(log(&file, start, 8).entries(session).unwrap().is_empty(), "{start} {session}");
+        }
+    }
+
+    #[test]
     fn a_full_log_has_room_again_after_a_flush() {
         let file = tempfile::tempfile().unwrap();
         let used = Rc::new(log(&file, 1, 7).begin(0).unwrap());
@@ -404,7 +453,7 @@ mod tests {
         file.write_all_at(&[0xff], RING + RECORD_BYTES + 3).unwrap();
         let found: Vec<u64> = log(&file, 1, 8).entries(7).unwrap().into_keys().collect();
         assert_eq!(found, [0]);
-        file.write_all_at(&[0xff], 33).unwrap();
+        file.write_all_at(&[0xff], 41).unwrap();
         assert!(log(&file, 1, 8).entries(7).unwrap().is_empty(), "a damaged header");
     }
 

@@ -15,6 +15,7 @@ mod over;
 mod read;
 mod repair;
 mod resize;
+mod restart;
 mod snapshots;
 mod stream;
 mod tools;
