@@ -14,6 +14,7 @@ mod image;
 mod image_served;
 mod labels;
 mod nbd_reconnect;
+mod nbd_shared;
 mod nvme_tcp;
 mod pool;
 mod pool_online;

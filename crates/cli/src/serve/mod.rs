@@ -95,16 +95,15 @@ impl ServePlan {
                     "portal={portal}: only freestoned has portals; exports with the same listen= share a listener"
                 )));
             }
-            if let Some(name) =
-                exports.iter().find_map(|(other, _)| same_name(&*other.config, &*export.config))
-            {
-                return Err(refuse(format!("export {name} exists already")));
-            }
             devices.iter().try_for_each(|at| {
                 check_memory(export.config.memory(), &stack.devices()[*at]).map_err(refuse)
             })?;
             let map = core_map(export.cores.as_deref(), &cores).map_err(refuse)?;
             export.config.complete(&stack.devices()[devices[0]].id, map);
+            exports
+                .iter()
+                .try_for_each(|(other, _)| check_both(&*other.config, &*export.config))
+                .map_err(refuse)?;
             exports.push((export, devices));
         }
         Ok(ServePlan { stack, exports, cores })
@@ -135,13 +134,23 @@ fn check_memory(memory: RequestMemory, device: &DevicePlan) -> Result<(), String
     Ok(())
 }
 
-/// The name that two exports have in common, if they do.
-fn same_name(one: &dyn ExportConfig, other: &dyn ExportConfig) -> Option<String> {
-    match (one.own_listener(), other.own_listener()) {
-        (Some(one), Some(other)) if one.ports == other.ports => {
-            Some(one.name).filter(|name| *name == other.name)
+/// Refuses two exports with one name, or with one listener and other options of it.
+fn check_both(one: &dyn ExportConfig, other: &dyn ExportConfig) -> Result<(), String> {
+    let (name, name_of_other) = match (one.own_listener(), other.own_listener()) {
+        (Some(one), Some(other)) if one.is_same(&other) => {
+            if let Some(option) = one.difference(&other) {
+                return Err(format!(
+                    "{option}: {} has the same listener, and so the same {option}",
+                    one.name
+                ));
+            }
+            (one.name, other.name)
         }
-        _ => Some(one.name()).filter(|name| *name == other.name()),
+        _ => (one.name(), other.name()),
+    };
+    match name == name_of_other {
+        true => Err(format!("export {name} exists already")),
+        false => Ok(()),
     }
 }
 
@@ -334,6 +343,20 @@ mod tests {
         let said =
             refusal(&format!("--device null {one} --export nvme-tcp:listen=127.0.0.1:4420+l:1,nqn=nqn.b"));
         assert!(said.ends_with("export nvme-tcp:127.0.0.1:4420 exists already"), "{said}");
+        let named = |options: &str| format!("--export nbd:listen=127.0.0.1:10809,{options}");
+        let (one, other) = (named("name=a"), named("name=b"));
+        assert_eq!(plan(&format!("--device null {one} {other}")).unwrap().exports.len(), 2);
+        let said = refusal(&format!("--device null {one} {other} {one}"));
+        assert!(said.ends_with("export nbd:127.0.0.1:10809:a exists already"), "{said}");
+        let said = refusal(&format!("--device null {} {}", named("cores=0"), named("clients=2")));
+        assert!(said.contains("processor 0 is not served from"), "{said}");
+        let said = refusal(&format!("--device null {0} {0}", named("clients=2")));
+        assert!(said.ends_with("export nbd:127.0.0.1:10809:device0 exists already"), "{said}");
+        let said = refusal(&format!("--device null {one} {}", named("name=b,tls=off")));
+        assert!(
+            said.ends_with("tls: nbd:127.0.0.1:10809:a has the same listener, and so the same tls"),
+            "{said}"
+        );
         let said = refusal("--device null --export nvme-tcp:portal=p,nqn=nqn.a");
         assert!(said.contains("portal=p: only freestoned has portals"), "{said}");
         assert_eq!(

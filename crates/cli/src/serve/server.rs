@@ -6,7 +6,6 @@ use crate::output::Output;
 use crate::stats;
 use base::Size;
 use block::{HostRole, Op};
-use exports::nvme_tcp::Portal;
 use exports::{Export, QueueStats, Stats};
 use hosting::arrays::{self, Kept, Requests};
 use hosting::control::server::ControlSocket;
@@ -25,7 +24,7 @@ pub struct Server {
     controls: Vec<ControlSocket>,
     exports: Vec<Running>,
     /// Listeners that several exports share.
-    portals: Vec<Arc<Portal>>,
+    portals: Vec<OpenPortal>,
     arrays: Vec<Kept>,
     stacks: Vec<Stack>,
     /// The announced role of this host for each stack that other hosts serve too.
@@ -117,31 +116,30 @@ impl Server {
         }
         // Last: no host is refused an export that is about to start.
         for portal in &self.portals {
-            let failed = |source| Error::Export { name: format!("nvme-tcp:{}", portal.name()), source };
-            portal.accept().map_err(failed)?;
+            let name = format!("{}:{}", portal.kind(), portal.name());
+            portal.accept().map_err(|source| Error::Export { name, source })?;
         }
         Ok(self)
     }
 
-    /// Opens a portal for each set of exports that have the same ports.
+    /// Opens a portal for each set of exports that have the same listener.
     fn share_listeners(&mut self, plan: &mut ServePlan) -> Result<(), Error> {
         for place in 0..plan.exports.len() {
             let Some(listener) = plan.exports[place].0.config.own_listener() else { continue };
-            let has_its_ports = |(other, _): &(ExportPlan, Vec<usize>)| {
-                other.config.own_listener().is_some_and(|other| other.ports == listener.ports)
+            let shares = |(other, _): &(ExportPlan, Vec<usize>)| {
+                other.config.own_listener().is_some_and(|other| other.is_same(&listener))
             };
-            // Those before have their portal already.
             let sharing: Vec<usize> =
-                (place..plan.exports.len()).filter(|other| has_its_ports(&plan.exports[*other])).collect();
+                (place..plan.exports.len()).filter(|other| shares(&plan.exports[*other])).collect();
             if sharing.len() < 2 {
                 continue;
             }
             let name = plan.exports[place].0.config.name();
-            let portal = Portal::bind(self.cores.all(), listener.portal());
+            let portal = listener.portal.open(self.cores.all());
             let portal = portal.map_err(|source| Error::Export { name, source })?;
             for other in sharing {
                 let config = &mut plan.exports[other].0.config;
-                config.use_portal(OpenPortal::NvmeTcp(portal.clone())).map_err(Error::Runtime)?;
+                config.use_portal(portal.clone()).map_err(Error::Runtime)?;
             }
             self.portals.push(portal);
         }

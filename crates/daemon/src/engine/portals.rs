@@ -6,7 +6,7 @@ use crate::api_error::{ApiError, Kind};
 use crate::state::{ExportRecord, PortalRecord};
 use api::NewPortal;
 use hosting::export::OpenPortal;
-use hosting::export::portal::{self, PortalPlan};
+use hosting::export::{PortalPlan, portal};
 use sandbox::Profile;
 use volume::Name;
 

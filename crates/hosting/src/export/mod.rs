@@ -10,12 +10,12 @@ mod ublk;
 mod vduse;
 mod vhost_user_blk;
 
-pub use open_portal::OpenPortal;
+pub use open_portal::{OpenPortal, PortalPlan};
 pub use vhost_user_blk::data_plane;
 
 use block::{Device, SharedRole};
 use exports::nbd::{Address, Security};
-use exports::nvme_tcp::{Access as HostAccess, PortConfig, PortalConfig};
+use exports::nvme_tcp::Access as HostAccess;
 use exports::{Error, Export};
 use reactor::CoreRef;
 use sandbox::{Access, Capability, Profile};
@@ -205,7 +205,7 @@ pub trait ExportConfig: Debug + Send {
     }
 
     /// Its own listener, if exports of its kind can share one.
-    fn own_listener(&self) -> Option<OwnListener<'_>> {
+    fn own_listener(&self) -> Option<OwnListener> {
         None
     }
 
@@ -238,20 +238,34 @@ pub trait ExportConfig: Debug + Send {
     fn cores(&self) -> &[usize];
 }
 
-/// A listener of an export, which others with the same ports can share.
+/// A listener of an export, which others of its kind with the same addresses can share.
 #[derive(Debug)]
-pub struct OwnListener<'a> {
-    /// Its ports.
-    pub ports: &'a [PortConfig],
-    /// The name of the export where it shares them.
+pub struct OwnListener {
+    /// Its portal, as it is shared: named after its first address.
+    pub portal: PortalPlan,
+    /// The name of the export where it shares the listener.
     pub name: String,
+    /// Options that are the same for all exports of the listener: their keys, and their values as
+    /// they were given.
+    pub common: Vec<(&'static str, Option<String>)>,
 }
 
-impl OwnListener<'_> {
-    /// Its portal, as it is shared: named after its first address.
-    pub fn portal(&self) -> PortalConfig {
-        let name = self.ports.first().map_or(String::new(), |port| port.address.to_string());
-        PortalConfig::new(name, self.ports.to_vec())
+impl OwnListener {
+    /// Whether both are one listener.
+    pub fn is_same(&self, other: &OwnListener) -> bool {
+        match (&self.portal, &other.portal) {
+            (PortalPlan::NvmeTcp(one), PortalPlan::NvmeTcp(other)) => one.ports == other.ports,
+            (PortalPlan::Nbd(one), PortalPlan::Nbd(other)) => one.addresses == other.addresses,
+            (PortalPlan::NvmeTcp(_), PortalPlan::Nbd(_)) | (PortalPlan::Nbd(_), PortalPlan::NvmeTcp(_)) => {
+                false
+            }
+        }
+    }
+
+    /// The first option in which exports of one listener differ, although they must not.
+    pub fn difference(&self, other: &OwnListener) -> Option<&'static str> {
+        let mut pairs = self.common.iter().zip(&other.common);
+        pairs.find(|(one, other)| one != other).map(|((key, _), _)| *key)
     }
 }
 

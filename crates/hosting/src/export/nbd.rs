@@ -1,12 +1,12 @@
 //! `--export nbd:…`.
 
-use super::open_portal::OpenPortal;
+use super::open_portal::{OpenPortal, PortalPlan};
 use super::{
-    Apart, CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, RequestMemory, keep_listener, object,
-    tls_mode,
+    Apart, CORES, DEVICE, ExportConfig, OwnListener, PERMISSIONS, Permissions, RequestMemory, keep_listener,
+    object, tls_mode,
 };
 use block::Device;
-use exports::nbd::{Address, Config, Nbd, Security};
+use exports::nbd::{Address, Config, Nbd, PortalConfig, Security};
 use exports::{Error, Export};
 use reactor::CoreRef;
 use sandbox::Profile;
@@ -41,7 +41,12 @@ pub(super) static KIND: Kind = Kind {
     about: "a network block device, over a Unix socket or TCP",
     keys: &[
         key("socket", "PATH", "the Unix socket; or one of the next two"),
-        key("listen", "ADDR:PORT", "the TCP port; systemd or systemd:NAME takes a socket passed by systemd"),
+        key(
+            "listen",
+            "ADDR:PORT",
+            "the TCP port; systemd or systemd:NAME takes a socket passed by systemd. Exports of freestone serve with the \
+             same socket or port share it; clients choose one by name",
+        ),
         key(
             "portal",
             "NAME",
@@ -50,7 +55,7 @@ pub(super) static KIND: Kind = Kind {
         key(
             "name",
             "NAME",
-            "the name of the export; without portal, clients may also omit it [the device's id]",
+            "the name of the export; clients may omit it where no other export has the address [the device's id]",
         ),
         key("description", "TEXT", "description in the list of exports []"),
         TLS,
@@ -74,6 +79,10 @@ struct NbdConfig {
     portal: Option<String>,
     /// Whether the name was given.
     has_name: bool,
+    /// The options of TLS, as they were given.
+    tls_options: Vec<(&'static str, Option<String>)>,
+    /// Whether TLS is required, if the listener has it.
+    requires_tls: Option<bool>,
     config: Config,
 }
 
@@ -93,26 +102,23 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
     config.name = name.unwrap_or_default();
     config.description = spec.get("description")?.unwrap_or_default();
     config.tls = security(spec)?;
+    let tls_options = TLS_OPTIONS.map(|key| Ok((key, spec.get::<String>(key)?)));
+    let tls_options = tls_options.into_iter().collect::<Result<_, SpecError>>()?;
+    let requires_tls = config.tls.as_ref().map(|tls| tls.is_required);
     let identities: Option<String> = spec.get("identities")?;
     config.identities = identities.map(|list| list.split('+').map(Box::from).collect());
     config.read_only = spec.is_on("readonly")?;
     config.clients = spec.get_or("clients", config.clients as u32)? as usize;
     config.address_clients = spec.get::<u32>("address-clients")?.map(|count| count as usize);
-    Ok(Box::new(NbdConfig { portal, has_name, config }))
+    Ok(Box::new(NbdConfig { portal, has_name, tls_options, requires_tls, config }))
 }
+
+/// The options of TLS, which starts before a client names an export.
+const TLS_OPTIONS: [&str; 4] = [TLS.name, TLS_CERTIFICATES.name, TLS_PSK.name, TLS_VERIFY_PEER.name];
 
 /// Refuses options that the portal has for all of its exports.
 fn refuse_with_portal(spec: &Spec) -> Result<(), SpecError> {
-    const OF_PORTAL: [&str; 7] = [
-        "socket",
-        "listen",
-        "permissions",
-        TLS.name,
-        TLS_CERTIFICATES.name,
-        TLS_PSK.name,
-        TLS_VERIFY_PEER.name,
-    ];
-    for key in OF_PORTAL {
+    for key in ["socket", "listen", "permissions"].into_iter().chain(TLS_OPTIONS) {
         if spec.get::<String>(key)?.is_some() {
             return Err(spec.refuse(format!("{key} and portal: the portal has it for all of its exports")));
         }
@@ -195,8 +201,8 @@ impl NbdConfig {
     /// Its address, or those of the portal that it shares.
     fn addresses(&self) -> Vec<String> {
         match (&self.portal, &self.config.portal) {
-            (None, _) => vec![self.config.address.to_string()],
-            (Some(_), Some(portal)) => portal.addresses().map(str::to_owned).collect(),
+            (_, Some(portal)) => portal.addresses().map(str::to_owned).collect(),
+            (None, None) => vec![self.config.address.to_string()],
             (Some(_), None) => Vec::new(),
         }
     }
@@ -206,6 +212,9 @@ impl ExportConfig for NbdConfig {
     fn name(&self) -> String {
         match &self.portal {
             Some(portal) => Config::name_at(portal, &self.config.name),
+            None if self.config.portal.is_some() => {
+                Config::name_at(&self.config.address.to_string(), &self.config.name)
+            }
             None => format!("nbd:{}", self.config.address),
         }
     }
@@ -246,8 +255,7 @@ impl ExportConfig for NbdConfig {
     }
 
     fn fields(&self) -> Map<String, Value> {
-        let Config { address, name, description, clients, address_clients, tls, identities, .. } =
-            &self.config;
+        let Config { address, name, description, clients, address_clients, identities, .. } = &self.config;
         let mut fields = object(json!({
             "kind": KIND.name,
             if matches!(address, Address::Unix { .. }) { "socket" } else { "listen" }: self.addresses().first(),
@@ -259,7 +267,7 @@ impl ExportConfig for NbdConfig {
         // The portal has it, and may get other keys.
         match &self.portal {
             Some(portal) => fields.insert("portal".into(), json!(portal)),
-            None => fields.insert("tls".into(), tls_mode(tls.as_ref().map(|tls| tls.is_required)).into()),
+            None => fields.insert("tls".into(), tls_mode(self.requires_tls).into()),
         };
         fields.extend(identities.as_ref().map(|identities| ("identities".to_owned(), json!(identities))));
         fields
@@ -269,10 +277,21 @@ impl ExportConfig for NbdConfig {
         self.portal.as_deref()
     }
 
+    fn own_listener(&self) -> Option<OwnListener> {
+        if self.portal.is_some() {
+            return None;
+        }
+        let address = self.config.address.to_string();
+        let name = Config::name_at(&address, &self.config.name);
+        let mut portal = PortalConfig::new(address, vec![self.config.address.clone()]);
+        portal.tls.clone_from(&self.config.tls);
+        Some(OwnListener { portal: PortalPlan::Nbd(portal), name, common: self.tls_options.clone() })
+    }
+
     fn use_portal(&mut self, portal: OpenPortal) -> Result<(), String> {
         let kind = portal.kind();
         let OpenPortal::Nbd(portal) = portal else { return Err(super::needs_other_portal(KIND.name, kind)) };
-        self.config.portal = Some(portal);
+        (self.config.portal, self.config.tls) = (Some(portal), None);
         Ok(())
     }
 

@@ -1,11 +1,11 @@
 //! `--export nvme-tcp:…`.
 
-use super::open_portal::OpenPortal;
+use super::open_portal::{OpenPortal, PortalPlan};
 use super::{Apart, CORES, ExportConfig, OwnListener, RequestMemory, keep_listener, object, ports, tls_mode};
 use block::{Device, SharedRole};
 use exports::nvme_tcp::{
     Access, AccessState, Auth, CONTROLLER_IDS, Choices, Config, Group, Hash, Hosts, Keys, NamespaceConfig,
-    Nqn, NvmeTcp, PortConfig, Security, TlsKeys,
+    Nqn, NvmeTcp, PortConfig, PortalConfig, Security, TlsKeys,
 };
 use exports::{Error, Export};
 use raid::Uuid;
@@ -319,10 +319,12 @@ impl ExportConfig for NvmeTcpConfig {
         self.portal.as_deref()
     }
 
-    fn own_listener(&self) -> Option<OwnListener<'_>> {
-        let ports = &*self.config.ports;
+    fn own_listener(&self) -> Option<OwnListener> {
+        let ports = &self.config.ports;
         let first = ports.first()?.address.to_string();
-        Some(OwnListener { ports, name: Config::name_at(&first, &self.config.nqn) })
+        let name = Config::name_at(&first, &self.config.nqn);
+        let portal = PortalPlan::NvmeTcp(PortalConfig::new(first, ports.clone()));
+        Some(OwnListener { portal, name, common: Vec::new() })
     }
 
     fn use_portal(&mut self, portal: OpenPortal) -> Result<(), String> {

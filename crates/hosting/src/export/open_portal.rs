@@ -1,8 +1,31 @@
-//! An open portal of any kind.
+//! A portal of any kind: to be opened, and open.
 
 use exports::nbd::Security;
 use exports::{Error, nbd, nvme_tcp};
+use reactor::CoreRef;
 use std::sync::Arc;
+
+/// A portal to be opened.
+#[derive(Clone, Debug)]
+pub enum PortalPlan {
+    /// Of NVMe subsystems.
+    NvmeTcp(nvme_tcp::PortalConfig),
+    /// Of NBD exports.
+    Nbd(nbd::PortalConfig),
+}
+
+impl PortalPlan {
+    /// Opens it. Clients wait until [`OpenPortal::accept`] is called.
+    ///
+    /// # Errors
+    /// When the system refuses a socket.
+    pub fn open(self, cores: &[CoreRef]) -> Result<OpenPortal, Error> {
+        match self {
+            PortalPlan::NvmeTcp(config) => Ok(OpenPortal::NvmeTcp(nvme_tcp::Portal::bind(cores, config)?)),
+            PortalPlan::Nbd(config) => Ok(OpenPortal::Nbd(nbd::Portal::bind(&config)?)),
+        }
+    }
+}
 
 /// An open portal. Clones share it.
 #[derive(Clone, Debug)]

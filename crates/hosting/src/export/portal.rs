@@ -2,12 +2,11 @@
 
 use super::keep_listener;
 use super::nbd::{ADDRESS_CLIENTS, TLS, TLS_CERTIFICATES, TLS_PSK, TLS_VERIFY_PEER, security};
-use super::open_portal::OpenPortal;
+use super::open_portal::PortalPlan;
 use super::ports::port;
 use api::{DEFAULT_PORTAL_KIND, NewPortal};
 use exports::{Error, nbd, nvme_tcp};
 use nbd::Address;
-use reactor::CoreRef;
 use sandbox::{Access, Profile};
 use spec::{Kind, Role, Spec, SpecError, field, key};
 use std::path::PathBuf;
@@ -30,15 +29,6 @@ static NBD: Kind = Kind {
         ADDRESS_CLIENTS,
     ],
 };
-
-/// A portal to be opened.
-#[derive(Clone, Debug)]
-pub enum PortalPlan {
-    /// Of NVMe subsystems.
-    NvmeTcp(nvme_tcp::PortalConfig),
-    /// Of NBD exports.
-    Nbd(nbd::PortalConfig),
-}
 
 /// The kind of a portal.
 pub fn kind_of(new: &NewPortal) -> &str {
@@ -131,17 +121,6 @@ impl PortalPlan {
         match self {
             PortalPlan::NvmeTcp(_) => None,
             PortalPlan::Nbd(config) => config.tls.as_ref(),
-        }
-    }
-
-    /// Opens it. Clients wait until [`OpenPortal::accept`] is called.
-    ///
-    /// # Errors
-    /// When the system refuses a socket.
-    pub fn open(self, cores: &[CoreRef]) -> Result<OpenPortal, Error> {
-        match self {
-            PortalPlan::NvmeTcp(config) => Ok(OpenPortal::NvmeTcp(nvme_tcp::Portal::bind(cores, config)?)),
-            PortalPlan::Nbd(config) => Ok(OpenPortal::Nbd(nbd::Portal::bind(&config)?)),
         }
     }
 }
