@@ -11,6 +11,7 @@ use crate::daemon::{
 };
 use crate::discover::DiscoverArgs;
 use crate::error::Error;
+use crate::fs::FsArgs;
 use crate::image::ImageArgs;
 use crate::info::InfoArgs;
 use crate::pool::PoolArgs;
@@ -102,6 +103,8 @@ pub enum Command {
     Man(ManArgs),
     /// Manage disks of this machine's kernel, /dev/ublkbN
     Ublk(UblkArgs),
+    /// Serve directories to virtual machines over virtio-fs
+    Fs(FsArgs),
 }
 
 impl Command {
@@ -128,7 +131,8 @@ impl Command {
             | Command::Image(_)
             | Command::Completion(_)
             | Command::Man(_)
-            | Command::Ublk(_) => return false,
+            | Command::Ublk(_)
+            | Command::Fs(_) => return false,
         }
         true
     }
@@ -218,6 +222,19 @@ Examples:
 add and recover stay in the foreground, as freestone serve does, whose help lists devices and layers. All commands \
 need root and the module ublk_drv.";
 
+const FS_EXAMPLES: &str = "\
+Examples:
+  A directory for a guest with 8 processors, for large files:
+    freestone fs serve /srv/data --socket /run/data-fs.sock --profile throughput --vcpus 8
+  The flags of virtiofsd and their reasons:
+    freestone fs serve /srv/data --socket /run/data-fs.sock --profile throughput --vcpus 8 --explain
+  Options for QEMU, and the mount in the guest:
+    freestone fs attach qemu --socket /run/data-fs.sock --tag data
+    mount -t virtiofs data /mnt
+
+serve runs virtiofsd 1.11 or newer and restarts it only while no guest has connected: a guest whose virtiofsd was \
+killed has to be restarted. When the guest disconnects, serve ends with 0.";
+
 /// The command, with help that lists every kind and key.
 pub fn command() -> clap::Command {
     let devices = ("Devices (--device)", kinds::device::KINDS);
@@ -235,6 +252,7 @@ pub fn command() -> clap::Command {
             discover.after_long_help(format!("{DISCOVER_EXAMPLES}\n\n{services}{EXIT_CODES}"))
         })
         .mut_subcommand("ublk", |ublk| ublk.after_long_help(format!("{UBLK_EXAMPLES}\n\n{EXIT_CODES}")))
+        .mut_subcommand("fs", |fs| fs.after_long_help(format!("{FS_EXAMPLES}\n\n{EXIT_CODES}")))
         .mut_subcommand("array", |array| array.after_long_help(format!("{ARRAY_EXAMPLES}\n\n{EXIT_CODES}")))
 }
 

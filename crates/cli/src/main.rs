@@ -17,6 +17,7 @@ mod cli;
 mod daemon;
 mod discover;
 mod error;
+mod fs;
 mod image;
 mod info;
 mod logging;
@@ -32,11 +33,17 @@ use clap::error::ErrorKind;
 use clap::{ArgMatches, FromArgMatches};
 use cli::{Cli, Command};
 use daemon::DaemonArgs;
-use error::{EXIT_USAGE, Error};
+use error::{EXIT_FAILURE, EXIT_USAGE, Error};
 use parse::CommonArgs;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_some_and(|first| first == fs::process::EXEC) {
+        let error = fs::process::exec(&arguments.collect::<Vec<_>>());
+        eprintln!("freestone: {error}");
+        return ExitCode::from(EXIT_FAILURE);
+    }
     let (cli, matches) = match parse_args() {
         Ok(parsed) => parsed,
         Err(error) if !error.use_stderr() => {
@@ -128,6 +135,10 @@ fn run_command(cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
             Ok(())
         }
         Command::Man(args) => daemon::write_pages(&args, cli::command()),
+        Command::Fs(args) => {
+            start_logs(&args.common, "info")?;
+            fs::run(&args)
+        }
         Command::Image(_) | Command::Status(_) => unreachable!("run has its own way for them"),
         Command::Ublk(args) => {
             start_logs(&args.common, if args.command.is_serving() { "info" } else { "warn" })?;

@@ -9,6 +9,7 @@ mod bench;
 mod common;
 mod copies;
 mod export_host;
+mod fs;
 mod grow;
 mod image;
 mod image_served;

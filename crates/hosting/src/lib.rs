@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod arrays;
+pub mod attach;
 pub mod control;
 pub mod create;
 pub mod export;

@@ -2,7 +2,7 @@
 
 mod confinement;
 mod server;
-mod signals;
+pub mod signals;
 
 use crate::error::Error;
 use crate::output::Output;
@@ -238,7 +238,7 @@ fn set_memory(memory: Option<Size>) -> Result<(), Error> {
 }
 
 /// Tells systemd, if it is the one who started us.
-fn notify_service_manager(state: sd_notify::NotifyState<'_>) {
+pub fn notify_service_manager(state: sd_notify::NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!(%error, "cannot notify the service manager");
     }

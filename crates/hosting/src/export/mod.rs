@@ -328,8 +328,9 @@ fn serial_of(id: &str) -> String {
     id[..end].to_owned()
 }
 
-/// The value of [`PERMISSIONS`].
-struct Permissions(u32);
+/// Permission bits of a socket, as text in octal.
+#[derive(Clone, Copy, Debug)]
+pub struct Permissions(pub u32);
 
 impl SpecValue for Permissions {
     fn expected() -> String {
