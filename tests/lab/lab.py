@@ -123,7 +123,7 @@ class Lab:
     def check_end(self):
         """What every test ends with: no complaint in the guest's kernel; a server, if any, is alive and ends cleanly."""
         if self.guest is not None:
-            self._check_guest()
+            self.end_guest()
         if self.server is not None:  # a test of something else has looked after its own
             self.stop_server()
 
@@ -136,7 +136,8 @@ class Lab:
         assert "panicked" not in log, "the server panicked"
         assert workload.REFUSED not in log, "a server needs a system call that its sandbox does not know"
 
-    def _check_guest(self):
+    def end_guest(self):
+        """The guest's kernel has no complaint; the guest ends."""
         errors = workload.kernel_errors(self.guest)
         if errors and self.guest.has_stalled() and all("Call Trace" in line for line in errors.splitlines()):
             raise EmulatorError(f"the guest's kernel was stalled:\n{errors}")
@@ -144,6 +145,8 @@ class Lab:
         refused = self.guest.sh(f"grep -hs '{workload.REFUSED}' /run/*.out || true")
         assert not refused, f"a server in the guest: {refused}"
         self.guest.close()
+        self.parts.append(self.guest)
+        self.guest = None
 
     def close(self):
         self._ends.close()
