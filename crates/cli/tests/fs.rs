@@ -4,6 +4,7 @@ use crate::common::{PATIENCE, failure, freestone, kill, run};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -354,6 +355,57 @@ fn virtiofsd_ends_with_a_killed_supervisor() {
     wait_for_end(place.pids()[0]);
     // The path that it left behind is taken over.
     assert_eq!(place.serve(&[]).stop().0, 0);
+}
+
+#[test]
+fn an_interrupt_of_the_terminal_is_an_orderly_end() {
+    let place = Place::new();
+    let mut command = place.command(&[]);
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let mut running = Running::start(command);
+    running.event("ready");
+    place.order("[INFO  virtiofsd] Client connected, servicing requests");
+    running.event("connected");
+    let stat = fs::read_to_string(format!("/proc/{}/stat", place.pids()[0])).unwrap();
+    let group = stat.rsplit(") ").next().unwrap().split(' ').nth(2).unwrap();
+    assert_eq!(group, place.pids()[0].to_string(), "the signal reaches virtiofsd, too");
+    let group = format!("-{}", running.child.id());
+    assert!(Command::new("kill").args(["-s", "INT", "--", &group]).status().unwrap().success());
+    running.event("stopped");
+    assert_eq!(running.end(), (0, String::new()));
+}
+
+#[test]
+fn a_stop_of_all_processes_at_once_is_an_orderly_end() {
+    let place = Place::new();
+    let mut running = place.serve(&[]);
+    place.order("[INFO  virtiofsd] Client connected, servicing requests");
+    running.event("connected");
+    // The supervisor finds both at the same moment.
+    let (supervisor, virtiofsd) = (running.child.id(), place.pids()[0]);
+    kill("STOP", supervisor);
+    kill("TERM", virtiofsd);
+    wait_for_end(virtiofsd);
+    kill("TERM", supervisor);
+    kill("CONT", supervisor);
+    running.event("stopped");
+    assert_eq!(running.end(), (0, String::new()));
+}
+
+#[test]
+fn a_socket_may_have_any_name() {
+    let place = Place::new();
+    let name = std::ffi::OsStr::from_bytes(b"s\xff");
+    let mut command = freestone();
+    command.env("FAKE_DIRECTORY", place.folder.path()).args(["fs", "serve", "--json"]);
+    command
+        .arg(place.path("tree"))
+        .arg("--socket")
+        .arg(place.folder.path().join(name))
+        .args(["--virtiofsd", FAKE]);
+    let mut running = Running::start(command);
+    assert!(running.event("ready")["socket"].as_str().unwrap().ends_with("/s\u{fffd}"));
+    assert_eq!(running.stop().0, 0);
 }
 
 #[test]

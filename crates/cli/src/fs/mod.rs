@@ -252,7 +252,7 @@ impl ServePlan {
         let argv: Vec<_> = self.command().iter().map(|word| word.to_string_lossy().into_owned()).collect();
         json!({
             "directory": self.directory,
-            "socket": self.socket,
+            "socket": self.socket.display().to_string(),
             "profile": self.profile.name(),
             "version": self.program.version,
             "argv": argv,

@@ -55,6 +55,8 @@ impl Process {
         child.arg(EXEC).arg(std::process::id().to_string()).args(command);
         // RUST_LOG would replace --log-level; the state of the service is not virtiofsd's.
         child.env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET");
+        // A terminal's signals are for the supervisor, which ends virtiofsd.
+        child.process_group(0);
         child.stdin(listener).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut process = Process { child: child.spawn().map_err(failed)? };
         let log = process.child.stderr.take().expect("piped");

@@ -34,6 +34,8 @@ const LAST_LINES: usize = 20;
 const READY_WITHOUT_WORD: Duration = Duration::from_secs(10);
 /// Wait for its end after SIGTERM, before it is killed.
 const TERMINATION: Duration = Duration::from_secs(10);
+/// Wait for a signal after an unexpected end: a service manager may signal all processes at once.
+const SAME_MOMENT: Duration = Duration::from_secs(1);
 /// Pause before the first restart. Doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// Restarts in a row.
@@ -87,8 +89,9 @@ enum Event {
 }
 
 /// How far a virtiofsd has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
+    #[default]
     Starting,
     /// For a client.
     Waiting,
@@ -96,10 +99,11 @@ enum Phase {
     Serving,
 }
 
-/// A virtiofsd that has ended.
-#[derive(Debug)]
+/// A virtiofsd from its start to its end.
+#[derive(Debug, Default)]
 struct Run {
     phase: Phase,
+    /// How it has ended.
     status: ExitStatus,
     /// A signal has asked for the end.
     is_stopped: bool,
@@ -109,6 +113,18 @@ struct Run {
 }
 
 impl Run {
+    /// Takes a line of the log; whether it begins another phase.
+    fn follow(&mut self, line: String) -> bool {
+        tracing::debug!("virtiofsd: {line}");
+        let before = self.phase;
+        self.phase = before.after(&line);
+        self.lines.push_back(line);
+        if self.lines.len() > LAST_LINES {
+            self.lines.pop_front();
+        }
+        self.phase != before
+    }
+
     /// How it has ended, with the last error of its log, or the last line.
     fn ending(&self) -> String {
         let is_error = |line: &&String| line.contains("ERROR") || line.starts_with("error:");
@@ -188,26 +204,13 @@ impl Supervisor<'_> {
         let listener = self.listener.as_ref().expect("no restart after a client has connected");
         let mut process = Process::start(&self.plan.command(), listener, hear)?;
         let started = Instant::now();
-        let mut run = Run {
-            phase: Phase::Starting,
-            status: ExitStatus::default(),
-            is_stopped: false,
-            lasted: Duration::ZERO,
-            lines: VecDeque::new(),
-        };
+        let mut run = Run::default();
         let mut deadline = Some(started + READY_WITHOUT_WORD);
         loop {
             match self.next_event(deadline) {
                 Some(Event::Heard(Heard::Ended)) => break,
                 Some(Event::Heard(Heard::Line(line))) => {
-                    tracing::debug!("virtiofsd: {line}");
-                    let before = run.phase;
-                    run.phase = before.after(&line);
-                    run.lines.push_back(line);
-                    if run.lines.len() > LAST_LINES {
-                        run.lines.pop_front();
-                    }
-                    if run.phase != before {
+                    if run.follow(line) {
                         deadline = deadline.filter(|_| run.is_stopped);
                         self.announce(run.phase, &process);
                     }
@@ -233,6 +236,8 @@ impl Supervisor<'_> {
         }
         run.status = process.wait()?;
         run.lasted = started.elapsed();
+        let is_unexpected = !run.is_stopped && run.phase != Phase::Starting && !run.is_disconnected();
+        run.is_stopped = run.is_stopped || is_unexpected && self.is_stopped_within(SAME_MOMENT);
         Ok(run)
     }
 
@@ -276,6 +281,9 @@ impl Supervisor<'_> {
                 notify_service_manager(NotifyState::Ready);
             }
             Phase::Serving => {
+                if !self.was_ready {
+                    self.announce(Phase::Waiting, process);
+                }
                 self.listener = None;
                 self.output.event("connected", "a guest has connected", json!({}));
             }
