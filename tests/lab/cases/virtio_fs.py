@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 import random
+import select
 import signal
+import statistics
 import subprocess
 
 import blkio
@@ -12,11 +14,12 @@ import paths
 from lab import needs_freestone
 from runner import nightly
 from server import Server
-from workload import MIB
+from workload import FIO_JSON, MIB, fio_result
 
 CPUS = 2
 END_TIMEOUT_S = 120
 FSX_STEPS = 2000
+ROUNDS = 10
 # Profiles whose files have no pages in the guest's memory that programs could share.
 WITHOUT_SHARED_MAPS = ("throughput", "dense")
 
@@ -34,6 +37,16 @@ def a_guest_works_on_a_directory_and_a_killed_virtiofsd_is_reported(lab):
     assert not os.path.exists(killed.socket)
     guest.sh(f"sha256sum --quiet -c {kept.sums}")  # the other one is not affected
     _end(lab, kept)
+
+
+@needs_freestone
+def virtiofsd_and_its_sandbox_end_with_a_killed_supervisor(lab):
+    server = _serve(lab, "latency", "alone")
+    processes = [os.pidfd_open(pid) for pid in (server.virtiofsd(0), server.virtiofsd())]
+    server.kill()
+    for process in processes:
+        assert select.select([process], [], [], END_TIMEOUT_S)[0], "virtiofsd outlives its supervisor"
+        os.close(process)
 
 
 @nightly
@@ -60,6 +73,32 @@ def a_guest_exercises_a_directory_under_dense(lab):
     _exercise(lab, "dense")
 
 
+@nightly
+@needs_freestone
+def profiles_are_compared_with_the_defaults_of_virtiofsd(lab):
+    """Rates of reads as a multiple of those under latency, whose flags are virtiofsd's defaults, from interleaved rounds."""
+    servers = [_serve(lab, profile, profile) for profile in ("latency", "throughput", "cache", "dense")]
+    guest = _boot(lab, *servers)
+    lines = []
+    for name, options in (("1M reads", "--rw=read --bs=1m --direct=1"), ("4K random reads", "--rw=randread --bs=4k")):
+        ratios = {server.profile: [] for server in servers[1:]}
+        for number in range(ROUNDS):
+            order = servers[number % len(servers):] + servers[:number % len(servers)]
+            rates = {server.profile: _rate(guest, server, options) for server in order}
+            for profile, found in ratios.items():
+                found.append(rates[profile] / rates["latency"])
+        for profile, found in ratios.items():
+            lines.append(f"{name}, {profile}: {statistics.median(found):.2f} times latency ({min(found):.2f} to {max(found):.2f},"
+                         f" {ROUNDS} rounds, emulated: not a statement about speed)")
+    for server in servers[1:]:
+        guest.sh(f"sha256sum --quiet -c {server.sums}")
+    lab.end_guest()
+    for server in servers:
+        code, said = server.end()
+        assert code == 0, (code, said)
+    return "\n".join(lines)
+
+
 class FsServer(Server):
     """`freestone fs serve` on a directory with files."""
 
@@ -83,10 +122,10 @@ class FsServer(Server):
         words = json.loads(lines)["argv"]["qemu"][0]
         return words[words.index("-chardev"):]
 
-    def virtiofsd(self):
-        """The process that serves: a child, in namespaces of its own, of the one that was started."""
+    def virtiofsd(self, generation=1):
+        """The process that serves: a child, in namespaces of its own, of the one that was started, which is generation 0."""
         pid = self.process.pid
-        for _ in range(2):
+        for _ in range(generation + 1):
             with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
                 pid = int(children.read().split()[0])
         return pid
@@ -138,6 +177,12 @@ def _exercise(lab, profile):
     in_guest = guest.sh(f"sync; sha256sum <{server.mount}/exercised").split()[0]
     assert _sum(os.path.join(server.directory_served, "exercised")) == in_guest
     _end(lab, server)
+
+
+def _rate(guest, server, options):
+    """Bytes a second."""
+    return fio_result(guest.sh(f"fio --name=reads --filename={server.mount}/big --readonly --time_based --runtime=1 {options}"
+                               f" {FIO_JSON}"))["read"]["bw_bytes"]
 
 
 def _work(guest, server):
