@@ -144,11 +144,11 @@ pub fn run(args: &FsArgs) -> Result<(), Error> {
         FsCommand::Attach(args) => attach(args, output),
         FsCommand::Serve(args) => {
             let plan = ServePlan::new(args)?;
-            match args.explain {
-                true => plan.explain(output),
-                false => return supervise::run(&plan, output),
+            if args.explain {
+                plan.explain(output);
+                return Ok(());
             }
-            Ok(())
+            supervise::run(&plan, output)
         }
     }
 }

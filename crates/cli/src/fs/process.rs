@@ -81,11 +81,12 @@ impl Process {
         let _ = self.child.kill(); // as above
     }
 
-    /// How it has ended. Waits for that.
+    /// How it has ended. A process that has not is killed.
     ///
     /// # Errors
     /// When the system refuses.
     pub fn wait(&mut self) -> Result<ExitStatus, Error> {
+        self.kill();
         self.child.wait().map_err(|error| Error::Runtime(format!("virtiofsd: its end is unknown: {error}")))
     }
 }
@@ -128,7 +129,8 @@ fn follow(mut log: ChildStderr, ended: &OwnedFd, hear: &dyn Fn(Heard)) {
         }
         if has_data {
             is_open = lines.read(&mut log, hear);
-        } else if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             break;
         }
     }

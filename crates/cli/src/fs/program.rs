@@ -15,8 +15,8 @@ const MIN_VERSION: (u32, u32) = (1, 11);
 const VERSION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of a version's text that are read.
 const MAX_OUTPUT: u64 = 4096;
-const INSTALL: &str = "want 1.11 or newer: install the package virtiofsd (of Debian 13, Ubuntu 25.04, Fedora \
-                       or newer), or give --virtiofsd PATH";
+const INSTALL: &str =
+    "want 1.11 or newer: install the package virtiofsd (Debian 13 has it), or give --virtiofsd PATH";
 
 /// A virtiofsd that is new enough.
 #[derive(Debug)]
