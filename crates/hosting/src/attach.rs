@@ -12,11 +12,14 @@ impl Lines {
         self.0.lines.insert(program.to_owned(), text);
     }
 
-    /// Adds a command, or the options of one.
-    pub fn add<A: AsRef<str>>(&mut self, program: &str, words: impl AsRef<[A]>) {
-        let words: Vec<String> = words.as_ref().iter().map(|word| word.as_ref().to_owned()).collect();
-        self.add_text(program, words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "));
-        self.0.argv.insert(program.to_owned(), vec![words]);
+    /// Adds commands, or the options of one.
+    pub fn add<C: AsRef<[A]>, A: AsRef<str>>(&mut self, program: &str, commands: impl AsRef<[C]>) {
+        let command = |command: &C| command.as_ref().iter().map(|word| word.as_ref().to_owned()).collect();
+        let argv: Vec<Vec<String>> = commands.as_ref().iter().map(command).collect();
+        let line =
+            |command: &Vec<String>| command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
+        self.add_text(program, argv.iter().map(line).collect::<Vec<_>>().join("\n"));
+        self.0.argv.insert(program.to_owned(), argv);
     }
 
     /// All lines.
@@ -34,8 +37,13 @@ pub fn quoted(word: &str) -> String {
     }
 }
 
+/// A text in a value of an option of QEMU: commas are doubled.
+pub fn in_qemu(text: &str) -> String {
+    text.replace(',', ",,")
+}
+
 /// A text in an attribute of XML, which has single quotes.
-fn in_xml(text: &str) -> String {
+pub fn in_xml(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('\'', "&apos;")
 }
 
@@ -50,11 +58,11 @@ pub fn virtio_fs(socket: &str, tag: &str) -> Attach {
     let mut lines = Lines::default();
     let queue_size = VIRTIO_FS_QUEUE_SIZE;
     let id = format!("virtiofs-{tag}");
-    let chardev = format!("socket,id={id},path={}", socket.replace(',', ",,"));
+    let chardev = format!("socket,id={id},path={}", in_qemu(socket));
     let device = format!("vhost-user-fs-pci,chardev={id},tag={tag},queue-size={queue_size}");
     let memory = "memory-backend-memfd,id=mem,size=MEMORY,share=on";
     let machine = ["-object", memory, "-machine", "memory-backend=mem"];
-    lines.add("qemu", [&machine[..], &["-chardev", &chardev, "-device", &device]].concat());
+    lines.add("qemu", [[&machine[..], &["-chardev", &chardev, "-device", &device]].concat()]);
     let memory = "<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>";
     lines.add_text("libvirt-domain", memory.to_owned());
     let filesystem = format!(
@@ -65,8 +73,8 @@ pub fn virtio_fs(socket: &str, tag: &str) -> Attach {
     );
     lines.add_text("libvirt-filesystem", filesystem);
     let fs = format!("tag={tag},socket={socket},num_queues=1,queue_size={queue_size}");
-    lines.add("cloud-hypervisor", ["--memory", "size=MEMORY,shared=on", "--fs", &fs]);
-    lines.add("mount", ["mount", "-t", "virtiofs", tag, &format!("/mnt/{tag}")]);
+    lines.add("cloud-hypervisor", [["--memory", "size=MEMORY,shared=on", "--fs", &fs]]);
+    lines.add("mount", [["mount", "-t", "virtiofs", tag, &format!("/mnt/{tag}")]]);
     lines.add_text("fstab", format!("{tag} /mnt/{tag} virtiofs defaults,nofail 0 0"));
     lines.finish()
 }

@@ -2,6 +2,7 @@
 
 use crate::state::ExportRecord;
 use api::Attach;
+use hosting::attach::{Lines, in_qemu, in_xml, quoted};
 use serde_json::{Map, Value, json};
 
 /// Lines for an export, whose `fields` are as its kind describes them.
@@ -17,45 +18,11 @@ pub fn attach(record: &ExportRecord, fields: &Map<String, Value>) -> Attach {
         }
         _ => {}
     }
-    lines.0
-}
-
-#[derive(Default)]
-struct Lines(Attach);
-
-impl Lines {
-    /// Adds a text that is no command.
-    fn add_text(&mut self, program: &str, text: String) {
-        self.0.lines.insert(program.to_owned(), text);
-    }
-
-    /// Adds commands, or the options of one.
-    fn add<C: AsRef<[A]>, A: AsRef<str>>(&mut self, program: &str, commands: impl AsRef<[C]>) {
-        let command = |command: &C| command.as_ref().iter().map(|word| word.as_ref().to_owned()).collect();
-        let argv: Vec<Vec<String>> = commands.as_ref().iter().map(command).collect();
-        let line =
-            |command: &Vec<String>| command.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
-        self.add_text(program, argv.iter().map(line).collect::<Vec<_>>().join("\n"));
-        self.0.argv.insert(program.to_owned(), argv);
-    }
+    lines.finish()
 }
 
 fn text(fields: &Map<String, Value>, key: &str) -> String {
     fields.get(key).and_then(Value::as_str).unwrap_or_default().to_owned()
-}
-
-/// A word as a shell reads it.
-fn quoted(word: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_=+.,:/@%?".contains(&byte);
-    match !word.is_empty() && word.bytes().all(is_plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
-    }
-}
-
-/// A text in an attribute of XML, which has single quotes.
-fn in_xml(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('\'', "&apos;")
 }
 
 /// A disk of libvirt. Its target is the last one, which another disk hardly has.
@@ -76,7 +43,7 @@ fn vhost_user_blk(lines: &mut Lines, name: &str, fields: &Map<String, Value>) {
             "-machine".to_owned(),
             "memory-backend=mem".to_owned(),
             "-chardev".to_owned(),
-            format!("socket,id={name},path={socket},{reconnect}"),
+            format!("socket,id={name},path={},{reconnect}", in_qemu(&socket)),
             "-device".to_owned(),
             format!("vhost-user-blk-pci,chardev={name},num-queues={queues}"),
         ]
@@ -110,7 +77,7 @@ fn nbd(lines: &mut Lines, fields: &Map<String, Value>) {
     } else {
         format!("nbd+unix:///{export}?socket={socket}")
     };
-    lines.add("qemu", [["-drive", &format!("if=virtio,format=raw,file={uri}")]]);
+    lines.add("qemu", [["-drive", &format!("if=virtio,format=raw,file={}", in_qemu(&uri))]]);
     lines.add("nbdinfo", [["nbdinfo", &uri]]);
     if !socket.is_empty() {
         lines.add("nbd-client", [["nbd-client", "-N", &export, "-unix", &socket, "/dev/nbd0"]]);
@@ -182,8 +149,12 @@ mod tests {
             assert!(vhost[program].ends_with(&end), "{}", vhost[program]);
         }
         assert!(vhost["cloud-hypervisor"].contains("socket=/run/vm1.sock,num_queues=4"));
+        let vhost = lines("vhost-user-blk", json!({ "socket": "/run/a,b" }));
+        assert!(vhost["qemu"].contains("path=/run/a,,b,reconnect-ms=100"), "{}", vhost["qemu"]);
         let nbd = lines("nbd", json!({ "listen": "127.0.0.1:10809", "name": "vm1" }));
         assert_eq!(nbd["nbd-client"], "nbd-client -N vm1 127.0.0.1 10809 /dev/nbd0");
+        let nbd = lines("nbd", json!({ "socket": "/s,t", "name": "vm1" }));
+        assert_eq!(nbd["qemu"], "-drive if=virtio,format=raw,file=nbd+unix:///vm1?socket=/s,,t");
         let nbd = lines("nbd", json!({ "socket": "/s", "name": "vm1" }));
         assert_eq!(nbd["nbdinfo"], "nbdinfo nbd+unix:///vm1?socket=/s");
         let ports = json!([{ "address": "[::1]:4420" }, { "address": "10.0.0.1:4420" }]);
