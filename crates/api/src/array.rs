@@ -14,6 +14,11 @@ pub struct Array {
     pub uuid: String,
     /// State.
     pub state: ArrayState,
+    /// How many more members may fail, whichever they are, without loss of data; 0 for levels
+    /// without redundancy. A member that is rebuilding counts as failed. Null while the array is
+    /// offline.
+    #[serde(default)]
+    pub redundancy_left: Option<usize>,
     /// Whether a process runs the array.
     pub is_running: bool,
     /// Whether the array runs or was stopped cleanly; otherwise the next start recovers it.

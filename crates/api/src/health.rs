@@ -26,7 +26,7 @@ words! {
     Severity {
         /// Data is available.
         Warning = "warning",
-        /// Data is unavailable or lost.
+        /// Data is unavailable or lost, or the next failure of a member loses it.
         Critical = "critical",
     }
 }
@@ -56,7 +56,8 @@ words! {
 }
 
 impl HealthCode {
-    /// The severity of problems of this kind.
+    /// The usual severity of problems of this kind. A degraded array is critical when no
+    /// redundancy is left.
     pub const fn severity(self) -> Severity {
         match self {
             HealthCode::ArrayFailed

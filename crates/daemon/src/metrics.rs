@@ -235,6 +235,12 @@ fn arrays(page: &mut Page, engine: &Engine) {
             page.sample("array_members", &[("array", &array.name), ("state", state.name())], count);
         }
     }
+    let help = "Members that may still fail, whichever they are, without loss of data.";
+    page.begin("array_redundancy_left", "gauge", help);
+    for array in &arrays {
+        let left = array.redundancy_left;
+        left.iter().for_each(|left| page.sample("array_redundancy_left", &[("array", &array.name)], left));
+    }
     page.begin("array_spares", "gauge", "Devices that wait for a member to fail.");
     arrays
         .iter()

@@ -177,6 +177,8 @@ fn a_pulled_member_is_rebuilt_onto_a_spare_and_the_jobs_tell() {
     });
     let job = daemon.get("/v1/jobs")[0].clone();
     assert_eq!((&job["kind"], &job["slot"], &job["is_paused"]), (&json!("rebuild"), &json!(2), &json!(true)));
+    let array = daemon.get("/v1/arrays/data");
+    assert_eq!(json!([array["state"], array["redundancy_left"]]), json!(["degraded", 0]), "{array}");
     let path = format!("/v1/jobs/{}", job["id"].as_str().unwrap());
     let refusal =
         daemon.refusal(Method::PATCH, &path, &json!({ "min_bytes_per_s": 2, "max_bytes_per_s": 1 }));
@@ -185,6 +187,7 @@ fn a_pulled_member_is_rebuilt_onto_a_spare_and_the_jobs_tell() {
     assert!(status == 409 && kind == "in-use" && detail.contains("array data needs its rebuild"), "{detail}");
     daemon.patch(&path, &json!({ "is_paused": false, "max_bytes_per_s": 0 }));
     daemon.wait_for("the rebuild", || daemon.get("/v1/arrays/data")["state"] == "optimal");
+    assert_eq!(daemon.get("/v1/arrays/data")["redundancy_left"], 1);
     let device = daemon.get("/v1/arrays/data/members")[2]["device"].as_str().unwrap().to_owned();
     assert!(device.ends_with("/spare"), "{device}");
     // A scrub, however, can be given up.
@@ -353,24 +356,45 @@ fn health_lists_problems_until_they_have_ended() {
     let named =
         |field: &str| problems.as_array().unwrap().iter().map(|problem| problem[field].clone()).collect();
     let expected: Vec<Value> =
-        ["device-not-open", "array-degraded", "export-waiting"].map(Value::from).to_vec();
+        ["array-degraded", "device-not-open", "export-waiting"].map(Value::from).to_vec();
     let codes: Vec<Value> = named("code");
     assert_eq!(codes, expected, "{problems}");
     let severities: Vec<Value> = named("severity");
-    assert_eq!(json!(severities), json!(["critical", "warning", "warning"]));
+    assert_eq!(json!(severities), json!(["critical", "critical", "warning"]));
     let objects: Vec<Value> = named("object");
-    assert_eq!(json!(objects), json!(["d", "data", "e"]));
+    assert_eq!(json!(objects), json!(["data", "d", "e"]));
     let texts: Vec<Value> = named("text");
-    let array = texts[1].as_str().unwrap();
+    let array = texts[0].as_str().unwrap();
     assert!(array.starts_with("Array data is degraded: slot 1 "), "{array}");
-    assert!(texts[0].as_str().unwrap().starts_with("Device d is not open: "), "{texts:?}");
+    assert!(array.ends_with("; no redundancy is left"), "{array}");
+    assert!(texts[1].as_str().unwrap().starts_with("Device d is not open: "), "{texts:?}");
     let times: Vec<Value> = named("since_ns");
     let again = daemon.get("/v1/health");
     assert_eq!(again, problems, "since {times:?}");
     let metrics = daemon.metrics();
     let line =
-        "freestone_health{code=\"array-degraded\",severity=\"warning\",kind=\"array\",object=\"data\"} 1";
+        "freestone_health{code=\"array-degraded\",severity=\"critical\",kind=\"array\",object=\"data\"} 1";
     assert!(metrics.lines().any(|found| found == line), "{metrics}");
     std::fs::rename(daemon.path("away"), daemon.path("d")).unwrap();
     daemon.wait_for("a device that is back", || daemon.get("/v1/health").as_array().unwrap().len() == 1);
+}
+
+#[test]
+fn a_degraded_array_is_critical_only_without_redundancy_left() {
+    let daemon = Daemon::new();
+    let members: Vec<String> = (0..5).map(|slot| daemon.file(&format!("m{slot}"), 32 * MIB)).collect();
+    daemon.post("/v1/arrays", &json!({ "name": "data", "level": "6", "members": members }));
+    let stripes: Vec<String> = (0..2).map(|slot| daemon.file(&format!("s{slot}"), 32 * MIB)).collect();
+    daemon.post("/v1/arrays", &json!({ "name": "fast", "level": "0", "members": stripes }));
+    let left = |array: &str| daemon.get(&format!("/v1/arrays/{array}"))["redundancy_left"].clone();
+    assert_eq!([left("data"), left("fast")], [json!(2), json!(0)]);
+    assert_eq!(daemon.get("/v1/health"), json!([]), "level 0 never has redundancy");
+    for (slot, redundancy, severity) in [("0", 1, "warning"), ("3", 0, "critical")] {
+        daemon.post("/v1/arrays/data/actions", &json!({ "action": "fail", "members": [slot] }));
+        let problem = daemon.get("/v1/health")[0].clone();
+        assert_eq!(json!([problem["code"], problem["severity"]]), json!(["array-degraded", severity]));
+        assert_eq!(left("data"), redundancy);
+        let line = format!("freestone_array_redundancy_left{{array=\"data\"}} {redundancy}");
+        assert!(daemon.metrics().lines().any(|found| found == line), "{line}");
+    }
 }

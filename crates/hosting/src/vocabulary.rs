@@ -18,6 +18,7 @@ pub fn array(report: ArrayReport, status: &Status) -> api::Array {
             report::ArrayState::Degraded => api::ArrayState::Degraded,
             report::ArrayState::Failed => api::ArrayState::Failed,
         },
+        redundancy_left: Some(report.redundancy_left),
         is_running: report.is_running,
         is_clean: report.is_clean || report.is_running,
         generation: report.generation,

@@ -35,6 +35,7 @@ pub fn array(array: &Array) -> String {
         ("capacity", format!("{} ({} bytes)", Size(array.capacity_bytes), array.capacity_bytes)),
         ("strip", Size(array.strip_bytes.into()).to_string()),
         ("block size", Size(array.block_bytes.into()).to_string()),
+        ("redundancy", redundancy(array)),
         ("consistency", array.consistency.map_or_else(String::new, |policy| policy.to_string())),
         ("generation", if array.generation > 0 { array.generation.to_string() } else { String::new() }),
         ("scrubs", scrubs(array)),
@@ -66,6 +67,16 @@ pub fn array(array: &Array) -> String {
         );
     }
     text
+}
+
+/// How many more members may fail: `2 more members may fail`. Empty for a failed array.
+fn redundancy(array: &Array) -> String {
+    match array.redundancy_left.filter(|_| array.state != ArrayState::Failed) {
+        None => String::new(),
+        Some(0) => "none left: data is lost if a member fails".into(),
+        Some(1) => "1 more member may fail".into(),
+        Some(left) => format!("{left} more members may fail"),
+    }
 }
 
 /// The schedule of scrubs, and when the last one ended:

@@ -75,7 +75,11 @@ fn of_array(array: &Array) -> Vec<HealthProblem> {
     let state = code.map(|code| {
         let members = members_out(array);
         let why = because(array.error.as_deref().or(members.as_deref()));
-        problem(code, "array", name, format!("Array {name} is {}{why}", array.state))
+        let text = format!("Array {name} is {}{why}", array.state);
+        let is_last = code == HealthCode::ArrayDegraded && has_lost_redundancy(array);
+        let text = if is_last { format!("{text}; no redundancy is left") } else { text };
+        let usual = problem(code, "array", name, text);
+        HealthProblem { severity: if is_last { Severity::Critical } else { usual.severity }, ..usual }
     });
     let mismatched = array.scrub.as_ref().filter(|scrub| !scrub.is_repairing && scrub.mismatched_rows > 0);
     let scrub = mismatched.map(|scrub| {
@@ -84,6 +88,11 @@ fn of_array(array: &Array) -> Vec<HealthProblem> {
         problem(HealthCode::MismatchedRows, "array", name, text)
     });
     state.into_iter().chain(scrub).collect()
+}
+
+/// Whether the next failure of a member loses data of an array whose level has redundancy.
+fn has_lost_redundancy(array: &Array) -> bool {
+    array.parity > 0 && array.redundancy_left == Some(0)
 }
 
 /// The members of an array that are not live; `None` if all are.

@@ -42,6 +42,7 @@ fn offline_array(record: &ArrayRecord) -> Array {
         name: record.name.clone(),
         uuid: record.uuid.clone(),
         state: ArrayState::Offline,
+        redundancy_left: None,
         is_running: false,
         is_clean: false,
         generation: 0,

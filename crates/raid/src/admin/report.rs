@@ -36,6 +36,9 @@ pub struct ArrayReport {
     pub reshape: Option<ReshapeReport>,
     /// The state of redundancy.
     pub state: ArrayState,
+    /// How many more members may fail, whichever they are, without loss of data.
+    #[serde(default)]
+    pub redundancy_left: usize,
     /// Whether a process serves the array now.
     pub is_running: bool,
     /// Whether the array is running, or was stopped cleanly; otherwise the next start recovers it.
@@ -104,6 +107,7 @@ impl ArrayReport {
                 (true, true) => ArrayState::Degraded,
                 (true, false) => ArrayState::Optimal,
             },
+            redundancy_left: table.redundancy_left(|_| true),
             is_running: false,
             is_clean: table.is_clean,
             generation: table.generation,
@@ -123,8 +127,11 @@ impl ArrayReport {
 impl ArrayReport {
     /// The report of a running array.
     pub fn of_running(array: &Array, jobs: &Status) -> ArrayReport {
-        let mut report = ArrayReport { is_running: true, ..ArrayReport::of_table(&array.table()) };
-        for (status, member) in array.slots().into_iter().zip(&mut report.members) {
+        let (table, slots) = (array.table(), array.slots());
+        let mut report = ArrayReport { is_running: true, ..ArrayReport::of_table(&table) };
+        let is_present = |slot: usize| slots.get(slot).is_some_and(|slot| slot.state == SlotState::Live);
+        report.redundancy_left = table.redundancy_left(is_present);
+        for (status, member) in slots.into_iter().zip(&mut report.members) {
             member.device = status.device;
             member.read_errors = status.read_errors;
             if status.state != SlotState::Live && member.state == "live" {
@@ -133,6 +140,7 @@ impl ArrayReport {
         }
         if array.is_frozen() {
             report.state = ArrayState::Failed;
+            report.redundancy_left = 0;
         }
         let spare = |name: &String| SpareReport { uuid: None, device: Some(name.clone()) };
         report.spares = jobs.spares.iter().chain(&jobs.global_spares).map(spare).collect();
@@ -250,5 +258,63 @@ impl JobReport {
             is_paused: jobs.is_paused,
             is_urgent: progress.is_urgent,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::Reason;
+    use crate::metadata::testing::{config, member_uuid, reshaping, table};
+
+    /// The redundancy left of an array of so many groups of so many data and parity strips, after
+    /// each of these members has failed in turn.
+    fn left_after(groups: usize, (data, parity): (usize, usize), failures: &[usize]) -> Vec<usize> {
+        let mut config = config(data, parity);
+        config.geometry.groups = groups;
+        let mut table = table(&config);
+        let fail = |slot: &usize| {
+            table.take_out(*slot, Reason::Failed);
+            ArrayReport::of_table(&table).redundancy_left
+        };
+        failures.iter().map(fail).collect()
+    }
+
+    #[test]
+    fn redundancy_left_is_that_of_the_worst_group() {
+        for (level, groups, shape, failures, left) in [
+            ("0", 1, (3, 0), &[1][..], &[0][..]),
+            ("1", 1, (1, 2), &[0, 2, 1], &[1, 0, 0]),
+            ("10", 3, (1, 1), &[0, 3, 5], &[0, 0, 0]),
+            ("10 of three copies", 2, (1, 2), &[0, 5, 4], &[1, 1, 0]),
+            ("5", 1, (3, 1), &[2, 0], &[0, 0]),
+            ("6", 1, (4, 2), &[5, 1, 0], &[1, 0, 0]),
+            ("7.3", 1, (3, 3), &[5, 1, 0, 2], &[2, 1, 0, 0]),
+            ("n+m", 1, (2, 5), &[0, 1, 2, 3, 4, 5], &[4, 3, 2, 1, 0, 0]),
+            ("50", 2, (2, 1), &[0, 3], &[0, 0]),
+            ("60", 2, (2, 2), &[0, 4, 5], &[1, 1, 0]),
+        ] {
+            assert_eq!(left_after(groups, shape, failures), left, "level {level}");
+            let mut config = config(shape.0, shape.1);
+            config.geometry.groups = groups;
+            assert_eq!(ArrayReport::of_table(&table(&config)).redundancy_left, shape.1, "level {level}");
+        }
+    }
+
+    #[test]
+    fn a_member_that_is_rebuilding_is_no_redundancy_yet() {
+        let mut table = table(&config(4, 2));
+        table.members[1].state = MemberState::Rebuilding { cursor: 15 };
+        assert_eq!(ArrayReport::of_table(&table).redundancy_left, 1);
+        table.members[1] = Member::live(member_uuid(1));
+        assert_eq!(ArrayReport::of_table(&table).redundancy_left, 2);
+        assert_eq!(table.redundancy_left(|slot| slot != 3), 1, "slot 3 is failing");
+    }
+
+    #[test]
+    fn during_a_reshape_the_members_before_and_after_it_count() {
+        let (config, reshape) = reshaping(&config(3, 1), (3, 2));
+        let table = Table { reshape: Some(reshape), ..table(&config) };
+        assert_eq!(ArrayReport::of_table(&table).redundancy_left, 1, "the level before has one parity");
     }
 }

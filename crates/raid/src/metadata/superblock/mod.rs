@@ -313,6 +313,14 @@ impl Table {
         self.sets().all(|set| live(&set) >= set.needed)
     }
 
+    /// How many more members may fail, whichever they are, without loss of data: the least of all
+    /// sets ([`Table::sets`]). Only live members count that `is_present` confirms.
+    pub fn redundancy_left(&self, is_present: impl Fn(usize) -> bool) -> usize {
+        let counts = |slot: &usize| self.members[*slot].is_live() && is_present(*slot);
+        let left = |set: MemberSet| set.slots.filter(counts).count().saturating_sub(set.needed);
+        self.sets().map(left).min().unwrap_or(0)
+    }
+
     /// Whether both tables place strips on members in the same way. Growth by rows and by groups
     /// does not change that.
     pub fn has_shape_of(&self, other: &Table) -> bool {
