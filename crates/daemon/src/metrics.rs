@@ -2,15 +2,19 @@
 //! `docs/metrics.md` lists them.
 
 use crate::engine::Engine;
+use crate::engine::samples::MemberSnapshot;
 use api::{ArrayState, ExportState, MemberState};
 use block::Op;
-use layers::stats::Histogram;
+use layers::stats::{Histogram, OpSnapshot, Snapshot};
 use std::fmt::Write;
 
 /// Upper ends of the buckets of latency histograms, in microseconds.
 const BUCKETS_US: [u64; 16] = [
     10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
 ];
+
+/// Most members with metrics of their requests: a page of 1024 has about 8 MB.
+const MAX_MEMBERS: usize = 1024;
 
 /// Everything that is measured now.
 pub fn text(engine: &Engine) -> String {
@@ -21,6 +25,8 @@ pub fn text(engine: &Engine) -> String {
     exports(&mut page, engine);
     portals(&mut page, engine);
     arrays(&mut page, engine);
+    members(&mut page, engine.member_snapshots());
+    jobs(&mut page, engine);
     page.0
 }
 
@@ -132,34 +138,74 @@ fn volumes(page: &mut Page, engine: &Engine) {
         page.sample("pool_rewritten_copies_total", &[("backing", &backing)], copies);
     }
     let snapshots = engine.snapshots();
-    let mut each = |name: &str, kind: &str, help: &str, value: &dyn Fn(&layers::stats::OpSnapshot) -> u64| {
-        page.begin(name, kind, help);
-        for (volume, snapshot) in &snapshots {
+    let counted = |(volume, snapshot)| Counted { labels: vec![("volume", volume)], every: 1, snapshot };
+    let snapshots: Vec<Counted> = snapshots.into_iter().map(counted).collect();
+    requests(page, "volume", &snapshots, "From submission to completion, waiting for limits included.");
+}
+
+/// Counters of requests to an object.
+struct Counted {
+    labels: Vec<(&'static str, String)>,
+    /// One request in this many is timed, and its error counted.
+    every: u32,
+    snapshot: Snapshot,
+}
+
+impl Counted {
+    /// The labels of the object, and more.
+    fn labels<'a>(&'a self, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+        self.labels.iter().map(|(name, text)| (*name, &**text)).chain(more.iter().copied()).collect()
+    }
+}
+
+/// The metrics of requests to objects of a kind. Errors and requests in flight of which only some
+/// are counted are estimates.
+fn requests(page: &mut Page, kind: &str, objects: &[Counted], latency: &str) {
+    let mut each = |name: &str, help: &str, value: &dyn Fn(&OpSnapshot, u64) -> u64| {
+        let name = format!("{kind}_{name}");
+        page.begin(&name, "counter", help);
+        for object in objects {
             for op in Op::ALL {
-                page.sample(name, &[("volume", volume), ("op", op.name())], value(snapshot.of(op)));
+                let value = value(object.snapshot.of(op), object.every.into());
+                page.sample(&name, &object.labels(&[("op", op.name())]), value);
             }
         }
     };
-    each("volume_requests_total", "counter", "Requests that have ended.", &|op| op.completed);
-    each("volume_bytes_total", "counter", "Bytes of requests that succeeded.", &|op| op.bytes);
-    each("volume_errors_total", "counter", "Requests that ended with an error.", &|op| op.errors);
-    page.begin("volume_in_flight", "gauge", "Requests in flight.");
-    for (volume, snapshot) in &snapshots {
-        page.sample("volume_in_flight", &[("volume", volume)], snapshot.in_flight());
+    each("requests_total", "Requests that have ended.", &|op, _| op.completed);
+    each("bytes_total", "Bytes of requests that succeeded.", &|op, _| op.bytes);
+    each("errors_total", "Requests that ended with an error.", &|op, every| op.errors * every);
+    let name = format!("{kind}_in_flight");
+    page.begin(&name, "gauge", "Requests in flight.");
+    for object in objects {
+        let in_flight = object.snapshot.in_flight() * u64::from(object.every);
+        page.sample(&name, &object.labels(&[]), in_flight);
     }
-    page.begin(
-        "volume_latency_seconds",
-        "histogram",
-        "From submission to completion, waiting for limits included.",
-    );
-    for (volume, snapshot) in &snapshots {
+    let name = format!("{kind}_latency_seconds");
+    page.begin(&name, "histogram", latency);
+    for object in objects {
         for op in Op::ALL {
-            let histogram = &snapshot.of(op).latency_ns;
+            let histogram = &object.snapshot.of(op).latency_ns;
             if histogram.count() > 0 {
-                page.histogram("volume_latency_seconds", &[("volume", volume), ("op", op.name())], histogram);
+                page.histogram(&name, &object.labels(&[("op", op.name())]), histogram);
             }
         }
     }
+}
+
+/// The members of arrays, in order of array and slot.
+fn members(page: &mut Page, mut members: Vec<MemberSnapshot>) {
+    let left_out = members.len().saturating_sub(MAX_MEMBERS);
+    members.truncate(MAX_MEMBERS);
+    let counted = |member: MemberSnapshot| {
+        let MemberSnapshot { array, slot, device, every, snapshot } = member;
+        let labels = vec![("array", array), ("slot", slot.to_string()), ("device", device)];
+        Counted { labels, every, snapshot }
+    };
+    let members: Vec<Counted> = members.into_iter().map(counted).collect();
+    let latency = "From submission to completion, of one request in 32, which is timed.";
+    requests(page, "member", &members, latency);
+    page.begin("members_left_out", "gauge", "Members whose requests this page leaves out.");
+    page.sample("members_left_out", &[], left_out);
 }
 
 fn exports(page: &mut Page, engine: &Engine) {
@@ -221,6 +267,13 @@ fn portals(page: &mut Page, engine: &Engine) {
 
 fn arrays(page: &mut Page, engine: &Engine) {
     let arrays = engine.arrays();
+    page.begin("array_info", "gauge", "An array's level and consistency.");
+    for array in &arrays {
+        let level = array.level.map_or("", api::Level::name);
+        let consistency = array.consistency.map_or("", api::Consistency::name);
+        let labels = [("array", &*array.name), ("level", level), ("consistency", consistency)];
+        page.sample("array_info", &labels, 1);
+    }
     page.begin("array_state", "gauge", "1 for the state that an array is in.");
     for array in &arrays {
         for state in ArrayState::ALL {
@@ -284,20 +337,21 @@ fn arrays(page: &mut Page, engine: &Engine) {
             page.sample("array_member_read_errors_total", &labels, member.read_errors);
         }
     }
+}
+
+fn jobs(page: &mut Page, engine: &Engine) {
     let jobs = engine.jobs();
-    let mut each = |name: &str, help: &str, value: &dyn Fn(&api::Job) -> u64| {
+    let mut each = |name: &str, help: &str, value: &dyn Fn(&api::Job) -> Option<u64>| {
         page.begin(name, "gauge", help);
         for job in &jobs {
-            page.sample(
-                name,
-                &[("array", &job.backing), ("kind", job.kind.name()), ("job", &job.id)],
-                value(job),
-            );
+            let labels = [("array", &*job.backing), ("kind", job.kind.name()), ("job", &job.id)];
+            value(job).iter().for_each(|value| page.sample(name, &labels, value));
         }
     };
-    each("job_done_bytes", "Bytes of a member that a job has done.", &|job| job.done_bytes);
-    each("job_total_bytes", "Bytes of a member that a job has to do.", &|job| job.total_bytes);
-    each("job_rate_bytes", "Bytes of a member that a job does in a second.", &|job| job.bytes_per_s);
+    each("job_done_bytes", "Bytes of a member that a job has done.", &|job| Some(job.done_bytes));
+    each("job_total_bytes", "Bytes of a member that a job has to do.", &|job| Some(job.total_bytes));
+    each("job_rate_bytes", "Bytes of a member that a job does in a second.", &|job| Some(job.bytes_per_s));
+    each("job_eta_seconds", "Estimated time to the end of a job at its recent rate.", &|job| job.eta_s);
 }
 
 #[cfg(test)]
@@ -319,5 +373,25 @@ mod tests {
         };
         assert_eq!([value("0.00001"), value("0.00002"), value("1"), value("+Inf")], ["1", "3", "3", "4"]);
         assert!(page.0.ends_with("freestone_y_count{v=\"a\"} 4\n"));
+    }
+
+    #[test]
+    fn members_beyond_the_limit_are_left_out_and_counted() {
+        let member = |slot| MemberSnapshot {
+            array: "data".into(),
+            slot,
+            device: format!("/dev/sd{slot}"),
+            every: 32,
+            snapshot: Snapshot::default(),
+        };
+        let mut page = Page::default();
+        members(&mut page, (0..MAX_MEMBERS + 2).map(member).collect());
+        let last = format!(
+            "freestone_member_in_flight{{array=\"data\",slot=\"{0}\",device=\"/dev/sd{0}\"}} 0",
+            MAX_MEMBERS - 1
+        );
+        assert!(page.0.lines().any(|line| line == last), "{last}");
+        assert!(!page.0.contains(&format!("slot=\"{MAX_MEMBERS}\"")));
+        assert!(page.0.ends_with("freestone_members_left_out 2\n"));
     }
 }

@@ -199,6 +199,21 @@ fn a_pulled_member_is_rebuilt_onto_a_spare_and_the_jobs_tell() {
     let members = daemon.get("/v1/samples")["members"].clone();
     let written = |slot: usize| members[format!("data/{slot}")]["written_bytes"].as_u64().unwrap();
     assert!(written(2) > 0 && written(0) > 0, "{members}");
+    let metrics = daemon.metrics();
+    let value = |name: &str, more: &str| -> f64 {
+        let labels = format!("array=\"data\",slot=\"2\",device=\"{device}\"{more}");
+        let sample = format!("freestone_member_{name}{{{labels}}} ");
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&sample));
+        value.unwrap_or_else(|| panic!("{sample}: {metrics}")).parse().unwrap()
+    };
+    let [requests, bytes, timed] = [
+        value("requests_total", ",op=\"write\""),
+        value("bytes_total", ",op=\"write\""),
+        value("latency_seconds_bucket", ",op=\"write\",le=\"+Inf\""),
+    ];
+    assert!(bytes >= 512.0 * requests && (1.0..requests).contains(&timed), "{bytes} {requests} {timed}");
+    assert_eq!((value("errors_total", ",op=\"write\""), value("in_flight", "")), (0.0, 0.0));
+    assert!(metrics.contains("freestone_array_info{array=\"data\",level=\"5\",consistency=\"ppl\"} 1\n"));
     daemon.wait_for("the events", || {
         let events = daemon.get("/v1/events");
         let words: Vec<&str> =

@@ -27,7 +27,7 @@ mod pools;
 mod portals;
 mod readiness;
 mod report;
-mod samples;
+pub mod samples;
 mod snapshots;
 mod streams;
 pub mod upkeep;

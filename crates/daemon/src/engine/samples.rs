@@ -16,15 +16,25 @@ impl Engine {
     /// The counters at present.
     pub fn samples(&self) -> Samples {
         let volumes = self.snapshots().into_iter().map(|(name, snapshot)| (name, sample(&snapshot, 1)));
+        let members = self.member_snapshots().into_iter();
+        let members = members.map(|member| {
+            (format!("{}/{}", member.array, member.slot), sample(&member.snapshot, member.every))
+        });
+        Samples { at_ns: wall_ns(), volumes: volumes.collect(), members: members.collect() }
+    }
+
+    /// The counters of every member of a running array, by array and slot.
+    pub fn member_snapshots(&self) -> Vec<MemberSnapshot> {
         let live = self.live();
         let members = live.arrays.iter().flat_map(|(array, running)| {
-            let of_slot = move |slot: SlotStatus| {
-                let (every, snapshot) = self.counted.snapshot(slot.device.as_deref()?)?;
-                Some((format!("{array}/{}", slot.slot), sample(&snapshot, every)))
+            let of_slot = move |status: SlotStatus| {
+                let (array, device) = (array.clone(), status.device?);
+                let (every, snapshot) = self.counted.snapshot(&device)?;
+                Some(MemberSnapshot { array, slot: status.slot, device, every, snapshot })
             };
             running.array().slots().into_iter().filter_map(of_slot)
         });
-        Samples { at_ns: wall_ns(), volumes: volumes.collect(), members: members.collect() }
+        members.collect()
     }
 
     /// The counters of every volume that an export serves, by name.
@@ -36,6 +46,20 @@ impl Engine {
         };
         live.all_volumes().filter_map(|(_, info)| open(info)).collect()
     }
+}
+
+/// The counters of a member.
+pub struct MemberSnapshot {
+    /// The array.
+    pub array: String,
+    /// The slot.
+    pub slot: usize,
+    /// The name of its device.
+    pub device: String,
+    /// One request in this many is timed, and its error counted.
+    pub every: u32,
+    /// The counters.
+    pub snapshot: Snapshot,
 }
 
 /// Devices that are counted as members, by name.
