@@ -16,6 +16,7 @@ pub mod device;
 pub mod event;
 pub mod export;
 pub mod health;
+pub mod history;
 pub mod host;
 pub mod job;
 pub mod labels;
@@ -35,6 +36,7 @@ pub use device::{Device, DeviceChange, ImageSnapshot, NewDevice, NewImageSnapsho
 pub use event::Event;
 pub use export::{AnaState, Attach, DataPlane, Export, ExportChange, ExportState, NewExport, Traffic};
 pub use health::{HealthCode, HealthProblem, Severity};
+pub use history::{History, HistoryMarker, HistoryPoint};
 pub use host::{HostsChange, NewHost};
 pub use job::{Job, JobChange, JobKind};
 pub use labels::{Labels, LabelsChange, MAX_LABEL_KEY, MAX_LABEL_VALUE, MAX_LABELS};

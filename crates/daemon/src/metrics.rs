@@ -27,6 +27,7 @@ pub fn text(engine: &Engine) -> String {
     arrays(&mut page, engine);
     members(&mut page, engine.member_snapshots());
     jobs(&mut page, engine);
+    history(&mut page, engine);
     page.0
 }
 
@@ -90,6 +91,14 @@ fn system(page: &mut Page, engine: &Engine) {
     for (core, ns) in engine.polled_ns().into_iter().enumerate() {
         page.sample("core_poll_seconds_total", &[("core", &core.to_string())], ns as f64 / 1e9);
     }
+}
+
+fn history(page: &mut Page, engine: &Engine) {
+    let size = engine.history_size();
+    page.begin("history_bytes", "gauge", "Memory of the points of the history.");
+    page.sample("history_bytes", &[], size.bytes);
+    page.begin("history_left_out", "gauge", "Objects without a history, since there are too many.");
+    page.sample("history_left_out", &[], size.left_out);
 }
 
 fn health(page: &mut Page, engine: &Engine) {

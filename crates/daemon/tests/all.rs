@@ -7,6 +7,7 @@ mod commits;
 mod common;
 mod copies;
 mod frozen;
+mod history;
 mod hosts;
 mod images;
 mod keys;

@@ -17,6 +17,7 @@ mod copies;
 mod devices;
 mod exports;
 mod health;
+pub mod history;
 mod hosts;
 mod jobs;
 mod keys;
@@ -116,6 +117,7 @@ pub struct Engine {
     problems_since: health::Since,
     spares: SparePool,
     counted: Arc<Counted>,
+    history: history::Kept,
     started_ns: u64,
     /// Held by whoever changes something, as long as that takes.
     changing: Mutex<()>,
@@ -189,6 +191,7 @@ impl Engine {
             problems_since: health::Since::default(),
             spares: SparePool::default(),
             counted: Arc::default(),
+            history: history::Kept::default(),
             started_ns: wall_ns(),
             changing: Mutex::default(),
             wants_refresh: AtomicBool::new(false),
@@ -209,6 +212,7 @@ impl Engine {
             format!("version {}", env!("CARGO_PKG_VERSION")),
         );
         upkeep::start(&engine).map_err(|error| StartError::System { what: "the upkeep", error })?;
+        history::start(&engine).map_err(|error| StartError::System { what: "the history", error })?;
         Ok(engine)
     }
 

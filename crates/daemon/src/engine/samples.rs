@@ -86,7 +86,7 @@ impl Counted {
 }
 
 /// Counters of a device of which one request in `every` is timed.
-fn sample(snapshot: &Snapshot, every: u32) -> Sample {
+pub(super) fn sample(snapshot: &Snapshot, every: u32) -> Sample {
     use block::Op;
     let every = u64::from(every);
     let mut sample = Sample { in_flight: snapshot.in_flight() * every, ..Sample::default() };

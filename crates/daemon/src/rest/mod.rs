@@ -126,6 +126,7 @@ fn api() -> OpenApiRouter<Context> {
         .routes(routes!(system::events))
         .routes(routes!(system::stream))
         .routes(routes!(system::samples))
+        .routes(routes!(system::history))
 }
 
 /// The OpenAPI document of the API.

@@ -196,6 +196,7 @@ pub const MATRIX: &[Row] = &[
     row(Method::GET, "/v1/health", READS, &[]),
     row(Method::GET, "/v1/events/stream", READS, &[]),
     row(Method::GET, "/v1/samples", READS, &[]),
+    row(Method::GET, "/v1/history", READS, &[]),
 ];
 
 pub(super) fn find(method: &Method, path: &str) -> Option<&'static Row> {

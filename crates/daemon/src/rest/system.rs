@@ -3,7 +3,7 @@
 use super::answer::Failure;
 use super::request::Query;
 use super::{Context, run};
-use api::{Event, HealthProblem, Problem, Samples, System};
+use api::{Event, HealthProblem, History, Problem, Samples, System};
 use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -77,6 +77,34 @@ pub async fn stream(
 #[utoipa::path(get, path = "/v1/samples", tag = "system", responses((status = 200, body = Samples)))]
 pub async fn samples(State(context): State<Context>) -> Result<Json<Samples>, Failure> {
     run(context, |engine| Ok(engine.samples())).await.map(Json)
+}
+
+/// An object and a time.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct Span {
+    /// `arrays/NAME`, `devices/NAME`, `volumes/NAME`, `exports/NAME` or `members/ARRAY/SLOT`.
+    object: String,
+    /// The last seconds. Default: 3600.
+    #[param(minimum = 10, maximum = 86400, multiple_of = 10)]
+    seconds: Option<u32>,
+    /// Seconds of an interval. Default: as many as make 360 points at most.
+    #[param(minimum = 10, maximum = 86400, multiple_of = 10)]
+    resolution_s: Option<u32>,
+}
+
+/// Show the load of an object over the last day, and what happened meanwhile. The history begins
+/// with the daemon.
+#[utoipa::path(
+    get, path = "/v1/history", tag = "system", params(Span),
+    responses((status = 200, body = History), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn history(
+    State(context): State<Context>,
+    Query(Span { object, seconds, resolution_s }): Query<Span>,
+) -> Result<Json<History>, Failure> {
+    run(context, move |engine| engine.history(&object, seconds, resolution_s)).await.map(Json)
 }
 
 /// The OpenAPI document.
