@@ -44,7 +44,7 @@ pub use pool::{Pool, PoolAction, PoolCapacity, Repaired, TableCopy};
 pub use portal::{DEFAULT_PORTAL_KIND, NewPortal, Portal, default_portal_kind};
 pub use problem::Problem;
 pub use sample::{Sample, Samples};
-pub use system::{CoreInfo, StartProgress, System, SystemState};
+pub use system::{CoreInfo, Role, StartProgress, System, SystemState};
 pub use volume::{Group, MinQos, NewVolume, Qos, Rate, Volume, VolumeChange, VolumeMove};
 
 /// Prefix of all paths of the API.

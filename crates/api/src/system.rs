@@ -9,6 +9,12 @@ use utoipa::ToSchema;
 pub struct System {
     /// Version.
     pub version: String,
+    /// Name of the host when the daemon started.
+    #[serde(default)]
+    pub host: String,
+    /// Role of the sender of the request; absent in answers of older daemons.
+    #[serde(default)]
+    pub role: Option<Role>,
     /// Readiness of the daemon.
     pub state: SystemState,
     /// Progress of the start: the step of the configuration that is under way.
@@ -27,6 +33,22 @@ pub struct System {
     pub generation: u64,
     /// Cores.
     pub cores: Vec<CoreInfo>,
+}
+
+words! {
+    /// The rights of the sender of a request: those of its token; over the Unix socket `admin`.
+    Role {
+        /// Reads everything and changes nothing.
+        ReadOnly = "read-only",
+        /// Makes, grows, limits and deletes volumes and exports that have its token's name as their
+        /// label, and sees only those.
+        Provisioner = "provisioner",
+        /// Does all that loses no data and reaches no file: deletes no array, device or volume, and
+        /// uses no new disk.
+        Operator = "operator",
+        /// Does everything.
+        Admin = "admin",
+    }
 }
 
 words! {

@@ -408,9 +408,14 @@ fn over_tcp_a_token_says_what_one_may_do() {
     let much = ask(Method::POST, "/v1/volumes", None).body("x".repeat(12 << 20));
     assert_eq!(refusal(much.send().unwrap()).0, 401);
     assert_eq!(refusal(ask(Method::GET, "/metrics", Some("wrong")).send().unwrap()).1, "unauthorized");
-    for token in [ADMIN, OPERATOR, WATCHER] {
-        assert_eq!(ask(Method::GET, "/v1/system", Some(token)).send().unwrap().status(), StatusCode::OK);
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    for (token, role) in [(ADMIN, "admin"), (OPERATOR, "operator"), (WATCHER, "read-only")] {
+        let answer = ask(Method::GET, "/v1/system", Some(token)).send().unwrap();
+        assert_eq!(answer.status(), StatusCode::OK);
+        let system: Value = answer.json().unwrap();
+        assert_eq!((&system["role"], &system["host"]), (&json!(role), &json!(host.trim())));
     }
+    assert_eq!(daemon.get("/v1/system")["role"], "admin", "over the Unix socket");
     let disk = json!({ "name": "data", "spec": daemon.file("disk", 64 * MIB) });
     let make_device = |token| ask(Method::POST, "/v1/devices", Some(token)).json(&disk).send().unwrap();
     assert_eq!(refusal(make_device(OPERATOR)).1, "forbidden");

@@ -155,6 +155,8 @@ mod tests {
         };
         System {
             version: "1".into(),
+            host: String::new(),
+            role: None,
             state: SystemState::Starting,
             start: Some(start),
             pid: 1,

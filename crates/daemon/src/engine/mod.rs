@@ -113,6 +113,8 @@ pub struct Engine {
     store: Store,
     host_secrets: SecretFiles,
     confined: Confined,
+    /// Read before the sandbox is entered, which hides it.
+    host: String,
     events: Arc<Events>,
     problems_since: health::Since,
     spares: SparePool,
@@ -177,6 +179,7 @@ impl Engine {
             .map_err(|error| StartError::System { what: "the spawner of exports' processes", error })?;
         // Before the first thread.
         let Options { confinement, runtime_dir, state_dir, scan, .. } = &options;
+        let host = hosting::host();
         let mut confined = Confined::enter(confinement.clone(), runtime_dir, state_dir, scan, &state)?;
         let cores = Cores::start(&options.cores);
         let cores = cores.map_err(|error| StartError::System { what: "cores", error })?;
@@ -187,6 +190,7 @@ impl Engine {
             options,
             store,
             confined,
+            host,
             events: Arc::default(),
             problems_since: health::Since::default(),
             spares: SparePool::default(),
@@ -226,7 +230,7 @@ impl Engine {
         &self.options
     }
 
-    /// The daemon itself.
+    /// The daemon itself. The caller's role is for the REST layer to fill in.
     pub fn system(&self) -> System {
         let live = self.live();
         let core = |(number, CoreConfig { cpu, .. }): (usize, &CoreConfig)| {
@@ -239,6 +243,8 @@ impl Engine {
         let (state, start) = self.readiness(&live);
         System {
             version: env!("CARGO_PKG_VERSION").into(),
+            host: self.host.clone(),
+            role: None,
             state,
             start,
             pid: std::process::id(),

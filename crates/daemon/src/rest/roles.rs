@@ -19,29 +19,16 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use utoipa::openapi::{OpenApi, extensions::ExtensionsBuilder};
 
-/// The part that a caller has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Looks at everything.
-    ReadOnly,
-    /// Makes, grows, limits and deletes volumes and exports that have its token's name as their
-    /// label, and sees only those.
-    Provisioner,
-    /// Everything that loses no data and reaches no file: it deletes no array, device or volume,
-    /// and uses no new disk.
-    Operator,
-    /// Everything.
-    Admin,
-}
+pub use api::Role;
 
 use Role::{Admin, Operator, Provisioner, ReadOnly};
 
 /// Nothing of the daemon is shown.
-const ANYBODY: &[Role] = &Role::ALL;
+const ANYBODY: &[Role] = Role::ALL;
 /// A provisioner sees its own.
-const SEES_OWN: &[Role] = &Role::ALL;
+const SEES_OWN: &[Role] = Role::ALL;
 /// A provisioner sees how large its volumes can be, and nothing of the volumes of others.
-const SEES_ROOM: &[Role] = &Role::ALL;
+const SEES_ROOM: &[Role] = Role::ALL;
 const READS: &[Role] = &[ReadOnly, Operator, Admin];
 /// A provisioner makes and changes its own.
 const MAKES: &[Role] = &[Provisioner, Operator, Admin];
@@ -49,21 +36,6 @@ const MAKES: &[Role] = &[Provisioner, Operator, Admin];
 const REMOVES: &[Role] = &[Provisioner, Admin];
 const OPERATES: &[Role] = &[Operator, Admin];
 pub(super) const ADMINISTERS: &[Role] = &[Admin];
-
-impl Role {
-    /// Every role.
-    pub const ALL: [Role; 4] = [ReadOnly, Provisioner, Operator, Admin];
-
-    /// The word for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ReadOnly => "read-only",
-            Provisioner => "provisioner",
-            Operator => "operator",
-            Admin => "admin",
-        }
-    }
-}
 
 /// Something that a request asks for beyond its operation, and that takes a role of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,6 +2,7 @@
 
 use super::answer::Failure;
 use super::request::Query;
+use super::roles::Caller;
 use super::{Context, run};
 use api::{Event, HealthProblem, History, Problem, Samples, System};
 use axum::Json;
@@ -18,8 +19,9 @@ use utoipa::IntoParams;
 
 /// Show the daemon.
 #[utoipa::path(get, path = "/v1/system", tag = "system", responses((status = 200, body = System)))]
-pub async fn show(State(context): State<Context>) -> Result<Json<System>, Failure> {
-    run(context, |engine| Ok(engine.system())).await.map(Json)
+pub async fn show(State(context): State<Context>, caller: Caller) -> Result<Json<System>, Failure> {
+    let system = run(context, |engine| Ok(engine.system())).await?;
+    Ok(Json(System { role: Some(caller.role), ..system }))
 }
 
 /// List the problems of all objects, critical ones first.

@@ -187,10 +187,10 @@ fn parse_line(number: usize, line: &str) -> Result<Token, String> {
 /// # Errors
 /// The names of roles, as the end of a message.
 pub fn parse_role(text: &str) -> Result<Role, String> {
-    Role::ALL
-        .into_iter()
-        .find(|role| role.name() == text)
-        .ok_or_else(|| format!("want {}", Role::ALL.map(Role::name).join(", ")))
+    Role::from_name(text).ok_or_else(|| {
+        let names: Vec<&str> = Role::ALL.iter().map(|role| role.name()).collect();
+        format!("want {}", names.join(", "))
+    })
 }
 
 fn parse_hash(digits: &str) -> Option<Digest> {
