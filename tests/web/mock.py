@@ -103,8 +103,9 @@ class State:
     def array(self, array):
         out = sum(member["state"] != "live" for member in array["members"])
         state = "offline" if array["error"] else "optimal" if out == 0 else "degraded" if out <= array["parity"] else "failed"
+        left = None if array["error"] else max(array["parity"] - out, 0)
         used = sum(v["size_bytes"] for v in self.volumes.values() if v["backing"] == array["name"])
-        return {**array, "state": state, "free_bytes": array["capacity_bytes"] - used, "jobs": [self.job(j) for j in self.jobs.values() if j["backing"] == array["name"] and not j["volume"]],
+        return {**array, "state": state, "redundancy_left": left, "free_bytes": array["capacity_bytes"] - used, "jobs": [self.job(j) for j in self.jobs.values() if j["backing"] == array["name"] and not j["volume"]],
                 **self.holdings(array["name"])}
 
     def health(self):
@@ -117,7 +118,7 @@ class State:
             name, state = array["name"], array["state"]
             if state != "optimal":
                 out = ", ".join(f"slot {m['slot']} {m['state']}" for m in array["members"] if m["state"] != "live")
-                add(f"array-{state}", "warning" if state == "degraded" else "critical", "array", name, f"Array {name} is {state}: {array['error'] or out}")
+                add(f"array-{state}", "warning" if array["redundancy_left"] else "critical", "array", name, f"Array {name} is {state}: {array['error'] or out}")
             if array["scrub"] and not array["scrub"]["is_repairing"] and array["scrub"]["mismatched_rows"]:
                 add("mismatched-rows", "warning", "array", name, f"The scrub of array {name} found {array['scrub']['mismatched_rows']} mismatched rows")
         for device in self.devices.values():

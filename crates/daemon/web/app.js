@@ -8,6 +8,7 @@ import { askForToken } from "./dialog.js";
 import { h, setText, SIGNS } from "./dom.js";
 import { time } from "./format.js";
 import { summary } from "./health.js";
+import { Warnings } from "./redundancy.js";
 import { find, start, state, subscribe } from "./store.js";
 import { openArray } from "./view-array.js";
 import { openArrays } from "./view-arrays.js";
@@ -25,6 +26,7 @@ const VIEWS = {
 };
 
 const main = document.getElementById("main");
+const warnings = new Warnings(document.getElementById("exposed"));
 let view = null;
 let isMissing = false; // the address named no object when it was opened
 
@@ -117,6 +119,7 @@ function onChange(changed) {
   if (changed.has("system")) showDaemon();
   if (changed.has("events")) showLastEvent();
   if (!state.isLoaded) return;
+  if (changed.has("arrays") || changed.has("jobs")) warnings.update();
   if (!view || isMissing || isGone()) show({ isFocused: false });
   else if ([...changed].some((name) => EVERYTHING.has(name))) view.update(changed);
   showHealth();

@@ -58,14 +58,9 @@ export function look(state) {
   return LOOKS[state] ?? "warn";
 }
 
-/** The sign that goes with the look: states never differ by colour alone. */
-export function sign(state) {
-  return SIGNS[look(state)];
-}
-
-/** A state as sign and word. */
-export function badge(state) {
-  return h("span", { class: `badge ${look(state)}` }, h("span", { "aria-hidden": "true" }, sign(state)), ` ${state}`);
+/** A state as sign and word: states never differ by colour alone. */
+export function badge(state, looks = look(state)) {
+  return h("span", { class: `badge ${looks}` }, h("span", { "aria-hidden": "true" }, SIGNS[looks]), ` ${state}`);
 }
 
 /** A link to a view. */

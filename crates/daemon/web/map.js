@@ -4,8 +4,9 @@
 // If a band would get too high, its healthy parts are drawn as one. Each node is a link; its name has the visible text,
 // then the meaning of its lines (`more`).
 
-import { address, look, sign, svg } from "./dom.js";
+import { address, look, SIGNS, svg } from "./dom.js";
 import { bytes, counted, listed, some } from "./format.js";
+import { arrayLook } from "./redundancy.js";
 
 const WIDTH = 1240;
 const NODE_WIDTH = 250;
@@ -15,9 +16,10 @@ const GAP = 14; // between bands
 const HEAD = 28;
 const COLUMNS = [0, 330, 660, 990];
 const MOST_NODES = 8; // of a column in a band
-const MOST_LETTERS = 27;
+const MOST_LETTERS = 27; // of a name
+const MOST_SMALL_LETTERS = 34; // of the line below
 
-const short = (text) => (text.length > MOST_LETTERS ? `${text.slice(0, MOST_LETTERS - 1)}…` : text);
+const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 const base = (path) => path.split("/").at(-1) || path;
 
 function memberNodes(array) {
@@ -87,9 +89,10 @@ function bands({ arrays, devices, volumes, exports }) {
     all.push(band);
   };
   for (const array of arrays) {
-    const below = `RAID ${array.level ?? "?"}, ${array.state}`;
+    const left = array.parity > 0 && Number.isInteger(array.redundancy_left) ? `, ${array.redundancy_left} may fail` : "";
+    const below = `RAID ${array.level ?? "?"}, ${array.state}${left}`;
     const more = `array of ${counted(array.members.length, "member")} with ${counted(array.volumes.length, "volume")}`;
-    add(array.name, memberNodes(array), [{ name: array.name, below, more, state: array.state, serves: new Set([array.name]), href: address("arrays", array.name) }]);
+    add(array.name, memberNodes(array), [{ name: array.name, below, more, state: array.state, looks: arrayLook(array), serves: new Set([array.name]), href: address("arrays", array.name) }]);
   }
   for (const device of devices) {
     const state = device.error ? "not open" : "open";
@@ -140,15 +143,15 @@ function edges(all) {
 }
 
 function drawNode(node) {
-  const looks = node.state ? look(node.state) : "plain";
+  const looks = node.looks ?? (node.state ? look(node.state) : "plain");
   const left = node.state ? 28 : 12;
   const says = `${node.name}, ${node.below}, ${node.more}`;
   return svg("a", { href: node.href, class: `node ${looks}`, "aria-label": says },
     svg("title", null, says),
     svg("rect", { x: node.x + 0.5, y: node.y + 0.5, width: NODE_WIDTH - 1, height: NODE_HEIGHT - 1, rx: 4 }),
-    node.state ? svg("text", { x: node.x + 10, y: node.y + 17, class: "sign" }, sign(node.state)) : null, " ",
-    svg("text", { x: node.x + left, y: node.y + 17, class: "name" }, short(node.name)), " ",
-    svg("text", { x: node.x + left, y: node.y + 32, class: "below" }, short(node.below)));
+    node.state ? svg("text", { x: node.x + 10, y: node.y + 17, class: "sign" }, SIGNS[looks]) : null, " ",
+    svg("text", { x: node.x + left, y: node.y + 17, class: "name" }, short(node.name, MOST_LETTERS)), " ",
+    svg("text", { x: node.x + left, y: node.y + 32, class: "below" }, short(node.below, MOST_SMALL_LETTERS)));
 }
 
 /** Draw the picture. `lists` are those of the store. */

@@ -6,6 +6,7 @@ import { bandwidth, bytes, count, counted, latency, parseBytes, some, time } fro
 import { act, button, JobList, Message, section } from "./parts.js";
 import { peak, Plots, sparkline } from "./plots.js";
 import { find, history, refreshNow, volumesOn } from "./store.js";
+import { arrayBadge, isExposed, redundancyText } from "./redundancy.js";
 import { Facts, Table } from "./table.js";
 
 const isLive = (member) => member.state === "live";
@@ -14,10 +15,11 @@ const called = (member) => `slot ${member.slot}${member.device ? ` (${member.dev
 /** The effect of failing a member. With several groups it is the worst case: all failures in one of them. */
 function afterFailing(array, member) {
   if (!isLive(member)) return "It is not in sync: its rebuild starts again from the beginning.";
-  const spare = array.parity - array.members.filter((other) => !isLive(other)).length - 1;
-  if (array.parity === 0 || spare < 0) {
+  const spare = (array.redundancy_left ?? 0) - 1;
+  if (spare < 0) {
     const volumes = array.volumes.length > 0 ? ` Volumes: ${some(array.volumes)}.` : "";
-    return `The array has no redundancy left: it fails, and its data becomes unavailable.${volumes}`;
+    const when = array.groups > 1 ? " unless the member is of a group without a failed member" : "";
+    return `The array has no redundancy left: it fails, and its data becomes unavailable${when}.${volumes}`;
   }
   const where = array.groups > 1 ? " of the same group" : "";
   return `Its content is computed from the others. ${spare === 0 ? `No further member${where} may fail` : `${counted(spare, "further member")}${where} may fail`} until it is rebuilt.`;
@@ -119,7 +121,8 @@ class ArrayView {
 
   updateFacts(array) {
     const { facts } = this;
-    facts.set("State", badge(array.state), array.state);
+    facts.set("State", arrayBadge(array), [array.state, isExposed(array)]);
+    facts.set("Redundancy", redundancyText(array));
     facts.set("Level", array.level ?? "–");
     facts.set("Capacity", bytes(array.capacity_bytes));
     facts.set("Free for volumes", bytes(array.free_bytes));

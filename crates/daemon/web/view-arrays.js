@@ -1,9 +1,10 @@
 // Arrays: the list, and the creation of one.
 
 import { post } from "./api.js";
-import { badge, h, link, links, address } from "./dom.js";
+import { h, link, links, address } from "./dom.js";
 import { bytes, counted, parseBytes, parseCount } from "./format.js";
 import { button, Message } from "./parts.js";
+import { arrayBadge, isExposed, redundancyText } from "./redundancy.js";
 import { refreshNow, state } from "./store.js";
 import { Table } from "./table.js";
 
@@ -47,7 +48,8 @@ export function openArrays() {
     key: (array) => array.uuid || array.name,
     columns: [
       { label: "Name", isHeader: true, sort: (array) => array.name, depends: (array) => array.name, nodes: (array) => link(address("arrays", array.name), array.name) },
-      { label: "State", sort: (array) => array.state, depends: (array) => array.state, nodes: (array) => badge(array.state) },
+      { label: "State", sort: (array) => array.state, depends: (array) => [array.state, isExposed(array)], nodes: arrayBadge },
+      { label: "Redundancy", isShort: true, sort: (array) => array.redundancy_left ?? -1, text: redundancyText },
       { label: "Level", sort: (array) => array.level ?? "", text: (array) => array.level ?? "–" },
       { label: "Members", text: (array) => `${array.members.filter((member) => member.state === "live").length} of ${array.members.length} live${array.spares.length > 0 ? `, ${counted(array.spares.length, "spare")}` : ""}` },
       { label: "Capacity", isNumber: true, sort: (array) => array.capacity_bytes, text: (array) => bytes(array.capacity_bytes) },

@@ -42,7 +42,7 @@ export function openOverview() {
   const updatePicture = () => {
     const { arrays, devices, volumes, exports } = state;
     const signature = JSON.stringify([
-      arrays.map((array) => [array.name, array.level, array.state, array.members, array.spares]),
+      arrays.map((array) => [array.name, array.level, array.state, array.redundancy_left, array.members, array.spares]),
       devices.map((device) => [device.name, device.capacity_bytes, device.error]),
       volumes.map((volume) => [volume.name, volume.backing, volume.size_bytes, volume.exports]),
       exports.map((item) => [item.name, item.kind, item.state, item.volumes]),

@@ -5,14 +5,62 @@ import re
 
 from playwright.sync_api import expect
 
-from web import Keyboard, Mouse
+from web import Keyboard, Mouse, VIEWS
 
 
 def the_list_says_how_each_array_is(web):
     page = web.open("degraded", "#/arrays")
     row = page.get_by_role("row").filter(has_text="data")
-    expect(row).to_contain_text(re.compile(r"data! degraded6\s*4 of 6 live\s*16 TiB\s*2 TiB\s*3"))
+    expect(row).to_contain_text(re.compile(r"data✕ degraded\s*no more members may fail\s*6\s*4 of 6 live\s*16 TiB\s*2 TiB\s*3"))
     expect(row).to_contain_text("rebuild 38 %")
+    expect(page.get_by_role("row").filter(has_text="fast")).to_contain_text(re.compile(r"✓ optimal\s*1 more member may fail"))
+
+
+def _warning(page):
+    return page.get_by_role("alert").filter(has_text="No redundancy left on")
+
+
+def an_array_without_redundancy_is_warned_about_on_every_view(web):
+    page = web.open("degraded")
+    for view in VIEWS:
+        web.go(view)
+        expect(_warning(page)).to_have_text(re.compile(r"^No redundancy left on data until the rebuild ends \(1 h \d+ min\)\. Do not pull or fail a drive\.$"))
+    # The time is not announced again and again.
+    expect(_warning(page).locator("[aria-live=off]")).to_have_text(re.compile(r"^\(1 h \d+ min\)\.$"))
+    web.go("#/")
+    _warning(page).get_by_role("link", name="data").click()
+    expect(page.get_by_role("heading", name="Array data", level=1)).to_be_focused()
+    expect(page.locator(".facts")).to_contain_text("no more members may fail")
+    expect(page.locator(".facts .badge.bad")).to_have_text("✕ degraded")
+
+
+def the_warning_follows_the_rebuild_and_ends_with_it(web):
+    page = web.open("degraded", "#/arrays")
+    expect(_warning(page)).to_be_visible()
+    state = web.mock.state
+    with state.lock:
+        state.jobs["data:rebuild:2"]["is_paused"] = True
+        web.mock.emit("job", "data:rebuild:2", "changed", "paused")
+    expect(_warning(page)).to_contain_text("until the rebuild ends (paused). Resume the rebuild. Do not pull or fail a drive.")
+    with state.lock:
+        job = state.jobs.pop("data:rebuild:2")
+        web.mock.emit("job", "data:rebuild:2", "ended", "cancelled")
+    expect(_warning(page)).to_contain_text("data, and no rebuild is running. Add a spare. Do not pull or fail a drive.")
+    with state.lock:
+        state.jobs["data:rebuild:2"] = {**job, "is_paused": False, "done_bytes": job["total_bytes"] - 1}
+    expect(_warning(page)).to_have_count(0)
+    expect(page.get_by_role("row").filter(has_text="data")).to_contain_text("1 more member may fail")
+
+
+def arrays_that_have_or_never_had_redundancy_are_not_warned_about(web):
+    web.start("healthy")
+    with web.mock.state.lock:
+        web.mock.state.arrays["data"]["members"][0].update(state="missing")
+        web.mock.state.add_array("stripes", "0", ["/dev/sdx", "/dev/sdy"])
+    page = web.open(view="#/arrays")
+    expect(page.get_by_role("row").filter(has_text="stripes")).to_contain_text("no redundancy")
+    expect(page.get_by_role("row").filter(has_text="data")).to_contain_text(re.compile(r"! degraded\s*1 more member may fail"))
+    expect(_warning(page)).to_have_count(0)
 
 
 def an_array_shows_members_by_slot(web):

@@ -17,7 +17,7 @@ def a_healthy_system_says_so(web):
 
 def problems_are_named_and_linked(web):
     page = web.open("degraded")
-    expect(page.locator("#health")).to_have_text("! 1 array degraded, 1 export waiting")
+    expect(page.locator("#health")).to_have_text("✕ 1 array without redundancy, 1 export waiting")
     expect(page.get_by_role("link", name="Array data is degraded: slot 2 rebuilding, slot 4 missing")).to_have_attribute("href", "#/arrays/data")
     expect(page.get_by_role("link", name="Export media-ro is waiting: /run/freestone/media-ro.sock: address in use")).to_be_visible()
     expect(page).to_have_title("(!) Overview – freestoned")
@@ -45,7 +45,7 @@ def the_picture_shows_everything_and_how_it_hangs_together(web):
     page = web.open("degraded")
     picture = page.locator("svg.map")
     for name in ["sdh, slot 2, rebuilding, member of array data", "no device, slot 4, missing, member of array data",
-                 "data, RAID 6, degraded, array of 6 members with 3 volumes", "scratch, 256 GiB, open, device",
+                 "data, RAID 6, degraded, 0 may fail, array of 6 members with 3 volumes", "scratch, 256 GiB, open, device",
                  "backup, 8 TiB, volume on data, served by bulk", "tmp, 100 GiB, volume on scratch, not served",
                  "bulk, nvme-tcp, active, export of backup and archive"]:
         node = picture.get_by_role("link", name=name, exact=True)
@@ -56,8 +56,9 @@ def the_picture_shows_everything_and_how_it_hangs_together(web):
     expect(picture.locator("path.edge")).to_have_count(23)
     expect(picture.locator("path.edge.bad")).to_have_count(1)
     # A state is a sign and a word beside its colour.
-    expect(picture.locator("a.node.bad")).to_contain_text("✕")
-    expect(picture.locator("a.node.bad")).to_contain_text("missing")
+    for node, word in zip(picture.locator("a.node.bad").all(), ("missing", "degraded"), strict=True):
+        expect(node).to_contain_text("✕")
+        expect(node).to_contain_text(word)
 
 
 def the_picture_of_1000_volumes_stays_small(web):
