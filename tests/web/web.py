@@ -59,6 +59,14 @@ class Mouse:
     def press(self, role, name):
         self.find(role, name).click()
 
+    def pick(self, of, action):
+        """An action of the menu of `of`."""
+        self.press("button", f"More actions of {of}")
+        self.choose_item(self.find("menuitem", action))
+
+    def choose_item(self, item):
+        item.click()
+
     def write(self, label, text):
         self.scope.get_by_label(label, exact=True).fill(text)
 
@@ -83,6 +91,15 @@ class Keyboard(Mouse):
     def press(self, role, name):
         self.reach(self.find(role, name))
         self.page.keyboard.press("Enter")
+
+    def choose_item(self, item):
+        item.wait_for()
+        for _ in range(self.scope.get_by_role("menuitem").count()):
+            if item.evaluate("element => element === document.activeElement"):
+                self.page.keyboard.press("Enter")
+                return
+            self.page.keyboard.press("ArrowDown")
+        raise AssertionError(f"no arrow gets to {item}")
 
     def write(self, label, text):
         self.reach(self.scope.get_by_label(label, exact=True))
@@ -216,5 +233,5 @@ class Web:
         session = self.page.context.new_cdp_session(self.page)
         nodes = session.send("Accessibility.getFullAXTree")["nodes"]
         session.detach()
-        roles = {"button", "link", "textbox", "searchbox", "combobox", "checkbox", "listbox", "option", "radio", "DisclosureTriangle", "progressbar"}
+        roles = {"button", "link", "textbox", "searchbox", "combobox", "checkbox", "listbox", "option", "radio", "menuitem", "DisclosureTriangle", "progressbar"}
         return [(node["role"]["value"], node.get("name", {}).get("value", "").strip()) for node in nodes if not node.get("ignored") and node.get("role", {}).get("value") in roles]

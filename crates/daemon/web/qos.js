@@ -3,7 +3,7 @@
 import { put, remove, segment } from "./api.js";
 import { h } from "./dom.js";
 import { bandwidth, count, editableBytes, parseBytes, parseCount, some } from "./format.js";
-import { button } from "./parts.js";
+import { rowActions } from "./menu.js";
 import { refreshNow, state } from "./store.js";
 import { Table } from "./table.js";
 
@@ -89,9 +89,8 @@ export function groupTable(message) {
       { label: "Name", isHeader: true, text: (group) => group.name },
       { label: "QoS", text: (group) => qosText(group.qos) },
       { label: "Volumes", text: (group) => some(group.volumes) || "–" },
-      { label: "Actions", depends: (group) => group.name, nodes: (group) => h("div", { class: "buttons" },
-        button("Set QoS…", () => setGroup(message, current(group)), { of: `of group ${group.name}` }),
-        button("Delete…", () => deleteGroup(message, current(group)), { of: `group ${group.name}` })) },
+      { label: "Actions", depends: (group) => group.name, nodes: (group) => rowActions(`group ${group.name}`, [
+        { label: "Set QoS…", run: () => setGroup(message, current(group)) }, { label: "Delete…", run: () => deleteGroup(message, current(group)), isDangerous: true }]) },
     ],
   });
   return { table, create: () => setGroup(message, null) };

@@ -95,7 +95,7 @@ export class Table {
     const focused = cell.contains(document.activeElement) ? document.activeElement.textContent : null;
     cell.replaceChildren(...[column.nodes(row.data)].flat(Infinity).filter((node) => node !== null));
     if (focused !== null) {
-      const candidates = [...cell.querySelectorAll("a, button")];
+      const candidates = [...cell.querySelectorAll("a, button:not([role=menuitem])")];
       (candidates.find((candidate) => candidate.textContent === focused) ?? candidates[0] ?? row.element.querySelector("a, button"))?.focus();
     }
   }

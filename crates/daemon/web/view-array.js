@@ -3,10 +3,11 @@
 import { remove, segment } from "./api.js";
 import { badge, h, links, newId, setText, someLinks } from "./dom.js";
 import { bandwidth, bytes, count, counted, latency, parseBytes, some, time } from "./format.js";
+import { Toolbar, rowActions } from "./menu.js";
 import { act, button, JobList, Message, section } from "./parts.js";
 import { peak, Plots, sparkline } from "./plots.js";
-import { find, history, refreshNow, volumesOn } from "./store.js";
 import { arrayBadge, isExposed, redundancyText } from "./redundancy.js";
+import { find, history, refreshNow, volumesOn } from "./store.js";
 import { Facts, Table } from "./table.js";
 
 const isLive = (member) => member.state === "live";
@@ -31,6 +32,7 @@ class ArrayView {
     this.title = `Array ${name}`;
     this.message = new Message();
     this.memberMessage = new Message();
+    this.toolbar = new Toolbar(name);
     this.facts = new Facts("Array");
     this.error = h("p", { class: "error", hidden: true });
     this.jobs = new JobList(name);
@@ -39,7 +41,7 @@ class ArrayView {
     this.traffic = this.trafficTable();
     this.select = h("select", { id: newId("select"), onchange: () => this.sample() });
     this.plots = new Plots();
-    this.element = h("div", null, this.error, h("div", { class: "panel" }, this.facts.element), this.actions(), this.message.element,
+    this.element = h("div", null, this.error, h("div", { class: "panel" }, this.facts.element), this.toolbar.element, this.message.element,
       section("Members", this.table.element, this.memberMessage.element, h("h3", null, "Spares"), this.sparesList),
       section("Jobs", this.jobs.element),
       section("Traffic of members", this.traffic.element, h("p", { class: "choice" }, h("label", { for: this.select.id }, "Plots of"), " ", this.select), this.plots.element));
@@ -47,12 +49,13 @@ class ArrayView {
 
   get array() { return find("arrays", this.name); }
 
-  actions() {
-    const again = (label, action) => button(label, () => this.message.run(() => act(this.name, { action })));
-    return h("div", { class: "toolbar", role: "group", "aria-label": `Actions of ${this.name}` },
-      button("Add spare…", () => this.addSpare()), button("Re-add…", () => this.reAdd()), button("Remove failed…", () => this.removeMembers(null)),
-      button("Scrub…", () => this.scrub()), button("Grow…", () => this.grow()), again("Pause jobs", "pause"), again("Resume jobs", "resume"),
-      button("Cancel jobs…", () => this.cancel()), button("Delete…", () => this.delete(), { className: "danger" }));
+  /** The actions of the array. The likely one is to replace what is missing, and else to check what is there. */
+  actions(array) {
+    const spare = { label: "Add spare…", run: () => this.addSpare() };
+    const scrub = { label: "Scrub…", run: () => this.scrub() };
+    const likely = array.members.every(isLive) && array.spares.length > 0 ? [scrub, spare] : [spare, scrub];
+    return [...likely, { label: "Re-add…", run: () => this.reAdd() }, { label: "Grow…", run: () => this.grow() },
+      { label: "Remove failed…", run: () => this.removeMembers(null), isDangerous: true }, { label: "Delete…", run: () => this.delete(), isDangerous: true }];
   }
 
   memberTable() {
@@ -66,20 +69,17 @@ class ArrayView {
         { label: "Device", text: (member) => member.device ?? "–" },
         { label: "Reason", text: (member) => member.reason ?? "–" },
         { label: "UUID", text: (member) => member.uuid ?? "–" },
-        { label: "Actions", depends: (member) => [member.state, member.uuid, member.device], nodes: (member) => h("div", { class: "buttons" }, this.memberButtons(member)) },
+        { label: "Actions", depends: (member) => [member.state, member.uuid, member.device], nodes: (member) => rowActions(`slot ${member.slot}`, this.memberActions(member)) },
       ],
     });
   }
 
-  memberButtons(member) {
-    const of = `slot ${member.slot}`;
-    const all = [];
-    if (member.state !== "missing") all.push(button("Fail…", () => this.fail(member), { of }));
-    if (isLive(member)) all.push(button("Replace…", () => this.replace(member), { of }));
-    if (member.state === "missing" && member.uuid) {
-      all.push(button("Re-add…", () => this.reAdd(member), { of }), button("Remove…", () => this.removeMembers(member), { of }));
-    }
-    return all;
+  memberActions(member) {
+    const fail = { label: "Fail…", run: () => this.fail(member), isDangerous: true };
+    if (isLive(member)) return [{ label: "Replace…", run: () => this.replace(member) }, fail];
+    if (member.state !== "missing") return [fail];
+    if (!member.uuid) return [];
+    return [{ label: "Re-add…", run: () => this.reAdd(member) }, { label: "Remove…", run: () => this.removeMembers(member), isDangerous: true }];
   }
 
   trafficTable() {
@@ -110,6 +110,7 @@ class ArrayView {
     if (!array) return;
     this.error.hidden = !array.error;
     setText(this.error, array.error ?? "");
+    this.toolbar.update(this.actions(array));
     this.updateFacts(array);
     this.table.update(array.members);
     this.jobs.update();
@@ -178,7 +179,8 @@ class ArrayView {
     this.memberMessage.dialog({
       title: `Fail ${called(member)} of ${this.name}?`,
       body: [h("p", null, "The array no longer reads from it or writes to it."), h("p", { class: "warning" }, afterFailing(this.array, member))],
-      action: "Fail the member", isDangerous: true,
+      // The failure that loses data takes more than a click.
+      typed: this.array.redundancy_left === 0 ? this.name : undefined, action: "Fail the member", isDangerous: true,
       submit: () => act(this.name, { action: "fail", members: [String(member.slot)] }),
     });
   }
@@ -252,15 +254,6 @@ class ArrayView {
       fields: [{ name: "member_bytes", label: "Bytes of each member to use at most", isOptional: true, parse: parseBytes, hint: "Such as 4 TiB. Default: all of the smallest member." }],
       action: "Grow",
       submit: (values) => act(this.name, { action: "grow", ...values }),
-    });
-  }
-
-  cancel() {
-    this.message.dialog({
-      title: `Cancel the jobs of ${this.name}?`,
-      body: [h("p", null, "The running scrub or replacement ends. Its progress is lost; no data is lost. Rebuilds can be paused, not cancelled.")],
-      action: "Cancel the jobs", isDangerous: true,
-      submit: () => act(this.name, { action: "cancel" }),
     });
   }
 

@@ -3,6 +3,7 @@
 import { post, remove, segment } from "./api.js";
 import { address, badge, h, link, links, someLinks } from "./dom.js";
 import { bytes, counted, some } from "./format.js";
+import { Toolbar } from "./menu.js";
 import { button, Message } from "./parts.js";
 import { find, refreshNow, state } from "./store.js";
 import { Facts, Table } from "./table.js";
@@ -72,10 +73,13 @@ export function openDevice(name) {
     location.hash = "#/devices";
     await refreshNow("devices");
   };
+  const toolbar = new Toolbar(name);
+  toolbar.update([{ label: "Delete…", run: destroy, isDangerous: true }]);
+
   return {
     title: `Device ${name}`,
     element: h("div", null, h("div", { class: "panel" }, facts.element),
-      h("div", { class: "toolbar", role: "group", "aria-label": `Actions of ${name}` }, button("Delete…", destroy, { className: "danger" })), message.element),
+      toolbar.element, message.element),
     update() {
       const now = find("devices", name);
       if (!now) return;

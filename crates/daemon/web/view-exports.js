@@ -4,6 +4,7 @@ import { get, patch, post, remove, segment } from "./api.js";
 import { explain } from "./dialog.js";
 import { address, badge, h, hidden, link, newId, setText } from "./dom.js";
 import { bytes, count, counted } from "./format.js";
+import { menu, Toolbar } from "./menu.js";
 import { button, Message, section } from "./parts.js";
 import { bases, find, refreshNow, state } from "./store.js";
 import { Facts, Table } from "./table.js";
@@ -107,7 +108,7 @@ export function openExports() {
       { label: "Failed", isNumber: true, sort: (item) => item.traffic?.errors ?? -1, text: (item) => count(item.traffic?.errors) },
       { label: "Actions", depends: (item) => item.name, nodes: (item) => h("div", { class: "buttons" },
         link(address("exports", item.name), ["Attach", hidden(` ${item.name}`)], { class: "button" }),
-        button("Delete…", async () => { if (await deleteExport(message, current(item))) await refreshNow("exports", "volumes"); }, { of: item.name })) },
+        menu(item.name, [[{ label: "Delete…", isDangerous: true, run: async () => { if (await deleteExport(message, current(item))) await refreshNow("exports", "volumes"); } }]])) },
     ],
   });
   return {
@@ -166,12 +167,15 @@ export function openExport(name) {
     await refreshNow("exports", "volumes", "arrays", "devices");
   };
 
+  const toolbar = new Toolbar(name);
+  toolbar.update([
+    ...(processors().length > 0 ? [{ label: "Processors…", run: () => setProcessors(message, item()) }] : []), { label: "Delete…", run: destroy, isDangerous: true },
+  ]);
+
   return {
     title: `Export ${name}`,
     element: h("div", null, h("div", { class: "panel" }, facts.element),
-      h("div", { class: "toolbar", role: "group", "aria-label": `Actions of ${name}` },
-        processors().length > 0 ? button("Processors…", () => setProcessors(message, item())) : null, button("Delete…", destroy, { className: "danger" })),
-      message.element, section("Attach", attach)),
+      toolbar.element, message.element, section("Attach", attach)),
     update() {
       const now = item();
       if (!now) return;

@@ -3,6 +3,7 @@
 import { address, h, link, links, newId, setText } from "./dom.js";
 import { bandwidth, bytes, count, counted, latency } from "./format.js";
 import { ALL } from "./history.js";
+import { Toolbar } from "./menu.js";
 import { baseLink, button, Message, section } from "./parts.js";
 import { Plots, sparkline, peak } from "./plots.js";
 import { groupTable, minText, qosText } from "./qos.js";
@@ -115,13 +116,16 @@ export function openVolume(name) {
     await refreshNow("volumes", "arrays", "devices", "groups", "exports");
   };
 
+  const toolbar = new Toolbar(name);
+  toolbar.update([
+    { label: "Grow…", run: () => growVolume(message, volume()) }, { label: "Set QoS…", run: () => setQos(message, volume()) },
+    { label: "Rename…", run: rename }, { label: "Move…", run: () => moveVolume(message, volume()) }, { label: "Delete…", run: destroy, isDangerous: true },
+  ]);
+
   return {
     title: `Volume ${name}`,
     element: h("div", null, h("div", { class: "panel" }, facts.element),
-      h("div", { class: "toolbar", role: "group", "aria-label": `Actions of ${name}` },
-        button("Grow…", () => growVolume(message, volume())), button("Set QoS…", () => setQos(message, volume())), button("Rename…", rename), button("Move…", () => moveVolume(message, volume())),
-        button("Delete…", destroy, { className: "danger" })),
-      message.element, section("The last two minutes", plots.element)),
+      toolbar.element, message.element, section("The last two minutes", plots.element)),
     update() {
       const now = volume();
       if (!now) return;

@@ -96,8 +96,11 @@ def _work_an_array(web, hands):
     page = web.open("healthy", "#/arrays/data")
     hand = hands(page)
 
-    def in_dialog(opener, confirm, action, *steps):
-        hand.press("button", opener)
+    def in_dialog(opener, confirm, action, *steps, menu=None):
+        if menu:
+            hand.pick(menu, opener)
+        else:
+            hand.press("button", opener)
         for step in steps:
             step()
         hand.press("button", confirm)
@@ -107,26 +110,19 @@ def _work_an_array(web, hands):
     def says(text):
         expect(web.dialog()).to_contain_text(text)
 
-    in_dialog("Fail… slot 1", "Fail the member", {"action": "fail", "members": ["1"]}, lambda: says("1 further member may fail until it is rebuilt"))
+    in_dialog("Fail…", "Fail the member", {"action": "fail", "members": ["1"]}, lambda: says("1 further member may fail until it is rebuilt"), menu="slot 1")
     expect(page.get_by_text("Slot 1 of data is out")).to_have_count(2)  # beside the table, and as the last event
     in_dialog("Re-add… slot 1", "Re-add", {"action": "re-add", "devices": ["/dev/sdc"]})
     in_dialog("Replace… slot 0", "Replace the member", {"action": "replace", "member": "0", "device": "/dev/sdx", "force": True},
               lambda: hand.write("Device", "/dev/sdx"), lambda: hand.check("Overwrite content of the device"))
     in_dialog("Add spare…", "Add spares", {"action": "add", "devices": ["/dev/sdy", "/dev/sdz"], "force": False, "global": True},
               lambda: hand.write("Devices", "/dev/sdy\n/dev/sdz"), lambda: hand.check("Spares for every array of the daemon"))
-    in_dialog("Scrub…", "Scrub", {"action": "scrub", "repair": True}, lambda: hand.check("Repair: rewrite wrong strips"))
-    hand.press("button", "Pause jobs")
-    expect(page.locator("main").get_by_text("jobs paused")).to_be_visible()
-    _action(web, {"action": "pause"})
-    hand.press("button", "Resume jobs")
-    expect(page.locator("main").get_by_text("jobs resumed")).to_be_visible()
-    _action(web, {"action": "resume"})
-    in_dialog("Cancel jobs…", "Cancel the jobs", {"action": "cancel"}, lambda: says("Its progress is lost"))
-    in_dialog("Fail… slot 5", "Fail the member", {"action": "fail", "members": ["5"]})
-    in_dialog("Remove failed…", "Remove", {"action": "remove", "members": ["failed"]}, lambda: says("slot 5 (/dev/sdg): detached."))
+    in_dialog("Scrub…", "Scrub", {"action": "scrub", "repair": True}, lambda: hand.check("Repair: rewrite wrong strips"), menu="data")
+    in_dialog("Fail…", "Fail the member", {"action": "fail", "members": ["5"]}, menu="slot 5")
+    in_dialog("Remove failed…", "Remove", {"action": "remove", "members": ["failed"]}, lambda: says("slot 5 (/dev/sdg): detached."), menu="data")
     in_dialog("Remove… spare /dev/sdy", "Remove", {"action": "remove", "members": ["/dev/sdy"]})
     in_dialog("Grow…", "Grow", {"action": "grow", "member_bytes": 4 << 40},
-              lambda: hand.write("Bytes of each member to use at most (optional)", "4 TiB"))
+              lambda: hand.write("Bytes of each member to use at most (optional)", "4 TiB"), menu="data")
 
 
 def everything_is_done_to_an_array_by_mouse(web):
@@ -139,11 +135,82 @@ def everything_is_done_to_an_array_by_keyboard(web):
 
 def failing_one_member_too_many_says_what_is_lost(web):
     page = web.open("degraded", "#/arrays/data")
-    Mouse(page).press("button", "Fail… slot 0")
+    Mouse(page).pick("slot 0", "Fail…")
     expect(web.dialog()).to_contain_text("it fails, and its data becomes unavailable. Volumes: backup, archive and media.")
     page.keyboard.press("Escape")
     web.wait_closed()
-    expect(page.get_by_role("button", name="Fail… slot 0")).to_be_focused()
+    expect(page.get_by_role("button", name="More actions of slot 0")).to_be_focused()
+    assert not web.sent("POST", "/v1/arrays/data/actions")
+
+
+def failing_a_member_without_redundancy_takes_the_name_of_the_array(web):
+    page = web.open("degraded", "#/arrays/data")
+    hand = Keyboard(page)
+    hand.pick("slot 0", "Fail…")
+    hand.press("button", "Fail the member")
+    expect(web.dialog()).to_contain_text("Type “data” to confirm: a value is required")
+    assert not web.sent("POST", "/v1/arrays/data/actions")
+    hand.write("Type “data” to confirm", "data")
+    hand.press("button", "Fail the member")
+    web.wait_closed()
+    assert json.loads(web.sent("POST", "/v1/arrays/data/actions")[-1]) == {"action": "fail", "members": ["0"]}
+
+
+def _labels(page, menu):
+    page.get_by_role("button", name=f"More actions of {menu}", exact=True).click()
+    labels = page.get_by_role("menu", name=f"More actions of {menu}").locator("[role=menuitem], [role=separator]").all_text_contents()
+    page.keyboard.press("Escape")
+    return labels
+
+
+def the_likely_action_comes_first_and_dangerous_ones_last(web):
+    page = web.open("healthy", "#/arrays/data")
+    toolbar = page.get_by_role("group", name="Actions of data")
+    expect(toolbar.locator("button.primary")).to_have_text("Scrub…")
+    assert _labels(page, "data") == ["Add spare…", "Re-add…", "Grow…", "", "Remove failed…", "Delete…"]
+    assert _labels(page, "slot 0") == ["Fail…"]
+    expect(page.get_by_role("button", name="Replace… slot 0")).to_be_visible()
+    for name in ("Pause jobs", "Resume jobs", "Cancel jobs…"):
+        expect(page.get_by_role("button", name=name)).to_have_count(0)  # the job's row has them
+    with web.mock.state.lock:
+        web.mock.state.arrays["data"]["spares"] = []
+        web.mock.state.arrays["data"]["members"][4].update(state="missing", device=None)
+        web.mock.emit("array", "data", "degraded", "The array data is degraded")
+    expect(toolbar.locator("button.primary")).to_have_text("Add spare…")
+    assert _labels(page, "slot 4") == ["Remove…"]
+
+
+def a_menu_is_worked_with_keys_and_closed_by_escape_or_a_click_elsewhere(web):
+    page = web.open("healthy", "#/arrays/data")
+    opener = page.get_by_role("button", name="More actions of data")
+    menu = page.get_by_role("menu", name="More actions of data")
+    focused = lambda name: expect(page.get_by_role("menuitem", name=name)).to_be_focused()
+    Keyboard(page).reach(opener)
+    expect(opener).to_have_attribute("aria-haspopup", "menu")
+    expect(opener).to_have_attribute("aria-expanded", "false")
+    for opens, first in (("ArrowDown", "Add spare…"), ("Enter", "Add spare…"), ("ArrowUp", "Delete…")):
+        page.keyboard.press(opens)
+        focused(first)
+        expect(opener).to_have_attribute("aria-expanded", "true")
+        page.keyboard.press("Escape")
+        expect(menu).to_be_hidden()
+        expect(opener).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    focused("Add spare…")
+    for key, name in (("End", "Delete…"), ("ArrowDown", "Add spare…"), ("ArrowUp", "Delete…"), ("Home", "Add spare…"), ("r", "Re-add…"), ("r", "Remove failed…"), ("g", "Grow…")):
+        page.keyboard.press(key)
+        focused(name)
+    assert ("menuitem", "Delete…") in web.controls()
+    assert not web.axe(), web.axe()
+    page.keyboard.press("Tab")
+    expect(menu).to_be_hidden()
+    opener.click()
+    expect(menu).to_be_visible()
+    opener.click()
+    expect(menu).to_be_hidden()
+    opener.click()
+    page.get_by_role("heading", level=1).click()
+    expect(menu).to_be_hidden()
     assert not web.sent("POST", "/v1/arrays/data/actions")
 
 
@@ -160,7 +227,7 @@ def _make_and_delete(web, hands):
     assert json.loads(web.sent("POST", "/v1/arrays")[-1]) == {"name": "new", "level": "5", "members": ["/dev/sdk", "/dev/sdl", "/dev/sdm"], "force": False}
     hand.press("link", "new")
     expect(page.get_by_role("heading", name="Array new")).to_be_focused()
-    hand.press("button", "Delete…")
+    hand.pick("new", "Delete…")
     expect(web.dialog()).to_contain_text("All data on it is lost: 8 TiB.")
     hand.press("button", "Delete the array")
     expect(web.dialog()).to_contain_text("Type “new” to confirm: a value is required")

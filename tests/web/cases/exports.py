@@ -51,7 +51,7 @@ def _make_and_delete(web, hands):
     hand.press("button", "Create the export")
     web.wait_closed()
     assert json.loads(web.sent("POST", "/v1/exports")[-1]) == {"name": "plain", "kind": "vhost-user-blk", "volumes": ["tmp"], "read_only": False, "options": {"socket": "/run/plain.sock"}}
-    hand.press("button", "Delete… bulk")
+    hand.pick("bulk", "Delete…")
     expect(web.dialog()).to_contain_text("3 clients lose access to backup, archive.")
     hand.press("button", "Delete the export")
     web.wait_closed()
@@ -127,7 +127,7 @@ def _devices(web, hands):
     web.wait_closed()
     assert json.loads(web.sent("POST", "/v1/devices")[-1]) == {"name": "spare-disk", "spec": "/dev/nvme9n1"}
     hand.press("link", "spare-disk")
-    hand.press("button", "Delete…")
+    hand.pick("spare-disk", "Delete…")
     hand.write("Type “spare-disk” to confirm", "spare-disk")
     hand.press("button", "Delete the device")
     web.wait_closed()

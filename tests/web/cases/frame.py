@@ -132,11 +132,11 @@ def a_token_that_is_withdrawn_is_asked_for_again(web):
 
 def a_403_says_that_the_token_may_only_read(web):
     web.allow("status of 403")
-    page = web.open("healthy", "#/arrays/data", token=READER)
+    page = web.open("degraded", "#/arrays/data", token=READER)
     hand = Mouse(page)
-    hand.press("button", "Pause jobs")
-    expect(page.locator("main").get_by_role("alert").filter(has_text="The role of your token does not allow this. role read-only may not POST")).to_be_visible()
-    hand.press("button", "Grow…")
+    hand.press("button", "Pause rebuild of data, slot 2")
+    expect(page.locator("main").get_by_role("alert").filter(has_text="The role of your token does not allow this. role read-only may not PATCH")).to_be_visible()
+    hand.pick("data", "Grow…")
     hand.press("button", "Grow")
     expect(web.dialog().get_by_role("alert")).to_contain_text("The role of your token does not allow this.")
 
@@ -155,7 +155,7 @@ def hostile_names_are_text(web):
         assert "pwned" != page.title(), view
         if view.count("/") == 2:
             expect(page.get_by_role("heading", level=1)).to_contain_text(HOSTILE)
-    Mouse(page).press("button", "Delete…")
+    Mouse(page).pick(f"{HOSTILE}d", "Delete…")
     expect(web.dialog()).to_contain_text(HOSTILE)
     assert page.locator("img:not([role])").count() == 0
 

@@ -86,7 +86,7 @@ def _work_a_volume(web, hands):
     assert sent() == {"size_bytes": 30 << 30}
     expect(page.locator(".facts")).to_contain_text("30 GiB")
 
-    hand.press("button", "Set QoS…")
+    hand.pick("fresh", "Set QoS…")
     hand.write("IOPS, a second", "")
     hand.write("Read IOPS, a second", "700")
     hand.write("Group (optional)", "guests")
@@ -97,13 +97,13 @@ def _work_a_volume(web, hands):
     expect(page.locator(".facts")).to_contain_text("Read IOPS 700/s")
     expect(page.locator(".facts")).to_contain_text("IOPS 100/s")
 
-    hand.press("button", "Rename…")
+    hand.pick("fresh", "Rename…")
     hand.write("New name", "older")
     hand.press("button", "Rename")
     expect(page.get_by_role("heading", name="Volume older", level=1)).to_be_visible()
     assert sent() == {"name": "older"}
 
-    hand.press("button", "Delete…")
+    hand.pick("older", "Delete…")
     expect(web.dialog()).to_contain_text("All data on it is lost: 30 GiB on fast.")
     hand.write("Type “older” to confirm", "older")
     hand.press("button", "Delete the volume")
@@ -126,7 +126,7 @@ def a_volume_moves(web):
     hand = Mouse(page)
     start = web.mock.state.volumes["backup"]["backing"]
     to = "fast" if start == "data" else "data"
-    hand.press("button", "Move…")
+    hand.pick("backup", "Move…")
     hand.choose("To", to)
     hand.press("button", "Move")
     web.wait_closed()
@@ -181,7 +181,7 @@ def a_volume_in_use_is_not_deleted_and_the_dialog_says_why(web):
     web.allow("status of 409")
     page = web.open("healthy", "#/volumes/backup")
     hand = Mouse(page)
-    hand.press("button", "Delete…")
+    hand.pick("backup", "Delete…")
     expect(web.dialog()).to_contain_text("Exports that serve it: bulk.")
     hand.write("Type “backup” to confirm", "backup")
     hand.press("button", "Delete the volume")
@@ -213,10 +213,10 @@ def _groups(web, hands):
     hand.press("button", "Create the group")
     web.wait_closed()
     assert json.loads(web.sent("PUT", "/v1/groups/batch")[-1]) == {"bandwidth": {"per_s": 1 << 30, "burst": 0}}
-    hand.press("button", "Set QoS… of group batch")
+    hand.press("button", "Set QoS… group batch")
     expect(web.dialog().get_by_label("Bandwidth, a second", exact=True)).to_have_value("1 GiB")
     page.keyboard.press("Escape")
-    hand.press("button", "Delete… group guests")
+    hand.pick("group guests", "Delete…")
     expect(web.dialog()).to_contain_text("These volumes lose its limits: vm-web-1 and vm-web-2.")
     hand.press("button", "Delete the group")
     web.wait_closed()
