@@ -255,7 +255,7 @@ class Api:
 
     def get_system(self):
         cores = [{"number": i, "cpu": i, "exports": list(self.state.exports)[i::2]} for i in range(2)]
-        return 200, {"version": "0.9.0", "state": "ready", "start": None, "pid": 4711, "started_ns": self.state.started_ns, "user": 990, "state_dir": "/var/lib/freestone", "generation": 42, "cores": cores}
+        return 200, {"version": "0.1.0", "host": "storage-1", "state": "ready", "start": None, "pid": 4711, "started_ns": self.state.started_ns, "user": 990, "state_dir": "/var/lib/freestone", "generation": 42, "cores": cores}
 
     def get_health(self):
         return 200, self.state.health()
@@ -551,7 +551,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         url = urllib.parse.urlsplit(self.path)
         length = int(self.headers.get("Content-Length", 0))
         data = self.rfile.read(length)
-        if not url.path.startswith("/v1/"):
+        if url.path != "/metrics" and not url.path.startswith("/v1/"):
             return self.file(url.path)
         mock = self.server.mock
         mock.requests.append((self.command, url.path, data.decode()))
@@ -561,7 +561,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 mock.fault(self.command, url.path)
             if url.path == "/v1/events/stream":
                 return self.stream()
+            if url.path == "/metrics":
+                return self.answer(200, b"freestone_array_redundancy_left{array=\"data\"} 2\n", "text/plain; version=0.0.4; charset=utf-8")
+            if url.path == "/v1/openapi.json":
+                return self.answer(200, b'{"openapi": "3.1.0"}', "application/json")
             status, body = mock.api.call(self.command, url.path[len("/v1/"):], urllib.parse.parse_qs(url.query), json.loads(data) if data else None)
+            if url.path == "/v1/system":
+                body["role"] = self.role
             self.answer(status, b"" if body is None else json.dumps(body).encode(), "application/json")
         except Problem as problem:
             self.answer(problem.status, json.dumps(problem.body).encode(), "application/problem+json")
@@ -571,7 +577,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def authorize(self):
         tokens = self.server.mock.tokens
         given = self.headers.get("Authorization", "")
-        role = tokens.get(given.removeprefix("Bearer ")) if tokens else "admin"
+        role = self.role = tokens.get(given.removeprefix("Bearer ")) if tokens else "admin"
         if role is None:
             raise Problem(401, "unauthorized", "a token is needed")
         if role == "read-only" and self.command != "GET":

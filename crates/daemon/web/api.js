@@ -34,6 +34,15 @@ export function takeTokenFromAddress() {
   history.replaceState(null, "", `${location.pathname}${location.search}#/`);
 }
 
+/** Whether the tab has a token; a listener without tokens takes none. */
+export const hasToken = () => sessionStorage.getItem(TOKEN) !== null;
+
+/** Forget the token, and all that the page has read with it. */
+export function forgetToken() {
+  sessionStorage.removeItem(TOKEN);
+  location.reload();
+}
+
 function headers(token, body) {
   const all = { Accept: "application/json" };
   if (token) all.Authorization = `Bearer ${token}`;
@@ -63,12 +72,12 @@ async function renewToken(refused) {
   await asking;
 }
 
-async function send(method, path, body, accept, signal) {
+async function send(method, address, body, accept, signal) {
   for (;;) {
     const token = sessionStorage.getItem(TOKEN);
     let response;
     try {
-      response = await fetch(PREFIX + path, {
+      response = await fetch(address, {
         method, signal, headers: { ...headers(token, body), ...(accept && { Accept: accept }) }, cache: "no-store",
         body: body === undefined ? undefined : JSON.stringify(body),
       });
@@ -88,7 +97,7 @@ async function send(method, path, body, accept, signal) {
 
 /** Send a request; returns the answer's JSON, or nothing where it has none. Throws an ApiError. */
 export async function request(method, path, body) {
-  const response = await send(method, path, body, undefined, AbortSignal.timeout(REQUEST_TIMEOUT_MS));
+  const response = await send(method, PREFIX + path, body, undefined, AbortSignal.timeout(REQUEST_TIMEOUT_MS));
   try {
     const text = await response.text();
     return text ? JSON.parse(text) : null;
@@ -99,11 +108,24 @@ export async function request(method, path, body) {
 
 /** The answer's text, so that an unchanged one need not be parsed. */
 export async function requestText(path) {
-  const response = await send("GET", path, undefined, undefined, AbortSignal.timeout(REQUEST_TIMEOUT_MS));
+  const response = await send("GET", PREFIX + path, undefined, undefined, AbortSignal.timeout(REQUEST_TIMEOUT_MS));
   try {
     return await response.text();
   } catch {
     throw new ApiError(0, "unreachable", "The daemon's answer is incomplete.");
+  }
+}
+
+/** Show an answer in a tab of its own. A link could not: it sends no token. */
+export async function openInTab(address) {
+  const tab = open("", "_blank"); // at once: a browser blocks tabs that do not come from a click
+  try {
+    const response = await send("GET", address, undefined, "*/*", AbortSignal.timeout(REQUEST_TIMEOUT_MS));
+    const type = response.headers.get("Content-Type").startsWith("application/json") ? "application/json" : "text/plain;charset=utf-8";
+    tab.location = URL.createObjectURL(new Blob([await response.text()], { type }));
+  } catch (error) {
+    tab?.close();
+    throw error;
   }
 }
 
@@ -152,7 +174,7 @@ export function followEvents({ onOpen, onEvent, onLost }) {
     for (;;) {
       current = new AbortController();
       try {
-        const response = await send("GET", "/events/stream", undefined, "text/event-stream", current.signal);
+        const response = await send("GET", `${PREFIX}/events/stream`, undefined, "text/event-stream", current.signal);
         pause_ms = FIRST_PAUSE_MS;
         onOpen();
         await readStream(response.body, (data) => onEvent(JSON.parse(data)));

@@ -3,10 +3,10 @@
 // A view is an object with a `title`, an `element`, `update(changed)` for lists that differ, and where it needs them
 // `sample()` for new counters and `close()`. The address says which one: `#/volumes/NAME`.
 
-import { onTokenNeeded, takeTokenFromAddress } from "./api.js";
-import { askForToken } from "./dialog.js";
+import { forgetToken, hasToken, onTokenNeeded, openInTab, takeTokenFromAddress } from "./api.js";
+import { askForToken, explain } from "./dialog.js";
 import { h, setText, SIGNS } from "./dom.js";
-import { time } from "./format.js";
+import { dateAndTime, time } from "./format.js";
 import { summary } from "./health.js";
 import { Warnings } from "./redundancy.js";
 import { find, start, state, subscribe } from "./store.js";
@@ -81,7 +81,8 @@ function showHealth() {
   const health = document.getElementById("health");
   health.className = look;
   setText(health, `${SIGNS[look]} ${text}`);
-  document.title = `${look === "good" || look === "idle" ? "" : "(!) "}${view?.title ?? "Loading"} – freestoned`;
+  const host = state.system ? `${hostName()}: ` : "";
+  document.title = `${look === "good" || look === "idle" ? "" : "(!) "}${host}${view?.title ?? "Loading"} – freestoned`;
 }
 
 function showConnection() {
@@ -94,12 +95,17 @@ function showConnection() {
   banner.hidden = text === "";
 }
 
+const hostName = () => state.system.host || location.hostname;
+
 function showDaemon() {
   const { system } = state;
   if (!system) return;
+  setText(document.getElementById("host"), hostName());
   setText(document.getElementById("version"), system.version);
+  setText(document.getElementById("role"), system.role ? `Role: ${system.role}` : "");
+  document.getElementById("log-out").hidden = !hasToken();
   const cores = `${system.cores.length} core${system.cores.length === 1 ? "" : "s"}`;
-  setText(document.getElementById("daemon"), `Process ${system.pid}, ${cores}, running since ${time(system.started_ns)}`);
+  setText(document.getElementById("daemon"), `Process ${system.pid}, ${cores}, running since ${dateAndTime(system.started_ns)}`);
 }
 
 function showLastEvent() {
@@ -142,9 +148,25 @@ function startTheme() {
   label();
 }
 
+/** A button of the footer that shows an answer of the daemon in a tab of its own. */
+function startLink(id, path) {
+  const alert = document.getElementById("footer-alert");
+  document.getElementById(id).addEventListener("click", async () => {
+    setText(alert, "");
+    try {
+      await openInTab(path);
+    } catch (error) {
+      setText(alert, explain(error));
+    }
+  });
+}
+
 onTokenNeeded(askForToken);
 takeTokenFromAddress();
 startTheme();
+startLink("openapi", "/v1/openapi.json");
+startLink("metrics", "/metrics");
+document.getElementById("log-out").addEventListener("click", forgetToken);
 // The address is for views: a jump within the page must not change it.
 document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault();

@@ -53,6 +53,9 @@ export function time(ns) {
   return (date.toDateString() === new Date().toDateString() ? CLOCK : DATE_AND_CLOCK).format(date);
 }
 
+/** Nanoseconds since 1970 as date and time of day. */
+export const dateAndTime = (ns) => DATE_AND_CLOCK.format(new Date(ns / 1e6));
+
 /** `1 volume`, `2 volumes`. */
 export function counted(n, noun) {
   return `${NUMBER.format(n)} ${noun}${n === 1 ? "" : "s"}`;

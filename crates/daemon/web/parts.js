@@ -22,6 +22,11 @@ export function button(label, onclick, { of, className } = {}) {
   return h("button", { type: "button", class: className, onclick }, label, of ? hidden(` ${of}`) : null);
 }
 
+/** A number, and a second fact in a line of its own: next to each other they read as one number. */
+export function figure(number, second) {
+  return [h("span", { class: "big" }, number), hidden(", "), h("span", { class: "second" }, second)];
+}
+
 /** Reports the result of an action next to its button. */
 export class Message {
   constructor() {

@@ -162,8 +162,8 @@ export class Table {
 
 /** Names and values, updated in place. */
 export class Facts {
-  constructor(label) {
-    this.element = h("dl", { class: "facts", "aria-label": label });
+  constructor(label, attributes = { class: "facts" }) {
+    this.element = h("dl", { "aria-label": label, ...attributes });
     this.values = new Map();
   }
 

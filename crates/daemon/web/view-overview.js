@@ -5,17 +5,18 @@ import { bytes, count, bandwidth, counted } from "./format.js";
 import { problems, summary } from "./health.js";
 import { ALL } from "./history.js";
 import { drawMap } from "./map.js";
-import { JobList, section } from "./parts.js";
+import { figure, JobList, section } from "./parts.js";
 import { Facts } from "./table.js";
 import { history, state } from "./store.js";
 
 export function openOverview() {
   const line = h("p", { class: "summary" });
   const list = h("ul", { class: "problems" });
-  const facts = new Facts("Totals");
+  const facts = new Facts("Totals", { class: "facts figures" });
   const jobs = new JobList();
   const picture = h("div", { class: "picture" });
   let drawn = "";
+  const show = (name, number, second) => facts.set(name, figure(number, second), [number, second]);
 
   const updateHealth = () => {
     const { look, text } = summary();
@@ -32,11 +33,10 @@ export function openOverview() {
   const updateTotals = () => {
     const capacity = state.arrays.reduce((sum, array) => sum + array.capacity_bytes, 0);
     const free = state.arrays.reduce((sum, array) => sum + (array.free_bytes ?? 0), 0);
-    facts.set("Arrays", `${state.arrays.length}, ${bytes(capacity)}`);
-    facts.set("Free for volumes", bytes(free));
-    facts.set("Volumes", `${state.volumes.length}, ${bytes(state.volumes.reduce((sum, volume) => sum + volume.size_bytes, 0))}`);
+    show("Arrays", count(state.arrays.length), `${bytes(capacity)}, ${bytes(free)} free`);
+    show("Volumes", count(state.volumes.length), bytes(state.volumes.reduce((sum, volume) => sum + volume.size_bytes, 0)));
     const clients = state.exports.reduce((sum, item) => sum + (item.traffic?.clients ?? 0), 0);
-    facts.set("Exports", `${state.exports.length}, ${counted(clients, "client")}`);
+    show("Exports", count(state.exports.length), counted(clients, "client"));
   };
 
   const updatePicture = () => {
@@ -70,8 +70,9 @@ export function openOverview() {
     },
     sample() {
       const all = history.volumes.get(ALL);
-      facts.set("IOPS now", count(history.now(all, 0) + history.now(all, 1)));
-      facts.set("Bandwidth now", bandwidth(history.now(all, 2) + history.now(all, 3)));
+      const [reads, writes, read, written] = [0, 1, 2, 3].map((metric) => history.now(all, metric));
+      show("IOPS", count(reads + writes), `${count(reads)} read, ${count(writes)} write`);
+      show("Bandwidth", bandwidth(read + written), `${bandwidth(read)} read, ${bandwidth(written)} write`);
     },
   };
 }

@@ -5,7 +5,7 @@ import re
 
 from playwright.sync_api import expect
 
-from mock import ADMIN, HOSTILE, PAGE, READER
+from mock import ADMIN, HOSTILE, PAGE, Problem, READER
 from web import Keyboard, Mouse, VIEWS
 
 
@@ -16,7 +16,7 @@ def the_address_says_which_view_and_the_focus_goes_to_its_heading(web):
         heading = page.get_by_role("heading", name=title, level=1)
         expect(heading).to_be_focused()
         expect(page.locator("nav [aria-current=page]")).to_have_text(view)
-        expect(page).to_have_title(f"{title} – freestoned")
+        expect(page).to_have_title(f"storage-1: {title} – freestoned")
     web.go("#/volumes/backup")
     expect(page.locator("nav [aria-current]")).to_have_text("Volumes")
     page.go_back()
@@ -90,6 +90,64 @@ def the_token_leaves_the_address_and_stays_in_the_session(web):
     assert page.evaluate("JSON.stringify(localStorage)").count(ADMIN) == 0
     page.reload()
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+
+
+def the_header_names_the_host_and_the_role_of_the_token(web):
+    for token, role in ((ADMIN, "admin"), (READER, "read-only")):
+        page = web.open("healthy", token=token)
+        header = page.get_by_role("banner")
+        expect(header).to_contain_text("storage-1")
+        expect(header).to_contain_text(f"Role: {role}")
+        expect(page).to_have_title("storage-1: Overview – freestoned")
+
+
+def _log_out(web, hands):
+    web.allow("status of 401")
+    page = web.open("healthy", "#/volumes/backup")
+    hands(page).press("button", "Log out")
+    expect(web.dialog().get_by_label("Token")).to_be_focused()
+    assert page.evaluate("sessionStorage.getItem('freestone-token')") is None
+    expect(page.get_by_text("backup")).to_have_count(0)
+    hands(page).write("Token", READER)
+    hands(page).press("button", "Continue")
+    expect(page.get_by_role("heading", name="Volume backup", level=1)).to_be_visible()
+    expect(page.get_by_role("banner")).to_contain_text("Role: read-only")
+
+
+def logging_out_forgets_the_token_by_mouse(web):
+    _log_out(web, Mouse)
+
+
+def logging_out_forgets_the_token_by_keyboard(web):
+    _log_out(web, Keyboard)
+
+
+def a_listener_without_tokens_has_no_log_out(web):
+    web.start("healthy", tokens={})
+    page = web.open(token=None)
+    expect(page.get_by_role("banner")).to_contain_text("Role: admin")
+    expect(page.get_by_role("button", name="Log out")).to_have_count(0)
+
+
+def the_footer_leads_to_metrics_and_the_api_document(web):
+    web.allow("status of 403")
+    page = web.open("healthy")
+    footer = page.get_by_role("contentinfo")
+    for button, text in (("Metrics", "freestone_array_redundancy_left"), ("API document", '"openapi"')):
+        with page.expect_popup() as popup:
+            Keyboard(page).press("button", button)
+        expect(popup.value.locator("body")).to_contain_text(text)
+        popup.value.close()
+        page.bring_to_front()
+    expect(footer).to_contain_text("man freestoned")
+    expect(footer.get_by_role("button", name="Dark theme")).to_be_visible()
+
+    def refuse(_, path):
+        if path == "/metrics":
+            raise Problem(403, "forbidden", "role provisioner may not read this")
+    web.mock.fault = refuse
+    footer.get_by_role("button", name="Metrics").click()
+    expect(footer.get_by_role("alert")).to_contain_text("role provisioner may not read this")
 
 
 def _ask(web, hands):

@@ -12,7 +12,20 @@ def a_healthy_system_says_so(web):
     expect(page.locator("#health")).to_have_text("✓ No problems")
     expect(page.locator(".summary")).to_contain_text("No problems")
     expect(page.get_by_text("No jobs.")).to_be_visible()
-    expect(page).to_have_title("Overview – freestoned")
+    expect(page).to_have_title("storage-1: Overview – freestoned")
+
+
+def totals_are_a_number_and_a_second_fact_below(web):
+    page = web.open("healthy")
+    totals = page.get_by_label("Totals")
+    for name, number, second in (("Arrays", "2", "28 TiB, 13.4 TiB free"), ("Volumes", "7", "14.7 TiB"), ("Exports", "5", "6 clients")):
+        item = totals.locator("div").filter(has=page.get_by_text(name, exact=True))
+        expect(item.locator(".big")).to_have_text(number)
+        expect(item.locator(".second")).to_have_text(second)
+        above, below = (item.locator(part).bounding_box() for part in (".big", ".second"))
+        assert above["y"] + above["height"] <= below["y"] + 1 and above["height"] > below["height"], (above, below)
+    for name in ("IOPS", "Bandwidth"):
+        expect(totals.locator("div").filter(has=page.get_by_text(name, exact=True)).locator(".second")).to_have_text(re.compile(r"^[\d.,]+( MiB/s)? read, [\d.,]+( MiB/s)? write$"))
 
 
 def problems_are_named_and_linked(web):
@@ -20,7 +33,7 @@ def problems_are_named_and_linked(web):
     expect(page.locator("#health")).to_have_text("✕ 1 array without redundancy, 1 export waiting")
     expect(page.get_by_role("link", name="Array data is degraded: slot 2 rebuilding, slot 4 missing")).to_have_attribute("href", "#/arrays/data")
     expect(page.get_by_role("link", name="Export media-ro is waiting: /run/freestone/media-ro.sock: address in use")).to_be_visible()
-    expect(page).to_have_title("(!) Overview – freestoned")
+    expect(page).to_have_title("(!) storage-1: Overview – freestoned")
 
 
 def a_failed_array_and_a_closed_device_are_worse(web):
