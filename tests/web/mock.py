@@ -77,7 +77,7 @@ class State:
         listen = kind == "nvme-tcp"
         options = {"listen": "10.0.0.1:4420", "nqn": f"nqn.2014-08.org.example:{name}"} if listen else {} if kind in ("ublk", "vduse") else {"socket": f"/run/freestone/{name}.sock"}
         traffic = {"clients": clients, "connections": clients + 2, "reads": 81234, "writes": 20111, "read_bytes": 9 * GIB, "written_bytes": 3 * GIB, "errors": 0}
-        self.exports[name] = {"name": name, "kind": kind, "volumes": of, "options": options, "read_only": False, "cores": [], "state": "active", "error": None,
+        self.exports[name] = {"name": name, "kind": kind, "volumes": of, "options": options, "hosts": None, "read_only": False, "cores": [], "state": "active", "error": None,
                               "description": None, "traffic": traffic, **more}
 
     def add_job(self, kind, array, slot, done, **more):

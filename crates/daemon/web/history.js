@@ -103,6 +103,22 @@ export class History {
     return Number.isNaN(reads) ? writes : Number.isNaN(writes) ? reads : reads + writes;
   }
 
+  /** The mean latency of the newest reads and writes of all these series; NaN without a request. */
+  meanLatency(all) {
+    let requests = 0;
+    let time = 0;
+    for (const series of all) {
+      for (const kind of [0, 1]) {
+        const rate = this.now(series, kind);
+        const latency = this.now(series, kind + 4);
+        if (!(rate > 0) || Number.isNaN(latency)) continue;
+        requests += rate;
+        time += rate * latency;
+      }
+    }
+    return requests > 0 ? time / requests : NaN;
+  }
+
   /** Call `each(age in seconds, value)` from the oldest to the newest number of the last two minutes. */
   forEach(series, metric, each) {
     const newest_ns = this.times[this.newest];
@@ -111,5 +127,38 @@ export class History {
       const age_s = (newest_ns - this.times[slot]) / 1e9;
       if (age_s <= SECONDS) each(age_s, series ? series.values[slot * WIDTH + metric] : NaN);
     }
+  }
+}
+
+const SHORTEST_MS = 2_000; // answers that events cause come close to each other
+
+/** Requests and bytes a second of each export, from the counters of two answers of /v1/exports. */
+export class ExportRates {
+  constructor() {
+    this.counters = new Map(); // of the last answer that counts
+    this.at_ms = NaN;
+    this.rates = new Map();
+  }
+
+  add(exports, now_ms) {
+    const elapsed_s = (now_ms - this.at_ms) / 1e3;
+    if (elapsed_s * 1e3 < SHORTEST_MS) return;
+    const before = this.counters;
+    this.counters = new Map();
+    this.rates = new Map();
+    this.at_ms = now_ms;
+    for (const { name, traffic } of exports) {
+      if (!traffic) continue;
+      const now = [traffic.reads + traffic.writes, traffic.read_bytes + traffic.written_bytes];
+      this.counters.set(name, now);
+      const [requests, bytes] = now.map((number, i) => number - (before.get(name)?.[i] ?? NaN));
+      // An export that was started again counts from 0.
+      if (requests >= 0 && bytes >= 0) this.rates.set(name, { iops: requests / elapsed_s, bytes_per_s: bytes / elapsed_s });
+    }
+  }
+
+  /** The rates of an export; NaN while they are not known. */
+  of(name) {
+    return this.rates.get(name) ?? { iops: NaN, bytes_per_s: NaN };
   }
 }

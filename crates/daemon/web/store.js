@@ -3,7 +3,7 @@
 // Views subscribe and get the set of lists that differ. An unchanged text of a list is not parsed.
 
 import { ApiError, followEvents, get, requestText } from "./api.js";
-import { History } from "./history.js";
+import { ExportRates, History } from "./history.js";
 
 const LISTS = ["devices", "arrays", "volumes", "groups", "exports", "jobs", "health"];
 const MOST_EVENTS = 1024; // kept by the daemon
@@ -31,6 +31,7 @@ export const state = {
   streamLost_ms: null, // since when, as performance.now() counts
 };
 export const history = new History();
+export const exportRates = new ExportRates();
 
 const texts = {};
 const dirty = new Set();
@@ -58,11 +59,13 @@ function setConnected(isConnected) {
 
 async function load(name) {
   const text = await requestText(`/${name}`);
-  if (texts[name] === text) return null;
-  const value = JSON.parse(text);
-  texts[name] = text;
-  state[name] = value;
-  return name;
+  const isNew = texts[name] !== text;
+  if (isNew) {
+    texts[name] = text;
+    state[name] = JSON.parse(text);
+  }
+  if (name === "exports") exportRates.add(state.exports, performance.now());
+  return isNew ? name : null;
 }
 
 async function loadDirty() {

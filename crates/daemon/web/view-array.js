@@ -44,7 +44,7 @@ class ArrayView {
     this.element = h("div", null, this.error, h("div", { class: "panel" }, this.facts.element), this.toolbar.element, this.message.element,
       section("Members", this.table.element, this.memberMessage.element, h("h3", null, "Spares"), this.sparesList),
       section("Jobs", this.jobs.element),
-      section("Traffic of members", this.traffic.element, h("p", { class: "choice" }, h("label", { for: this.select.id }, "Plots of"), " ", this.select), this.plots.element));
+      section("Member activity", this.traffic.element, h("p", { class: "choice" }, h("label", { for: this.select.id }, "Plots of"), " ", this.select), this.plots.element));
   }
 
   get array() { return find("arrays", this.name); }
@@ -89,7 +89,7 @@ class ArrayView {
       live: (member, cell) => sparkline(cell, history, series(member), metrics, this.peaks[metrics[0]], value(series(member))),
     });
     return new Table({
-      caption: `Traffic of the members of ${this.name}. The small plots of a column have one scale: reads solid, writes dashed.`,
+      caption: `Activity of the members of ${this.name}. Plots in a column share a scale; reads are solid, writes dashed.`,
       isCaptionHidden: false,
       empty: "No members.",
       key: (member) => member.slot,
@@ -133,7 +133,7 @@ class ArrayView {
     facts.set("Last scrub", array.last_scrub_ns ? time(array.last_scrub_ns) : "never");
     facts.set("Next scrub", nextScrubText(array));
     facts.set("Volumes", someLinks("volumes", array.volumes), array.volumes);
-    facts.set("Exports of the whole array", links("exports", array.exports), array.exports);
+    facts.set("Exported directly", links("exports", array.exports), array.exports);
     facts.set("UUID", array.uuid);
   }
 

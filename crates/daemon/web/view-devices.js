@@ -1,6 +1,7 @@
 // Devices: leaves with a registered name; members of arrays need none.
 
 import { post, remove, segment } from "./api.js";
+import { copyable } from "./copy.js";
 import { address, badge, h, link, links, someLinks } from "./dom.js";
 import { bytes, counted, some } from "./format.js";
 import { Toolbar } from "./menu.js";
@@ -47,7 +48,7 @@ export function openDevices() {
     columns: [
       { label: "Name", isHeader: true, sort: (device) => device.name, depends: (device) => device.name, nodes: (device) => link(address("devices", device.name), device.name) },
       { label: "State", depends: (device) => device.error, nodes: (device) => [badge(stateOf(device)), device.error ? h("p", { class: "why" }, device.error) : null] },
-      { label: "Specification", text: (device) => device.spec },
+      { label: "Specification", depends: (device) => device.spec, nodes: (device) => copyable(device.spec) },
       { label: "Capacity", isNumber: true, sort: (device) => device.capacity_bytes ?? -1, text: (device) => bytes(device.capacity_bytes) },
       { label: "Free", isNumber: true, text: (device) => bytes(device.free_bytes) },
       { label: "Access", isShort: true, text: (device) => (device.read_only ? "read-only" : "read-write") },
@@ -84,13 +85,13 @@ export function openDevice(name) {
       const now = find("devices", name);
       if (!now) return;
       facts.set("State", [badge(stateOf(now)), now.error ? ` ${now.error}` : null], now.error);
-      facts.set("Specification", now.spec);
+      facts.set("Specification", copyable(now.spec), now.spec);
       facts.set("Capacity", bytes(now.capacity_bytes));
       facts.set("Block", bytes(now.block_bytes));
       facts.set("Access", now.read_only ? "read-only" : "read-write");
       facts.set("Free for volumes", bytes(now.free_bytes));
       facts.set("Volumes", someLinks("volumes", now.volumes), now.volumes);
-      facts.set("Exports of the whole device", links("exports", now.exports), now.exports);
+      facts.set("Exported directly", links("exports", now.exports), now.exports);
     },
   };
 }

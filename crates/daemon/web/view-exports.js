@@ -2,11 +2,12 @@
 
 import { get, patch, post, remove, segment } from "./api.js";
 import { explain } from "./dialog.js";
-import { address, badge, h, hidden, link, newId, setText } from "./dom.js";
-import { bytes, count, counted } from "./format.js";
+import { copyable, copyableCommand } from "./copy.js";
+import { address, badge, h, hidden, link, setText } from "./dom.js";
+import { bandwidth, bytes, count, counted, latency } from "./format.js";
 import { menu, Toolbar } from "./menu.js";
 import { button, Message, section } from "./parts.js";
-import { bases, find, refreshNow, state } from "./store.js";
+import { bases, exportRates, find, history, refreshNow, state } from "./store.js";
 import { Facts, Table } from "./table.js";
 
 const KINDS = ["vhost-user-blk", "ublk", "vduse", "nbd", "nvme-tcp"];
@@ -87,8 +88,14 @@ function served(name) {
 }
 
 const servedList = (item) => item.volumes.flatMap((name, i) => [i > 0 ? ", " : null, served(name)]);
-/** The socket or address of an export, in short. */
-const where = (item) => item.options.socket ?? item.options.listen ?? item.description ?? "–";
+/** Where clients find an export: its socket or address, and for NVMe its NQN. */
+const places = (item) => ["socket", "listen", "nqn"].map((key) => item.options[key]).filter(Boolean);
+
+/** The same as nodes, each place with a button that copies it. */
+function placeNodes(item) {
+  const all = places(item);
+  return all.length > 0 ? all.map((place) => h("div", null, copyable(place))) : [item.description ?? "–"];
+}
 
 export function openExports() {
   const message = new Message();
@@ -102,9 +109,10 @@ export function openExports() {
       { label: "State", sort: (item) => item.state, depends: (item) => [item.state, item.error], nodes: (item) => [badge(item.state), item.error ? h("p", { class: "why" }, item.error) : null] },
       { label: "Kind", isShort: true, sort: (item) => item.kind, text: (item) => item.kind },
       { label: "Serves", depends: (item) => item.volumes.map((name) => [name, Boolean(find("volumes", name))]), nodes: servedList },
-      { label: "Address", text: where },
+      { label: "Address", depends: (item) => [places(item), item.description], nodes: placeNodes },
       { label: "Access", isShort: true, text: (item) => (item.read_only ? "read-only" : "read-write") },
       { label: "Clients", isNumber: true, sort: (item) => item.traffic?.clients ?? -1, text: (item) => count(item.traffic?.clients) },
+      { label: "IOPS", isNumber: true, sort: (item) => exportRates.of(item.name).iops, live: (item, cell) => setText(cell, count(exportRates.of(item.name).iops)) },
       { label: "Failed", isNumber: true, sort: (item) => item.traffic?.errors ?? -1, text: (item) => count(item.traffic?.errors) },
       { label: "Actions", depends: (item) => item.name, nodes: (item) => h("div", { class: "buttons" },
         link(address("exports", item.name), ["Attach", hidden(` ${item.name}`)], { class: "button" }),
@@ -115,29 +123,12 @@ export function openExports() {
     title: "Exports",
     element: h("div", null, h("div", { class: "toolbar" }, button("New export…", () => createExport(message), { className: "primary" })), message.element, h("div", { class: "panel" }, table.element)),
     update() { table.update(state.exports); },
+    sample() { table.sample(); },
     close() { table.close(); },
   };
 }
 
-/** Copy text. Without a secure context the page has no clipboard: it selects the text, to be copied by hand. */
-async function copy(code) {
-  try {
-    await navigator.clipboard.writeText(code.textContent);
-    return "Copied.";
-  } catch {
-    getSelection().selectAllChildren(code);
-    return "Selected: copy it with Ctrl+C.";
-  }
-}
-
-function attachLine([program, text]) {
-  const id = newId("attach");
-  const code = h("code", { id }, text);
-  const said = h("span", { role: "status", class: "muted" });
-  return h("div", { class: "attach" }, h("h3", null, program),
-    h("pre", { tabindex: 0, "aria-label": `Command for ${program}`, role: "region" }, code),
-    h("div", { class: "buttons" }, button("Copy", async () => setText(said, await copy(code)), { of: `the command for ${program}` }), said));
-}
+const attachLine = ([program, text]) => h("div", { class: "attach" }, h("h3", null, program), copyableCommand(text, `for ${program}`));
 
 /** The view of an export; nothing if there is none of this name. */
 export function openExport(name) {
@@ -185,6 +176,8 @@ export function openExport(name) {
       facts.set("Access", now.read_only ? "read-only" : "read-write");
       facts.set("Options", Object.entries(now.options).map(([key, value]) => `${key}=${value}`).join(", ") || "–");
       facts.set("Description", now.description ?? "–");
+      facts.set("Address", placeNodes(now), [places(now), now.description]);
+      if (now.hosts) facts.set("Hosts that may connect", now.hosts.length > 0 ? now.hosts.map((nqn) => h("div", null, copyable(nqn))) : "none", now.hosts);
       facts.set("Processors", now.cores.join(", ") || "all");
       const { traffic } = now;
       facts.set("Clients", traffic ? `${count(traffic.clients)} connected, ${count(traffic.connections)} in total` : "–");
@@ -192,6 +185,12 @@ export function openExport(name) {
       facts.set("Written", traffic ? `${bytes(traffic.written_bytes)} in ${counted(traffic.writes, "request")}` : "–");
       facts.set("Failed requests", count(traffic?.errors));
       loadAttach(now);
+    },
+    sample() {
+      const rates = exportRates.of(name);
+      facts.set("IOPS", count(rates.iops));
+      facts.set("Bandwidth", bandwidth(rates.bytes_per_s));
+      facts.set("Mean latency of its volumes", latency(history.meanLatency(item()?.volumes.map((volume) => history.volumes.get(volume)) ?? [])));
     },
   };
 }

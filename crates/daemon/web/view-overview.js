@@ -61,7 +61,7 @@ export function openOverview() {
     title: "Overview",
     element: h("div", null,
       h("div", { class: "panel health" }, line, list, facts.element),
-      section("Jobs", jobs.element), section("Objects", picture)),
+      section("Jobs", jobs.element), section("Topology", picture)),
     update() {
       updateHealth();
       updateTotals();

@@ -15,20 +15,7 @@ const series = (volume) => history.volumes.get(volume.name);
 const iops = (volume) => history.together(series(volume), 0);
 const rate = (volume) => history.together(series(volume), 2);
 
-/** The mean latency of reads and writes together. */
-function meanLatency(volume) {
-  const of = series(volume);
-  let requests = 0;
-  let time = 0;
-  for (const kind of [0, 1]) {
-    const rate_of_kind = history.now(of, kind);
-    if (rate_of_kind > 0) {
-      requests += rate_of_kind;
-      time += rate_of_kind * history.now(of, kind + 4);
-    }
-  }
-  return requests > 0 ? time / requests : NaN;
-}
+const meanLatency = (volume) => history.meanLatency([series(volume)]);
 
 function volumeTable() {
   const live = (label, value, format) => ({ label, isNumber: true, sort: value, live: (volume, cell) => setText(cell, format(value(volume))) });
@@ -78,7 +65,7 @@ export function openVolumes(query) {
         h("label", { for: filterId }, "Filter"), filter, shown, on === "" ? null : link("#/volumes", "Show all volumes")),
       message.element,
       on === "" ? section("All volumes together", plots.element) : null,
-      section("Volumes by name", table.element),
+      section("Volumes", table.element),
       section("Groups", h("div", { class: "toolbar" }, button("New group…", groups.create)), groupMessage.element, groups.table.element)),
     update(changed) {
       if (changed.has("volumes") || changed.has("arrays") || changed.has("devices")) {
@@ -125,7 +112,7 @@ export function openVolume(name) {
   return {
     title: `Volume ${name}`,
     element: h("div", null, h("div", { class: "panel" }, facts.element),
-      toolbar.element, message.element, section("The last two minutes", plots.element)),
+      toolbar.element, message.element, section("Last two minutes", plots.element)),
     update() {
       const now = volume();
       if (!now) return;

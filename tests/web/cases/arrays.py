@@ -76,7 +76,7 @@ def an_array_shows_members_by_slot(web):
 
 def members_have_plots_and_numbers(web):
     page = web.open("degraded", "#/arrays/data")
-    table = page.get_by_role("table", name=re.compile("Traffic of the members of data"))
+    table = page.get_by_role("table", name=re.compile("Activity of the members of data"))
     expect(table.locator("tbody tr").nth(1)).to_contain_text(re.compile(r"/dev/sdc[\d,]+[\d.]+ MiB/s[\d.]+ µs / [\d.]+ µs"))
     plot = page.get_by_role("img", name=re.compile(r"^IOPS of slot 0 of data in the last two minutes. Now: reads [\d,]+, writes [\d,]+\.$"))
     expect(plot).to_be_visible()

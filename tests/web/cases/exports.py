@@ -1,6 +1,7 @@
 """Exports and devices: lists, what is made and deleted, and the lines to attach an export."""
 
 import json
+import re
 
 from playwright.sync_api import expect
 
@@ -15,6 +16,64 @@ def the_list_says_what_is_served_where_and_to_whom(web):
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="media-ro", exact=True))
     for text in ["! waiting", "address in use", "read-only"]:
         expect(row).to_contain_text(text)
+
+
+def _places_are_copied(web, hands):
+    page = web.open("healthy", "#/exports")
+    for place in ("/run/freestone/vm-web-1-disk.sock", "10.0.0.1:4420", "nqn.2014-08.org.example:bulk"):
+        hands(page).press("button", f"Copy {place}")
+        expect(page.get_by_role("button", name=f"Copied {place}")).to_be_visible()
+        expect(page.get_by_role("status").filter(has_text="Copied.").last).to_be_attached()
+        assert page.evaluate("navigator.clipboard.readText()") == place
+    web.go("#/exports/bulk")
+    expect(page.locator(".facts").get_by_role("button", name="Copy nqn.2014-08.org.example:bulk")).to_be_visible()
+    web.go("#/devices")
+    hands(page).press("button", "Copy io_uring:path=/dev/nvme4n1,direct=on")
+    expect(page.get_by_role("button", name="Copied io_uring:path=/dev/nvme4n1,direct=on")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == "io_uring:path=/dev/nvme4n1,direct=on"
+
+
+def paths_and_names_are_copied_by_mouse(web):
+    _places_are_copied(web, Mouse)
+
+
+def paths_and_names_are_copied_by_keyboard(web):
+    _places_are_copied(web, Keyboard)
+
+
+def names_do_not_break_at_a_hyphen(web):
+    web.start("healthy")
+    web.mock.state.add_export("a-name-with-many-hyphens-that-is-as-long-as-a-name-may-be-at-all", "nbd", ["vm-web-1"])
+    page = web.open(view="#/exports")
+    page.set_viewport_size({"width": 700, "height": 800})
+    for name in ("a-name-with-many-hyphens-that-is-as-long-as-a-name-may-be-at-all", "vm-web-1"):
+        link = page.get_by_role("link", name=name, exact=True).first
+        assert link.evaluate("link => link.getClientRects().length") == 1, name
+    path = page.locator("code").get_by_text("/run/freestone/vm-web-1-disk.sock", exact=True)
+    assert path.evaluate("path => path.getClientRects().length") == 1
+
+
+def an_export_has_rates_and_the_hosts_that_may_connect(web):
+    web.start("healthy")
+    state = web.mock.state
+    state.exports["bulk"]["hosts"] = ["nqn.2014-08.org.example:host-1"]
+    page = web.open(view="#/exports")
+
+    def serve(_, path):
+        if path == "/v1/exports":
+            with state.lock:
+                state.exports["bulk"]["traffic"]["reads"] += 5000
+                state.exports["bulk"]["traffic"]["read_bytes"] += 5000 << 12
+    web.mock.fault = serve
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="bulk", exact=True))
+    expect(row.locator("td").nth(6)).to_have_text(re.compile(r"^[\d,]{3,}$"))
+    other = page.get_by_role("row").filter(has=page.get_by_role("link", name="vm-db-disk", exact=True))
+    expect(other.locator("td").nth(6)).to_have_text("0")
+    web.go("#/exports/bulk")
+    facts = page.locator(".facts")
+    expect(facts).to_contain_text(re.compile(r"Bandwidth[\d.]+ MiB/s"))
+    expect(facts).to_contain_text(re.compile(r"Mean latency of its volumes[\d.]+ µs"))
+    expect(facts.get_by_role("button", name="Copy nqn.2014-08.org.example:host-1")).to_be_visible()
 
 
 def clients_that_come_are_seen(web):
