@@ -5,7 +5,7 @@ import { h, hidden, setText } from "./dom.js";
 const SHOWN_MS = 3_000;
 
 /** Copy the text of an element. Without a secure context the page has no clipboard: it selects the text. */
-async function copy(code) {
+export async function copy(code) {
   try {
     await navigator.clipboard.writeText(code.textContent);
     return { word: "Copied", report: "Copied." };

@@ -3,6 +3,8 @@
 // A native modal <dialog> keeps the focus inside, closes with Escape and gives the focus back.
 
 import { ApiError } from "./api.js";
+import { commandLine } from "./command.js";
+import { copy } from "./copy.js";
 import { h, newId } from "./dom.js";
 
 /** The text of an error. */
@@ -63,7 +65,7 @@ class Field {
     this.input.removeAttribute("aria-invalid");
   }
 
-  /** The value: a boolean, a list of lines, or what `parse` makes of the text; undefined for an optional field left empty. */
+  /** The value: a boolean, a text or a list of lines, or what `parse` makes of it; undefined for an optional field left empty. */
   read() {
     const { type, label, isOptional, parse } = this.field;
     if (type === "checkbox") return this.input.checked;
@@ -72,8 +74,8 @@ class Field {
       if (isOptional) return undefined;
       throw new Error(`${label}: a value is required`);
     }
-    if (type === "lines") return text.split("\n").map((line) => line.trim()).filter(Boolean);
-    return parse ? parse(text) : text;
+    const value = type === "lines" ? text.split("\n").map((line) => line.trim()).filter(Boolean) : text;
+    return parse ? parse(value) : value;
   }
 }
 
@@ -126,6 +128,27 @@ class QosField {
   }
 }
 
+/** A button that copies the command which does the same as the dialog, and shows it. `make` returns its arguments, or null. */
+class CommandCopier {
+  constructor(make) {
+    this.make = make;
+    this.code = h("code");
+    this.box = h("pre", { tabindex: 0, role: "region", "aria-label": "Command", hidden: true }, this.code);
+    this.said = h("p", { class: "hint", role: "status" });
+    this.button = h("button", { type: "button", class: "aside", onclick: () => this.show() }, "Copy as command");
+  }
+
+  async show() {
+    const args = this.make();
+    if (!args) return;
+    const { text, isWithoutSecret } = commandLine(args);
+    this.code.textContent = text;
+    this.box.hidden = false;
+    const { report } = await copy(this.code);
+    this.said.textContent = `${report}${isWithoutSecret ? " Replace *** by the secret." : ""}`;
+  }
+}
+
 function make(field) {
   if (field.type === "qos") return new QosField(field, field.rates);
   return new Field(field);
@@ -133,10 +156,10 @@ function make(field) {
 
 /**
  * Open a form in a dialog. `fields` are as Field takes them; `body` is shown above them; `submit` gets the values by name
- * and may throw, which is shown in the dialog. `typed` is a name that must be typed first. Resolves when it is closed: true
- * when it was submitted.
+ * and may throw, which is shown in the dialog. `command` gets the same and returns the arguments of `freestone` that do it.
+ * `typed` is a name that must be typed first. Resolves when it is closed: true when it was submitted.
  */
-export function openDialog({ title, body = [], fields = [], action, isDangerous = false, typed, submit }) {
+export function openDialog({ title, body = [], fields = [], action, isDangerous = false, typed, command, submit }) {
   const all = typed === undefined ? fields : [...fields, {
     name: "typed", label: `Type “${typed}” to confirm`,
     parse: (text) => { if (text !== typed.trim()) throw new Error(`The text differs from “${typed}”`); },
@@ -146,13 +169,18 @@ export function openDialog({ title, body = [], fields = [], action, isDangerous 
   const alert = h("p", { class: "error", role: "alert" });
   const go = h("button", { type: "submit", class: isDangerous ? "danger" : "primary" }, action);
   const cancel = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
-  const form = h("form", { novalidate: true }, body, made.map((field) => field.element), alert, h("div", { class: "buttons" }, cancel, go));
+  const copier = new CommandCopier(() => {
+    const values = read(made.slice(0, fields.length)); // the command asks for its own confirmation
+    return values && command(values);
+  });
+  const form = h("form", { novalidate: true }, body, made.map((field) => field.element), alert, copier.box, copier.said,
+    h("div", { class: "buttons" }, command ? copier.button : null, cancel, go));
   const dialog = h("dialog", { "aria-labelledby": heading.id }, heading, form);
 
-  const read = () => {
+  const read = (asked = made) => {
     const values = {};
     let wrong = null;
-    for (const field of made) {
+    for (const field of asked) {
       field.accept();
       try {
         values[field.field.name] = field.read();

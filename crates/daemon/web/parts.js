@@ -1,6 +1,7 @@
 // Parts that several views share: sections, messages, buttons, jobs.
 
 import { patch, post, remove, segment } from "./api.js";
+import { operands, option, size } from "./command.js";
 import { explain, openDialog } from "./dialog.js";
 import { h, hidden, link, address, newId, setText } from "./dom.js";
 import { bytes, duration, parseBytes } from "./format.js";
@@ -126,6 +127,7 @@ class JobItem {
         rate("min", "Minimum rate, bytes a second", "Regardless of the latency of clients."),
       ],
       action: "Set limits",
+      command: ({ max, min }) => ["job", "rate", option("max", size(max)), option("min", size(min)), operands(this.id)],
       submit: async ({ max, min }) => {
         await patch(`/jobs/${segment(this.id)}`, { max_bytes_per_s: max, min_bytes_per_s: min });
         await refreshNow("jobs");
@@ -140,6 +142,7 @@ class JobItem {
       body: [h("p", null, this.job.volume ? WITHOUT[this.job.kind] : "Its progress is lost: a new job starts from the beginning. No data is lost.")],
       action: "Cancel the job",
       isDangerous: true,
+      command: () => ["job", "cancel", operands(this.id)],
       submit: async () => {
         await remove(`/jobs/${segment(this.id)}`);
         await refreshNow("arrays", "jobs", "volumes");

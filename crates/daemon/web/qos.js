@@ -1,6 +1,7 @@
 // Limits of volumes and groups: their names, how they read and how they are entered.
 
 import { put, remove, segment } from "./api.js";
+import { operands, option, size } from "./command.js";
 import { h } from "./dom.js";
 import { bandwidth, count, editableBytes, parseBytes, parseCount, some } from "./format.js";
 import { rowActions } from "./menu.js";
@@ -30,6 +31,14 @@ export function qosText(qos) {
   return set.join(", ") || "–";
 }
 
+/** The limits as options of the command line: `--iops 500:100`. */
+export function limitOptions(qos) {
+  return RATES.filter(({ name }) => qos[name]).map(({ name, isBytes }) => {
+    const parts = [qos[name].per_s, qos[name].burst].filter((part) => part > 0);
+    return option(name.replaceAll("_", "-"), parts.map((part) => (isBytes ? size(part) : part)).join(":"));
+  });
+}
+
 /** The guaranteed minimum of a volume in its group, in a line; a dash for none. */
 export function minText(min) {
   const { requests_per_s: iops, bytes_per_s } = min ?? {};
@@ -57,6 +66,7 @@ function setGroup(message, group) {
     body: [h("p", null, "The volumes of a group share its limits. The limits take effect at once.")],
     fields: [...(group ? [] : [{ name: "name", label: "Name" }]), qosField(group?.qos)],
     action: group ? "Set limits" : "Create the group",
+    command: ({ name = group?.name, qos }) => ["group", "set", limitOptions(qos), operands(name)],
     submit: async ({ name = group?.name, qos }) => {
       await put(`/groups/${segment(name)}`, qos);
       await refreshNow("groups");
@@ -70,6 +80,7 @@ function deleteGroup(message, group) {
     title: `Delete the group ${group.name}?`,
     body: [h("p", { class: "warning" }, group.volumes.length > 0 ? `These volumes lose its limits: ${some(group.volumes)}.` : "The group has no volumes.")],
     action: "Delete the group", isDangerous: true,
+    command: () => ["group", "delete", operands(group.name)],
     submit: async () => {
       await remove(`/groups/${segment(group.name)}`);
       await refreshNow("groups", "volumes");

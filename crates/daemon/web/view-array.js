@@ -1,6 +1,7 @@
 // One array: its state, members, their traffic, jobs and actions.
 
 import { remove, segment } from "./api.js";
+import { flag, operands, option, size } from "./command.js";
 import { badge, h, links, newId, setText, someLinks } from "./dom.js";
 import { bandwidth, bytes, count, counted, latency, parseBytes, some, time } from "./format.js";
 import { Toolbar, rowActions } from "./menu.js";
@@ -181,6 +182,7 @@ class ArrayView {
       body: [h("p", null, "The array no longer reads from it or writes to it."), h("p", { class: "warning" }, afterFailing(this.array, member))],
       // The failure that loses data takes more than a click.
       typed: this.array.redundancy_left === 0 ? this.name : undefined, action: "Fail the member", isDangerous: true,
+      command: () => ["array", "fail", operands(this.name, String(member.slot))],
       submit: () => act(this.name, { action: "fail", members: [String(member.slot)] }),
     });
   }
@@ -192,6 +194,7 @@ class ArrayView {
       fields: [{ name: "device", label: "Device", placeholder: "/dev/sdx", hint: "Its content is lost." },
         { name: "force", label: "Overwrite content of the device", type: "checkbox" }],
       action: "Replace the member",
+      command: ({ device, force }) => ["array", "replace", option("with", device), flag("force", force), operands(this.name, String(member.slot))],
       submit: ({ device, force }) => act(this.name, { action: "replace", member: String(member.slot), device, force }),
     });
   }
@@ -203,6 +206,7 @@ class ArrayView {
         { name: "force", label: "Overwrite content of the devices", type: "checkbox" },
         { name: "global", label: "Spares for every array of the daemon", type: "checkbox" }],
       action: "Add spares",
+      command: ({ devices, force, global }) => ["array", "add", flag("force", force), flag("global", global), operands(this.name, ...devices)],
       submit: (values) => act(this.name, { action: "add", ...values }),
     });
   }
@@ -213,6 +217,7 @@ class ArrayView {
       body: [h("p", null, "Former members return to their slots. Changes since then are copied.")],
       fields: [{ name: "devices", label: "Devices", type: "lines", value: member?.device ?? "", placeholder: "/dev/sdx", hint: "One path or device specification a line." }],
       action: "Re-add",
+      command: ({ devices }) => ["array", "re-add", operands(this.name, ...devices)],
       submit: (values) => act(this.name, { action: "re-add", ...values }),
     });
   }
@@ -224,6 +229,7 @@ class ArrayView {
       title: member ? `Remove ${names} of ${this.name}?` : `Remove all failed members of ${this.name}?`,
       body: [h("p", { class: "warning" }, names ? `${names}: detached. A re-add copies only the changes since the failure.` : "No member has failed.")],
       action: "Remove", isDangerous: true,
+      command: () => ["array", "remove", operands(this.name, member ? String(member.slot) : "failed")],
       submit: () => act(this.name, { action: "remove", members: [member ? String(member.slot) : "failed"] }),
     });
   }
@@ -233,6 +239,7 @@ class ArrayView {
       title: `Remove the spare ${spare.device} of ${this.name}?`,
       body: [h("p", null, "It no longer waits for a member to fail.")],
       action: "Remove", isDangerous: true,
+      command: () => ["array", "remove", operands(this.name, spare.device)],
       submit: () => act(this.name, { action: "remove", members: [spare.device] }),
     });
   }
@@ -243,6 +250,7 @@ class ArrayView {
       body: [h("p", null, "The scrub compares parity or copies with the data, while clients use the array.")],
       fields: [{ name: "repair", label: "Repair: rewrite wrong strips", type: "checkbox" }],
       action: "Scrub",
+      command: ({ repair }) => ["array", "scrub", flag("repair", repair), operands(this.name)],
       submit: ({ repair }) => act(this.name, { action: "scrub", repair }),
     });
   }
@@ -253,6 +261,7 @@ class ArrayView {
       body: [h("p", null, "The array uses the added room of its members. An array cannot shrink.")],
       fields: [{ name: "member_bytes", label: "Bytes of each member to use at most", isOptional: true, parse: parseBytes, hint: "Such as 4 TiB. Default: all of the smallest member." }],
       action: "Grow",
+      command: ({ member_bytes }) => ["array", "grow", option("size", size(member_bytes)), operands(this.name)],
       submit: (values) => act(this.name, { action: "grow", ...values }),
     });
   }
@@ -264,6 +273,7 @@ class ArrayView {
       title: `Delete the array ${this.name}?`,
       body: [h("p", { class: "warning" }, `All data on it is lost: ${bytes(array.capacity_bytes)}${volumes.length > 0 ? `, with ${counted(volumes.length, "volume")}: ${some(volumes)}` : ""}.`)],
       typed: this.name, action: "Delete the array", isDangerous: true,
+      command: () => ["array", "delete", operands(this.name)],
       submit: async () => {
         await remove(`/arrays/${segment(this.name)}`);
         return "";

@@ -1,6 +1,7 @@
 // Arrays: the list, and the creation of one.
 
 import { post } from "./api.js";
+import { flag, operands, option, size } from "./command.js";
 import { h, link, links, address } from "./dom.js";
 import { bytes, counted, parseBytes, parseCount } from "./format.js";
 import { button, Message } from "./parts.js";
@@ -8,7 +9,7 @@ import { arrayBadge, isExposed, redundancyText } from "./redundancy.js";
 import { refreshNow, state } from "./store.js";
 import { Table } from "./table.js";
 
-const option = (value, label = value) => ({ value, label });
+const choice = (value, label = value) => ({ value, label });
 
 function createArray(message) {
   return message.dialog({
@@ -17,19 +18,22 @@ function createArray(message) {
     fields: [
       { name: "name", label: "Name" },
       { name: "level", label: "Level", type: "select", value: "6", options: [
-        option("1", "1 – mirror"), option("10", "10 – striped mirrors"), option("5", "5 – one parity"), option("6", "6 – two parities"),
-        option("7.3", "7.3 – three parities"), option("50", "50 – groups of 5"), option("60", "60 – groups of 6"), option("70", "70 – groups of 7.3"),
-        option("n+m", "n+m – any number of parities"), option("0", "0 – no redundancy")] },
+        choice("1", "1 – mirror"), choice("10", "10 – striped mirrors"), choice("5", "5 – one parity"), choice("6", "6 – two parities"),
+        choice("7.3", "7.3 – three parities"), choice("50", "50 – groups of 5"), choice("60", "60 – groups of 6"), choice("70", "70 – groups of 7.3"),
+        choice("n+m", "n+m – any number of parities"), choice("0", "0 – no redundancy")] },
       { name: "members", label: "Members", type: "lines", placeholder: "/dev/sdb\n/dev/sdc", hint: "One path or device specification a line, in the order of their slots." },
       { name: "spares", label: "Spares", type: "lines", isOptional: true, hint: "One a line." },
       { name: "groups", label: "Groups", isOptional: true, parse: parseCount, hint: "For levels 10, 50, 60, 70 and n+m." },
       { name: "parities", label: "Parities", isOptional: true, parse: parseCount, hint: "For level n+m." },
       { name: "copies", label: "Copies", isOptional: true, parse: parseCount, hint: "For level 10." },
       { name: "strip_bytes", label: "Strip", isOptional: true, parse: parseBytes, hint: "Such as 64 KiB. Default: depends on the number of members." },
-      { name: "consistency", label: "Consistency", type: "select", value: "", isOptional: true, options: [option("", "default of the level"), option("ppl"), option("bitmap"), option("none")] },
+      { name: "consistency", label: "Consistency", type: "select", value: "", isOptional: true, options: [choice("", "default of the level"), choice("ppl"), choice("bitmap"), choice("none")] },
       { name: "force", label: "Overwrite content of the members", type: "checkbox" },
     ],
     action: "Create the array",
+    command: (values) => ["array", "create", option("level", values.level), option("strip", size(values.strip_bytes)), option("consistency", values.consistency),
+      ["groups", "parities", "copies"].map((name) => option(name, values[name])), (values.spares ?? []).map((spare) => option("spare", spare)),
+      flag("force", values.force), operands(values.name, ...values.members)],
     submit: async (values) => {
       await post("/arrays", values);
       await refreshNow("arrays", "jobs");

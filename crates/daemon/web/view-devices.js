@@ -1,6 +1,7 @@
 // Devices: leaves with a registered name; members of arrays need none.
 
 import { post, remove, segment } from "./api.js";
+import { operands } from "./command.js";
 import { copyable } from "./copy.js";
 import { address, badge, h, link, links, someLinks } from "./dom.js";
 import { bytes, counted, some } from "./format.js";
@@ -18,6 +19,7 @@ function createDevice(message) {
     fields: [{ name: "name", label: "Name" },
       { name: "spec", label: "Specification", placeholder: "/dev/nvme0n1", hint: "kind:key=value,… as in freestone serve --device, or the path of a file or block device." }],
     action: "Create the device",
+    command: ({ name, spec }) => ["device", "create", operands(name, spec)],
     submit: async (values) => {
       await post("/devices", values);
       await refreshNow("devices");
@@ -32,6 +34,7 @@ function deleteDevice(message, device) {
     title: `Delete the device ${device.name}?`,
     body: [h("p", { class: "warning" }, `The daemon closes the device and removes it from its state.${lost}`), h("p", null, "Its content is kept.")],
     typed: device.name, action: "Delete the device", isDangerous: true,
+    command: () => ["device", "delete", operands(device.name)],
     submit: async () => {
       await remove(`/devices/${segment(device.name)}`);
       return `The device ${device.name} was deleted.`;

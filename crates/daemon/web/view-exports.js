@@ -2,6 +2,7 @@
 
 import { get, patch, post, remove, segment } from "./api.js";
 import { explain } from "./dialog.js";
+import { flag, operands, option } from "./command.js";
 import { copyable, copyableCommand } from "./copy.js";
 import { address, badge, h, hidden, link, setText } from "./dom.js";
 import { bandwidth, bytes, count, counted, latency } from "./format.js";
@@ -12,15 +13,17 @@ import { Facts, Table } from "./table.js";
 
 const KINDS = ["vhost-user-blk", "ublk", "vduse", "nbd", "nvme-tcp"];
 
-function parseOptions(text) {
+function parseOptions(lines) {
   const options = {};
-  for (const line of text.split("\n").map((part) => part.trim()).filter(Boolean)) {
+  for (const line of lines) {
     const at = line.indexOf("=");
     if (at < 1) throw new Error(`“${line}” is not an option: use key=value`);
     options[line.slice(0, at).trim()] = line.slice(at + 1).trim();
   }
   return options;
 }
+
+const allOptions = ({ options, socket, listen }) => ({ ...options, ...(socket && { socket }), ...(listen && { listen }) });
 
 function createExport(message) {
   const names = [...state.volumes, ...bases()].map((item) => item.name);
@@ -33,13 +36,14 @@ function createExport(message) {
       { name: "more", label: "Further namespaces", type: "lines", isOptional: true, hint: "For nvme-tcp: further volumes, one a line, in the order of their namespaces." },
       { name: "socket", label: "Socket", isOptional: true, placeholder: "/run/freestone/name.sock", hint: "For vhost-user-blk and nbd: a path. Default: the export's name in the daemon's runtime directory." },
       { name: "listen", label: "Listen address", isOptional: true, placeholder: "10.0.0.1:4420", hint: "For nvme-tcp and nbd." },
-      { name: "options", label: "Other options", type: "lines", isOptional: true, hint: "One key=value a line, as in freestone serve --export." },
+      { name: "options", label: "Other options", type: "lines", isOptional: true, parse: parseOptions, hint: "One key=value a line, as in freestone serve --export." },
       { name: "read_only", label: "Read-only", type: "checkbox" },
     ],
     action: "Create the export",
-    submit: async ({ name, kind, of, more = [], socket, listen, options = [], read_only }) => {
-      const all = { ...parseOptions(options.join("\n")), ...(socket && { socket }), ...(listen && { listen }) };
-      await post("/exports", { name, kind, volumes: [of, ...more], options: all, read_only });
+    command: ({ name, kind, of, more = [], read_only, ...values }) => ["export", "create", option("kind", kind), [of, ...more].map((served) => option("of", served)),
+      Object.entries(allOptions(values)).map(([key, value]) => option("option", `${key}=${value}`)), flag("read-only", read_only), operands(name)],
+    submit: async ({ name, kind, of, more = [], read_only, ...values }) => {
+      await post("/exports", { name, kind, volumes: [of, ...more], options: allOptions(values), read_only });
       await refreshNow("exports", "volumes", "arrays", "devices");
       return `The export ${name} was created.`;
     },
@@ -53,6 +57,7 @@ function deleteExport(message, item) {
     body: [h("p", { class: "warning" }, clients > 0 ? `${counted(clients, "client")} lose${clients === 1 ? "s" : ""} access to ${item.volumes.join(", ")}.` : "No client is connected."),
       h("p", null, "The data is kept.")],
     action: "Delete the export", isDangerous: true,
+    command: () => ["export", "delete", operands(item.name)],
     submit: async () => {
       await remove(`/exports/${segment(item.name)}`);
       return `The export ${item.name} was deleted.`;
@@ -70,6 +75,7 @@ function setProcessors(message, item) {
     body: [h("p", null, "Without a choice, all processors of the daemon serve it. Clients stay connected. New connections of NBD and NVMe/TCP use the new processors.")],
     fields: processors().map(field),
     action: "Set processors",
+    command: (values) => ["export", "remap", option("cores", processors().filter((cpu) => values[`cpu${cpu}`]).join(",")), operands(item.name)],
     submit: async (values) => {
       const cores = processors().filter((cpu) => values[`cpu${cpu}`]);
       await patch(`/exports/${segment(item.name)}`, { cores });

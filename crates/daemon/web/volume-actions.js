@@ -1,9 +1,10 @@
 // Actions of a volume, as dialogs.
 
 import { patch, post, remove, segment } from "./api.js";
+import { flag, operands, option, size } from "./command.js";
 import { h } from "./dom.js";
 import { bytes, editableBytes, parseBytes, some } from "./format.js";
-import { minFields, qosField } from "./qos.js";
+import { limitOptions, minFields, qosField } from "./qos.js";
 import { bases, refreshNow, state } from "./store.js";
 
 const groupField = (value) => ({
@@ -36,6 +37,8 @@ export function createVolume(message, on) {
       { name: "force", label: "Overwrite content of an array or device that has no volumes yet", type: "checkbox" },
     ],
     action: "Create the volume",
+    command: ({ name, backing, size_bytes, qos, group, force }) => ["volume", "create", option("backing", backing), option("size", size(size_bytes)), limitOptions(qos),
+      option("group", group), flag("force", force), operands(name)],
     submit: async (values) => {
       const answer = await post("/volumes", values);
       await loadVolumes();
@@ -48,15 +51,16 @@ export function growVolume(message, volume) {
   return message.dialog({
     title: `Grow the volume ${volume.name}`,
     body: [h("p", null, `It has ${bytes(volume.size_bytes)}. Clients of its exports see the new size. A volume cannot shrink.`)],
-    fields: [{ name: "size", label: "New size", value: editableBytes(volume.size_bytes), parse: (text) => {
-      const size = parseBytes(text);
-      if (size <= volume.size_bytes) throw new Error(`The new size must be more than ${bytes(volume.size_bytes)}`);
-      return size;
+    fields: [{ name: "size_bytes", label: "New size", value: editableBytes(volume.size_bytes), parse: (text) => {
+      const wanted = parseBytes(text);
+      if (wanted <= volume.size_bytes) throw new Error(`The new size must be more than ${bytes(volume.size_bytes)}`);
+      return wanted;
     } }],
     action: "Grow",
-    submit: async ({ size }) => {
-      const answer = await change(volume, { size_bytes: size });
-      return isJob(answer) ? `The volume ${volume.name} is growing.` : `The volume ${volume.name} has grown to ${bytes(size)}.`;
+    command: ({ size_bytes }) => ["volume", "grow", option("size", size(size_bytes)), operands(volume.name)],
+    submit: async ({ size_bytes }) => {
+      const answer = await change(volume, { size_bytes });
+      return isJob(answer) ? `The volume ${volume.name} is growing.` : `The volume ${volume.name} has grown to ${bytes(size_bytes)}.`;
     },
   });
 }
@@ -68,6 +72,7 @@ export async function renameVolume(message, volume) {
     title: `Rename the volume ${volume.name}`,
     fields: [{ name: "name", label: "New name", value: volume.name }],
     action: "Rename",
+    command: ({ name }) => ["volume", "rename", operands(volume.name, name)],
     submit: async ({ name }) => {
       await change(volume, { name });
       renamed = name;
@@ -87,6 +92,7 @@ export function moveVolume(message, volume) {
       { name: "force", label: "Overwrite content of an array or device that has no volumes yet", type: "checkbox" },
     ],
     action: "Move",
+    command: ({ backing, force }) => ["volume", "move", option("to", backing), flag("force", force), operands(volume.name)],
     submit: async (values) => {
       await post(`${pathOf(volume)}/move`, values);
       await refreshNow("volumes", "jobs");
@@ -101,6 +107,8 @@ export function setQos(message, volume) {
     body: [h("p", null, "The limits take effect at once.")],
     fields: [qosField(volume.qos), groupField(volume.group ?? ""), ...minFields(volume.min_qos)],
     action: "Set limits",
+    command: ({ qos, group, least_iops, least_bandwidth }) => ["volume", "set", limitOptions(qos), group ? option("group", group) : flag("no-group", true),
+      option("min-iops", least_iops), option("min-bandwidth", size(least_bandwidth)), operands(volume.name)],
     submit: async ({ qos, group = "", least_iops, least_bandwidth }) => {
       await change(volume, { qos, group, min_qos: { requests_per_s: least_iops, bytes_per_s: least_bandwidth } });
       return `The limits of ${volume.name} are set.`;
@@ -114,6 +122,7 @@ export function deleteVolume(message, volume) {
     title: `Delete the volume ${volume.name}?`,
     body: [h("p", { class: "warning" }, `All data on it is lost: ${bytes(volume.size_bytes)} on ${volume.backing}.${exports}`)],
     typed: volume.name, action: "Delete the volume", isDangerous: true,
+    command: () => ["volume", "delete", operands(volume.name)],
     submit: async () => {
       await remove(pathOf(volume));
       return `The volume ${volume.name} was deleted.`;
