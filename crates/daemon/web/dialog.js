@@ -138,6 +138,12 @@ class CommandCopier {
     this.button = h("button", { type: "button", class: "aside", onclick: () => this.show() }, "Copy as command");
   }
 
+  /** The values differ from those of the command that is shown. */
+  clear() {
+    this.box.hidden = true;
+    this.said.textContent = "";
+  }
+
   async show() {
     const args = this.make();
     if (!args) return;
@@ -192,6 +198,8 @@ export function openDialog({ title, body = [], fields = [], action, isDangerous 
     wrong?.input.focus();
     return wrong ? null : values;
   };
+
+  form.addEventListener("input", () => copier.clear());
 
   return new Promise((resolve) => {
     let isDone = false;

@@ -1,7 +1,8 @@
 // The picture of all objects and their connections: devices and members, arrays, volumes, exports, from left to right.
 //
 // Each array or device has a band of the picture, with its members on the left and its volumes and exports on the right.
-// If a band would get too high, its healthy parts are drawn as one. Each node is a link; its name has the visible text,
+// Healthy members are drawn as one, and other healthy parts
+// if a band would get too high. Each node is a link; its name has the visible text,
 // then the meaning of its lines (`more`).
 
 import { address, look, SIGNS, svg } from "./dom.js";
@@ -29,7 +30,7 @@ function memberNodes(array) {
   });
   let members = array.members.map(node);
   const sound = members.filter((member) => look(member.state) === "good");
-  if (members.length > MOST_NODES && sound.length > 1) {
+  if (sound.length > 1) {
     members = members.filter((member) => look(member.state) !== "good");
     members.push({
       name: counted(sound.length, "member"), below: "live", state: "live", href: address("arrays", array.name),
@@ -38,7 +39,7 @@ function memberNodes(array) {
   }
   if (array.spares.length > 0) {
     members.push({
-      name: counted(array.spares.length, "spare"), below: some(array.spares.map((spare) => base(spare.device ?? "missing")), 3), state: "spare", isAside: true,
+      name: counted(array.spares.length, "spare"), below: some(array.spares.map((spare) => base(spare.device ?? "missing")), 3), state: "spare",
       href: address("arrays", array.name), more: `of array ${array.name}`,
     });
   }
@@ -124,7 +125,33 @@ function layOut(all) {
 function edge(from, to, state) {
   const [x1, y1, x2, y2] = [from.x + NODE_WIDTH, from.y + NODE_HEIGHT / 2, to.x, to.y + NODE_HEIGHT / 2];
   const bend = (x2 - x1) / 2;
-  return svg("path", { class: `edge ${state ? look(state) : "idle"}`, d: `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}` });
+  const element = svg("path", { class: `edge ${state ? look(state) : "idle"}`, d: `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}` });
+  return { from, to, element };
+}
+
+/** Marks the path of the node under the pointer or with the focus, from drives to clients. */
+function startTrace(map, drawn) {
+  const steps = [["to", "from"], ["from", "to"]]; // to the left, to the right
+  const trace = (node) => {
+    const marked = new Set([node.element]);
+    for (const [here, there] of steps) {
+      const open = [node];
+      for (let at = open.pop(); at; at = open.pop()) {
+        for (const step of drawn.filter((other) => other[here] === at && !marked.has(other.element))) {
+          marked.add(step.element).add(step[there].element);
+          open.push(step[there]);
+        }
+      }
+    }
+    return marked;
+  };
+  const show = (event) => {
+    const element = event.target.closest?.(".node");
+    const marked = element ? trace(element.node) : new Set();
+    map.classList.toggle("traced", marked.size > 1);
+    for (const part of map.querySelectorAll(".node, .edge")) part.classList.toggle("on-path", marked.has(part));
+  };
+  for (const name of ["pointerover", "pointerleave", "focusin", "focusout"]) map.addEventListener(name, show);
 }
 
 function edges(all) {
@@ -133,7 +160,7 @@ function edges(all) {
   const drawn = [];
   for (const { columns: [left, middle, volumes, exports] } of all) {
     const trunk = middle[0] ?? left[0];
-    if (middle[0]) for (const member of left) if (!member.isAside) drawn.push(edge(member, middle[0], member.state));
+    if (middle[0]) for (const member of left) drawn.push(edge(member, middle[0], member.state));
     for (const volume of volumes) drawn.push(edge(trunk, volume, ""));
     for (const item of exports) {
       for (const source of new Set(item.of.map((name) => bySource.get(name)).filter(Boolean))) drawn.push(edge(source, item, item.state));
@@ -146,12 +173,14 @@ function drawNode(node) {
   const looks = node.looks ?? (node.state ? look(node.state) : "plain");
   const left = node.state ? 28 : 12;
   const says = `${node.name}, ${node.below}, ${node.more}`;
-  return svg("a", { href: node.href, class: `node ${looks}`, "aria-label": says },
+  node.element = svg("a", { href: node.href, class: `node ${looks}`, "aria-label": says },
     svg("title", null, says),
     svg("rect", { x: node.x + 0.5, y: node.y + 0.5, width: NODE_WIDTH - 1, height: NODE_HEIGHT - 1, rx: 4 }),
     node.state ? svg("text", { x: node.x + 10, y: node.y + 17, class: "sign" }, SIGNS[looks]) : null, " ",
     svg("text", { x: node.x + left, y: node.y + 17, class: "name" }, short(node.name, MOST_LETTERS)), " ",
     svg("text", { x: node.x + left, y: node.y + 32, class: "below" }, short(node.below, MOST_SMALL_LETTERS)));
+  node.element.node = node;
+  return node.element;
 }
 
 /** Draw the picture. `lists` are those of the store. */
@@ -161,7 +190,10 @@ export function drawMap(lists) {
   const heads = ["Devices and members", "Arrays", "Volumes", "Exports"].map((text, i) => svg("text", { x: COLUMNS[i], y: 14, class: "head" }, text));
   const counts = [[lists.devices, "device"], [lists.arrays, "array"], [lists.volumes, "volume"], [lists.exports, "export"]]
     .map(([list, noun]) => counted(list.length, noun));
-  return svg("svg", { class: "map", viewBox: `0 0 ${WIDTH} ${height}`, role: "group", "aria-label": `Objects: ${listed(counts)}` },
-    svg("g", { "aria-hidden": "true" }, heads), svg("g", { "aria-hidden": "true" }, edges(all)),
+  const drawn = edges(all);
+  const map = svg("svg", { class: "map", viewBox: `0 0 ${WIDTH} ${height}`, role: "group", "aria-label": `Objects: ${listed(counts)}` },
+    svg("g", { "aria-hidden": "true" }, heads), svg("g", { "aria-hidden": "true" }, drawn.map(({ element }) => element)),
     all.map((band) => band.columns.flat().map(drawNode)));
+  startTrace(map, drawn);
+  return map;
 }

@@ -28,6 +28,13 @@ export function figure(number, second) {
   return [h("span", { class: "big" }, number), hidden(", "), h("span", { class: "second" }, second)];
 }
 
+/** Bytes that are free of a capacity, as a number and a bar of what is used. */
+export function freeOf(name, capacity_bytes, free_bytes) {
+  if (!(capacity_bytes > 0) || free_bytes === null || free_bytes === undefined) return [bytes(free_bytes)];
+  const used = 1 - free_bytes / capacity_bytes;
+  return [bytes(free_bytes), h("meter", { min: 0, max: 1, high: 0.9, value: used, "aria-label": `${(used * 100).toFixed(0)} % of ${name} used` })];
+}
+
 /** Reports the result of an action next to its button. */
 export class Message {
   constructor() {

@@ -5,7 +5,7 @@ import { flag, operands, option, size } from "./command.js";
 import { badge, h, links, newId, setText, someLinks } from "./dom.js";
 import { bandwidth, bytes, count, counted, latency, parseBytes, some, time } from "./format.js";
 import { Toolbar, rowActions } from "./menu.js";
-import { act, button, JobList, Message, section } from "./parts.js";
+import { act, button, freeOf, JobList, Message, section } from "./parts.js";
 import { peak, Plots, sparkline } from "./plots.js";
 import { arrayBadge, isExposed, redundancyText } from "./redundancy.js";
 import { find, history, refreshNow, volumesOn } from "./store.js";
@@ -127,9 +127,9 @@ class ArrayView {
     facts.set("Redundancy", redundancyText(array));
     facts.set("Level", array.level ?? "–");
     facts.set("Capacity", bytes(array.capacity_bytes));
-    facts.set("Free for volumes", bytes(array.free_bytes));
-    facts.set("Shape", `${array.groups > 1 ? `${array.groups} groups of ` : ""}${array.data} + ${array.parity}, strip ${bytes(array.strip_bytes)}, block ${bytes(array.block_bytes)}`);
-    facts.set("Consistency", array.consistency ?? "–");
+    facts.set("Free for volumes", freeOf(this.name, array.capacity_bytes, array.free_bytes), [array.capacity_bytes, array.free_bytes]);
+    facts.set("Shape", shapeText(array));
+    facts.set("After a crash", CONSISTENCY[array.consistency] ?? "–");
     facts.set("Scrub", scrubText(array.scrub));
     facts.set("Last scrub", array.last_scrub_ns ? time(array.last_scrub_ns) : "never");
     facts.set("Next scrub", nextScrubText(array));
@@ -283,6 +283,18 @@ class ArrayView {
     location.hash = "#/arrays";
     await refreshNow("arrays", "devices", "jobs");
   }
+}
+
+// The policies, by their effect.
+const CONSISTENCY = {
+  ppl: "partial parity log (ppl): no data is lost", bitmap: "write-intent bitmap: marked regions are resynced", none: "none: all of it is resynced, if there is redundancy",
+};
+
+/** `2 groups of 4 data + 2 parity strips of 128 KiB, blocks of 4 KiB`. */
+function shapeText(array) {
+  const groups = array.groups > 1 ? `${array.groups} groups of ` : "";
+  const spare = array.parity === 0 ? "" : array.level?.startsWith("1") ? ` + ${array.parity} mirrored` : ` + ${array.parity} parity`;
+  return `${groups}${array.data} data${spare} strips of ${bytes(array.strip_bytes)}, blocks of ${bytes(array.block_bytes)}`;
 }
 
 function scrubText(scrub) {

@@ -4,20 +4,21 @@ import { post } from "./api.js";
 import { flag, operands, option, size } from "./command.js";
 import { h, link, links, address } from "./dom.js";
 import { bytes, counted, parseBytes, parseCount } from "./format.js";
-import { button, Message } from "./parts.js";
+import { button, freeOf, Message } from "./parts.js";
 import { arrayBadge, isExposed, redundancyText } from "./redundancy.js";
 import { refreshNow, state } from "./store.js";
 import { Table } from "./table.js";
 
 const choice = (value, label = value) => ({ value, label });
 
-function createArray(message) {
+/** Ask for a new array; `level` is proposed. */
+export function createArray(message, level = "6") {
   return message.dialog({
     title: "New array",
     body: [h("p", { class: "warning" }, "The content of the members is lost.")],
     fields: [
       { name: "name", label: "Name" },
-      { name: "level", label: "Level", type: "select", value: "6", options: [
+      { name: "level", label: "Level", type: "select", value: level, options: [
         choice("1", "1 – mirror"), choice("10", "10 – striped mirrors"), choice("5", "5 – one parity"), choice("6", "6 – two parities"),
         choice("7.3", "7.3 – three parities"), choice("50", "50 – groups of 5"), choice("60", "60 – groups of 6"), choice("70", "70 – groups of 7.3"),
         choice("n+m", "n+m – any number of parities"), choice("0", "0 – no redundancy")] },
@@ -57,7 +58,8 @@ export function openArrays() {
       { label: "Level", sort: (array) => array.level ?? "", text: (array) => array.level ?? "–" },
       { label: "Members", text: (array) => `${array.members.filter((member) => member.state === "live").length} of ${array.members.length} live${array.spares.length > 0 ? `, ${counted(array.spares.length, "spare")}` : ""}` },
       { label: "Capacity", isNumber: true, sort: (array) => array.capacity_bytes, text: (array) => bytes(array.capacity_bytes) },
-      { label: "Free", isNumber: true, sort: (array) => array.free_bytes ?? -1, text: (array) => bytes(array.free_bytes) },
+      { label: "Free", isNumber: true, sort: (array) => array.free_bytes ?? -1, depends: (array) => [array.capacity_bytes, array.free_bytes],
+        nodes: (array) => freeOf(array.name, array.capacity_bytes, array.free_bytes) },
       { label: "Volumes", isNumber: true, sort: (array) => array.volumes.length, text: (array) => String(array.volumes.length) },
       { label: "Exports", depends: (array) => array.exports, nodes: (array) => links("exports", array.exports) },
       { label: "Jobs", text: (array) => runningJobs(array).map((job) => `${job.kind} ${job.total_bytes > 0 ? Math.floor((job.done_bytes / job.total_bytes) * 100) : 0} %`).join(", ") || "–" },

@@ -6,13 +6,14 @@ import { copyable } from "./copy.js";
 import { address, badge, h, link, links, someLinks } from "./dom.js";
 import { bytes, counted, some } from "./format.js";
 import { Toolbar } from "./menu.js";
-import { button, Message } from "./parts.js";
+import { button, freeOf, Message } from "./parts.js";
 import { find, refreshNow, state } from "./store.js";
 import { Facts, Table } from "./table.js";
 
 const stateOf = (device) => (device.error ? "not open" : "open");
 
-function createDevice(message) {
+/** Ask for a device to open. */
+export function createDevice(message) {
   return message.dialog({
     title: "New device",
     body: [h("p", null, "The daemon opens it now and at every start.")],
@@ -53,7 +54,8 @@ export function openDevices() {
       { label: "State", depends: (device) => device.error, nodes: (device) => [badge(stateOf(device)), device.error ? h("p", { class: "why" }, device.error) : null] },
       { label: "Specification", depends: (device) => device.spec, nodes: (device) => copyable(device.spec) },
       { label: "Capacity", isNumber: true, sort: (device) => device.capacity_bytes ?? -1, text: (device) => bytes(device.capacity_bytes) },
-      { label: "Free", isNumber: true, text: (device) => bytes(device.free_bytes) },
+      { label: "Free", isNumber: true, sort: (device) => device.free_bytes ?? -1, depends: (device) => [device.capacity_bytes, device.free_bytes],
+        nodes: (device) => freeOf(device.name, device.capacity_bytes, device.free_bytes) },
       { label: "Access", isShort: true, text: (device) => (device.read_only ? "read-only" : "read-write") },
       { label: "Volumes", isNumber: true, text: (device) => String(device.volumes.length) },
       { label: "Exports", depends: (device) => device.exports, nodes: (device) => links("exports", device.exports) },
@@ -92,7 +94,7 @@ export function openDevice(name) {
       facts.set("Capacity", bytes(now.capacity_bytes));
       facts.set("Block", bytes(now.block_bytes));
       facts.set("Access", now.read_only ? "read-only" : "read-write");
-      facts.set("Free for volumes", bytes(now.free_bytes));
+      facts.set("Free for volumes", freeOf(name, now.capacity_bytes, now.free_bytes), [now.capacity_bytes, now.free_bytes]);
       facts.set("Volumes", someLinks("volumes", now.volumes), now.volumes);
       facts.set("Exported directly", links("exports", now.exports), now.exports);
     },

@@ -1,17 +1,32 @@
 // The overview: health, jobs, and the picture of all objects.
 
-import { h, link, setText, SIGNS } from "./dom.js";
+import { h, link, SIGNS } from "./dom.js";
 import { bytes, count, bandwidth, counted } from "./format.js";
-import { problems, summary } from "./health.js";
+import { problems } from "./health.js";
 import { ALL } from "./history.js";
 import { drawMap } from "./map.js";
-import { figure, JobList, section } from "./parts.js";
+import { button, figure, JobList, Message, section } from "./parts.js";
 import { Facts } from "./table.js";
+import { createArray } from "./view-arrays.js";
+import { createDevice } from "./view-devices.js";
 import { history, state } from "./store.js";
 
+// The beginnings: what to choose, and for whom it is.
+const FIRST = [
+  { title: "Mirror", text: "Two or more drives with the same content. All but one may fail. The capacity is that of one drive.", label: "New mirror…", run: (message) => createArray(message, "1") },
+  { title: "Parity", text: "Four or more drives with two parities. Any two may fail. The capacity is that of all but two.", label: "New parity array…", run: (message) => createArray(message, "6") },
+  { title: "Single device", text: "One drive, file or remote disk. Its failure loses the data.", label: "New device…", run: createDevice },
+];
+
+/** What to do on a daemon that has nothing. */
+function firstSteps(message) {
+  return h("div", null, h("p", null, "No objects yet. Choose where volumes are to lie:"),
+    h("ul", { class: "cards" }, FIRST.map(({ title, text, label, run }) => h("li", null, h("h3", null, title), h("p", null, text), button(label, () => run(message))))));
+}
+
 export function openOverview() {
-  const line = h("p", { class: "summary" });
-  const list = h("ul", { class: "problems" });
+  const message = new Message();
+  const list = h("ul", { class: "problems", "aria-label": "Problems" });
   const facts = new Facts("Totals", { class: "facts figures" });
   const jobs = new JobList();
   const picture = h("div", { class: "picture" });
@@ -19,13 +34,11 @@ export function openOverview() {
   const show = (name, number, second) => facts.set(name, figure(number, second), [number, second]);
 
   const updateHealth = () => {
-    const { look, text } = summary();
-    line.className = `summary ${look}`;
-    setText(line, `${SIGNS[look]} ${text}`);
     const all = problems();
     const signature = JSON.stringify(all);
     if (list.signature === signature) return;
     list.signature = signature;
+    list.hidden = all.length === 0;
     list.replaceChildren(...all.map((problem) => h("li", { class: problem.look },
       h("span", { "aria-hidden": "true", class: "sign" }, SIGNS[problem.look]), " ", link(problem.href, problem.text))));
   };
@@ -52,7 +65,7 @@ export function openOverview() {
     const focused = picture.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
     const isEmpty = arrays.length + devices.length + exports.length === 0;
     picture.replaceChildren(isEmpty
-      ? h("p", { class: "muted" }, "No objects yet. Create an ", link("#/arrays", "array"), " or a ", link("#/devices", "device"), " first.")
+      ? firstSteps(message)
       : drawMap(state));
     if (focused !== null) [...picture.querySelectorAll("a")].find((node) => node.getAttribute("href") === focused)?.focus();
   };
@@ -60,8 +73,8 @@ export function openOverview() {
   return {
     title: "Overview",
     element: h("div", null,
-      h("div", { class: "panel health" }, line, list, facts.element),
-      section("Jobs", jobs.element), section("Topology", picture)),
+      h("div", { class: "panel health" }, list, facts.element),
+      section("Jobs", jobs.element), section("Topology", picture, message.element)),
     update() {
       updateHealth();
       updateTotals();

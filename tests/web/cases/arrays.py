@@ -13,6 +13,7 @@ def the_list_says_how_each_array_is(web):
     row = page.get_by_role("row").filter(has_text="data")
     expect(row).to_contain_text(re.compile(r"data✕ degraded\s*no more members may fail\s*6\s*4 of 6 live\s*16 TiB\s*2 TiB\s*3"))
     expect(row).to_contain_text("rebuild 38 %")
+    assert row.get_by_role("meter", name="88 % of data used").evaluate("meter => meter.value") == 0.875
     expect(page.get_by_role("row").filter(has_text="fast")).to_contain_text(re.compile(r"✓ optimal\s*1 more member may fail"))
 
 
@@ -71,7 +72,7 @@ def an_array_shows_members_by_slot(web):
     expect(members.locator("tbody tr").nth(4)).to_contain_text("✕ missing")
     expect(members.locator("tbody tr").nth(4)).to_contain_text("write error at 1.2 TiB: medium error")
     expect(members.locator("tbody tr").nth(2)).to_contain_text("! rebuilding/dev/sdh")
-    expect(page.get_by_text("4 + 2, strip 128 KiB, block 4 KiB")).to_be_visible()
+    expect(page.get_by_text("4 data + 2 parity strips of 128 KiB, blocks of 4 KiB")).to_be_visible()
 
 
 def members_have_plots_and_numbers(web):

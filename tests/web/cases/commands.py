@@ -167,7 +167,8 @@ def a_command_has_no_secret_and_needs_valid_fields(web):
     hand.press("button", "New device…")
     hand.press("button", "Copy as command")
     expect(web.dialog()).to_contain_text("Name: a value is required")
-    expect(web.dialog().get_by_role("region", name="Command")).to_be_hidden()
+    command = web.dialog().get_by_role("region", name="Command")
+    expect(command).to_be_hidden()
     hand.write("Name", "remote")
     for spec, shown in (("nbd:uri=nbds://user:geheim@host/x", "nbd:uri=nbds://***@host/x"), ("nvme-tcp:dhchap-key=DHHC-1:00:geheim:", "nvme-tcp:dhchap-key=***")):
         hand.write("Specification", spec)
@@ -175,6 +176,9 @@ def a_command_has_no_secret_and_needs_valid_fields(web):
         expect(web.dialog().get_by_role("region", name="Command")).to_have_text(re.compile(rf"^freestone device create remote '?{re.escape(shown)}'?$"))
         expect(web.dialog().get_by_role("status")).to_have_text("Copied. Replace *** by the secret.")
         assert "geheim" not in page.evaluate("navigator.clipboard.readText()")
+    hand.write("Name", "other")
+    expect(command).to_be_hidden()  # it was of other values
+    hand.press("button", "Copy as command")
     found = web.axe()
     assert not found, found
     assert ("button", "Copy as command") in web.controls()
