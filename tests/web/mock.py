@@ -378,18 +378,6 @@ class Api:
         for job in self.state.jobs.values():
             if job["backing"] == array["name"]:
                 job["is_paused"] = is_paused
-        return f"jobs {'paused' if is_paused else 'resumed'}"
-
-    def act_pause(self, array):
-        return self.set_paused(array, True)
-
-    def act_resume(self, array):
-        return self.set_paused(array, False)
-
-    def act_cancel(self, array):
-        for job_id in [j["id"] for j in self.state.jobs.values() if j["backing"] == array["name"] and j["kind"] in ("check", "repair", "replace")]:
-            del self.state.jobs[job_id]
-        return f"The scrub of {array['name']} was ended"
 
     def get_volumes(self, name=None):
         if name is not None:

@@ -119,12 +119,15 @@ export async function requestText(path) {
 /** Show an answer in a tab of its own. A link could not: it sends no token. */
 export async function openInTab(address) {
   const tab = open("", "_blank"); // at once: a browser blocks tabs that do not come from a click
+  if (!tab) throw new ApiError(0, "blocked", "The browser blocks new tabs of this page.");
   try {
     const response = await send("GET", address, undefined, "*/*", AbortSignal.timeout(REQUEST_TIMEOUT_MS));
     const type = response.headers.get("Content-Type").startsWith("application/json") ? "application/json" : "text/plain;charset=utf-8";
-    tab.location = URL.createObjectURL(new Blob([await response.text()], { type }));
+    const url = URL.createObjectURL(new Blob([await response.text()], { type }));
+    tab.location = url;
+    setTimeout(() => URL.revokeObjectURL(url), REQUEST_TIMEOUT_MS); // the tab has read it
   } catch (error) {
-    tab?.close();
+    tab.close();
     throw error;
   }
 }

@@ -1,9 +1,8 @@
 // The picture of all objects and their connections: devices and members, arrays, volumes, exports, from left to right.
 //
 // Each array or device has a band of the picture, with its members on the left and its volumes and exports on the right.
-// Healthy members are drawn as one, and other healthy parts
-// if a band would get too high. Each node is a link; its name has the visible text,
-// then the meaning of its lines (`more`).
+// Healthy members are drawn as one, and other healthy parts if a band would get too high. Each node is a link; its name has
+// the visible text, then the meaning of its lines (`more`).
 
 import { address, look, SIGNS, svg } from "./dom.js";
 import { bytes, counted, listed, some } from "./format.js";
@@ -146,7 +145,7 @@ function startTrace(map, drawn) {
     return marked;
   };
   const show = (event) => {
-    const element = event.target.closest?.(".node");
+    const element = event.type === "pointerleave" || event.type === "focusout" ? null : event.target.closest(".node");
     const marked = element ? trace(element.node) : new Set();
     map.classList.toggle("traced", marked.size > 1);
     for (const part of map.querySelectorAll(".node, .edge")) part.classList.toggle("on-path", marked.has(part));

@@ -3,7 +3,7 @@
 import { put, remove, segment } from "./api.js";
 import { operands, option, size } from "./command.js";
 import { h } from "./dom.js";
-import { bandwidth, count, editableBytes, parseBytes, parseCount, some } from "./format.js";
+import { bandwidth, bytes as inBytes, count, editableBytes, parseBytes, parseCount, some } from "./format.js";
 import { rowActions } from "./menu.js";
 import { refreshNow, state } from "./store.js";
 import { Table } from "./table.js";
@@ -26,7 +26,7 @@ export function qosText(qos) {
   const set = RATES.filter(({ name }) => qos[name]).map(({ name, label, isBytes }) => {
     const { per_s, burst } = qos[name];
     const amount = isBytes ? bandwidth(per_s) : `${count(per_s)}/s`;
-    return `${label} ${amount}${burst > 0 ? ` + ${isBytes ? bandwidth(burst).slice(0, -2) : count(burst)}` : ""}`;
+    return `${label} ${amount}${burst > 0 ? ` (burst ${isBytes ? inBytes(burst) : count(burst)})` : ""}`;
   });
   return set.join(", ") || "–";
 }

@@ -103,6 +103,12 @@ function placeNodes(item) {
   return all.length > 0 ? all.map((place) => h("div", null, copyable(place))) : [item.description ?? "–"];
 }
 
+/** The NQNs of the hosts that may connect. */
+function hostNodes(hosts) {
+  if (!hosts) return ["any"];
+  return hosts.length > 0 ? hosts.map((nqn) => h("div", null, copyable(nqn))) : ["none"];
+}
+
 export function openExports() {
   const message = new Message();
   const current = (item) => find("exports", item.name) ?? item;
@@ -183,7 +189,7 @@ export function openExport(name) {
       facts.set("Options", Object.entries(now.options).map(([key, value]) => `${key}=${value}`).join(", ") || "–");
       facts.set("Description", now.description ?? "–");
       facts.set("Address", placeNodes(now), [places(now), now.description]);
-      if (now.hosts) facts.set("Hosts that may connect", now.hosts.length > 0 ? now.hosts.map((nqn) => h("div", null, copyable(nqn))) : "none", now.hosts);
+      if (now.kind === "nvme-tcp") facts.set("Hosts that may connect", hostNodes(now.hosts), now.hosts ?? "any");
       facts.set("Processors", now.cores.join(", ") || "all");
       const { traffic } = now;
       facts.set("Clients", traffic ? `${count(traffic.clients)} connected, ${count(traffic.connections)} in total` : "–");

@@ -1,4 +1,4 @@
-"""\"Copy as command\": the line of each dialog does what the dialog does."""
+"""The lines of the button “Copy as command”: each does what its dialog does."""
 
 import json
 import os

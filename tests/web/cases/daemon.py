@@ -1,44 +1,17 @@
 """The page on freestoned itself: what the mock does, the daemon does."""
 
-import json
 import os
 import re
-import shutil
 import socket
-import tempfile
 
 import paths
 from day import Day
-from freestoned import MIB, Freestoned
+from freestoned import MIB
 from playwright.sync_api import expect
 from runner import nightly
 
+from real import Real, TOKEN
 from web import Mouse, VIEWS
-
-TOKEN = "web-0123456789abcdef0123456789"
-
-
-class Real:
-    """A daemon in the mock's place."""
-
-    def __init__(self, listen="127.0.0.1:0"):
-        paths.require_freestone()
-        self.directory = tempfile.mkdtemp(prefix="web-")
-        tokens = os.path.join(self.directory, "tokens")
-        with open(os.open(tokens, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-            file.write(f"admin web {TOKEN}\n")
-        self.daemon = Freestoned(os.path.join(self.directory, "d"), "--listen", listen, "--json", "--tokens", tokens)
-        self.daemon.start()
-        self.url = f"http://{self.daemon.wait_for('the address', self._address)}/"
-
-    def _address(self):
-        with open(self.daemon.path("freestoned.log")) as log:
-            lines = [json.loads(line) for line in log if line.startswith("{")]
-        return next((line["listen"] for line in lines if line.get("message") == "ready"), None)
-
-    def close(self):
-        self.daemon.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def _start(web, **options):

@@ -74,6 +74,11 @@ def an_export_has_rates_and_the_hosts_that_may_connect(web):
     expect(facts).to_contain_text(re.compile(r"Bandwidth[\d.]+ MiB/s"))
     expect(facts).to_contain_text(re.compile(r"Mean latency of its volumes[\d.]+ µs"))
     expect(facts.get_by_role("button", name="Copy nqn.2014-08.org.example:host-1")).to_be_visible()
+    for hosts, text in (([], "none"), (None, "any")):
+        with state.lock:
+            state.exports["bulk"]["hosts"] = hosts
+            web.mock.emit("export", "bulk", "changed", "The hosts of bulk were changed")
+        expect(facts).to_contain_text(f"Hosts that may connect{text}")
 
 
 def clients_that_come_are_seen(web):

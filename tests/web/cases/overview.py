@@ -89,6 +89,8 @@ def the_path_of_a_node_is_marked_from_drives_to_clients(web):
     assert marked() == []
     picture.get_by_role("link", name=re.compile("^vm-db-disk, ")).focus()
     assert marked() == ["4 members", "fast", "vm-db", "vm-db-disk"], marked()
+    page.evaluate("document.activeElement.blur()")
+    assert marked() == []
 
 
 def the_picture_of_1000_volumes_stays_small(web):

@@ -17,7 +17,7 @@ def the_list_has_size_place_limits_and_exports(web):
     page = web.open("healthy", "#/volumes")
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="backup", exact=True))
     expect(row).to_contain_text("8 TiB")
-    expect(row).to_contain_text("Write IOPS 2,000/s + 500, Bandwidth 400 MiB/s")
+    expect(row).to_contain_text("Write IOPS 2,000/s (burst 500), Bandwidth 400 MiB/s")
     expect(row.get_by_role("link", name="data")).to_have_attribute("href", "#/arrays/data")
     expect(row.get_by_role("link", name="bulk")).to_have_attribute("href", "#/exports/bulk")
     expect(row).to_contain_text(re.compile(r"[\d.]+ MiB/s[\d.]+ µs"))
