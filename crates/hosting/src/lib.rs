@@ -73,9 +73,7 @@ pub fn flush(device: &Arc<dyn Device>, core: &CoreRef) -> Result<(), Error> {
     })?
 }
 
-/// The name of this host.
+/// The name of this host, also in a sandbox that hides the files with it.
 pub fn host() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .map(|name| name.trim().to_owned())
-        .unwrap_or_default()
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -113,6 +113,10 @@ def an_array_of_the_daemon_is_looked_after_by_the_same_commands(subject):
     daemon.cli("array", "add", "data", spare)
     daemon.wait_for("the rebuild", lambda: daemon.get("/v1/arrays/data")["state"] == "optimal")
     daemon.cli("job", "wait")
+    # The sandbox hides the files with the host's name.
+    member = json.loads(daemon.cli("array", "examine", "--json", daemon.path("m0")))
+    assert member["served_by"] == os.uname().nodename, member
+    assert daemon.get("/v1/system")["host"] == os.uname().nodename
     assert "optimal, running" in daemon.cli("array", "show", "data")
     # What was added over the array's own socket is known after a kill, too.
     daemon.kill()

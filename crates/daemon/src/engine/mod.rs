@@ -113,8 +113,6 @@ pub struct Engine {
     store: Store,
     host_secrets: SecretFiles,
     confined: Confined,
-    /// Read before the sandbox is entered, which hides it.
-    host: String,
     events: Arc<Events>,
     problems_since: health::Since,
     spares: SparePool,
@@ -179,7 +177,6 @@ impl Engine {
             .map_err(|error| StartError::System { what: "the spawner of exports' processes", error })?;
         // Before the first thread.
         let Options { confinement, runtime_dir, state_dir, scan, .. } = &options;
-        let host = hosting::host();
         let mut confined = Confined::enter(confinement.clone(), runtime_dir, state_dir, scan, &state)?;
         let cores = Cores::start(&options.cores);
         let cores = cores.map_err(|error| StartError::System { what: "cores", error })?;
@@ -190,7 +187,6 @@ impl Engine {
             options,
             store,
             confined,
-            host,
             events: Arc::default(),
             problems_since: health::Since::default(),
             spares: SparePool::default(),
@@ -243,7 +239,7 @@ impl Engine {
         let (state, start) = self.readiness(&live);
         System {
             version: env!("CARGO_PKG_VERSION").into(),
-            host: self.host.clone(),
+            host: hosting::host(),
             role: None,
             state,
             start,
