@@ -237,7 +237,8 @@ class Api:
             handler = getattr(self, f"{method.lower()}_{parts[0]}", None)
             if handler is None:
                 raise Problem(404, "not-found", f"{method} /v1/{path}: there is nothing")
-            return handler(*parts[1:], **({"after": int(query.get("after", ["0"])[0])} if parts[0] == "events" else {}), **({"body": body} if body is not None else {}))
+            more = {"after": int(query.get("after", ["0"])[0])} if parts[0] == "events" else {"query": query} if parts[0] == "history" else {}
+            return handler(*parts[1:], **more, **({"body": body} if body is not None else {}))
 
     def find(self, what, name):
         objects = getattr(self.state, what)
@@ -262,6 +263,23 @@ class Api:
 
     def get_samples(self):
         return 200, self.state.samples()
+
+    def get_history(self, query):
+        """Points of equal intervals up to now, with waves; the object's events are its markers."""
+        what, _, name = query["object"][0].partition("/")
+        self.find(what, name)
+        seconds = int(query["seconds"][0])
+        resolution_s = 10 if seconds <= 3600 else 240
+        last_ns = time.time_ns() // (resolution_s * 10**9) * resolution_s * 10**9
+        points = []
+        for i in reversed(range(seconds // resolution_s)):
+            at_ns = last_ns - i * resolution_s * 10**9
+            reads = int(resolution_s * (900 + 500 * math.sin(at_ns / 6e11)))
+            has_latency = what != "exports"
+            points.append({"at_ns": at_ns, "reads": reads, "writes": reads // 3, "read_bytes": reads * 8192, "written_bytes": reads // 3 * 12288,
+                           "p50_ns": 90_000 if has_latency else None, "p99_ns": 850_000 if has_latency else None})
+        markers = [{key: event[key] for key in ("at_ns", "kind", "name", "what", "text")} for event in self.state.events if event["name"] == name]
+        return 200, {"object": query["object"][0], "resolution_s": resolution_s, "points": points, "markers": [{**marker, "at_ns": last_ns - 600 * 10**9} for marker in markers]}
 
     def get_events(self, after=0):
         return 200, [event for event in self.state.events if event["id"] > after]

@@ -22,8 +22,12 @@ fn the_load_of_objects_and_their_events_are_remembered() {
     Client::new(&daemon).read(BLOCKS);
     daemon.post("/v1/arrays/data/actions", &json!({ "action": "fail", "members": ["1"] }));
     let path = |object: &str| format!("/v1/history?object={object}&seconds=600&resolution_s=10");
-    let is_known = || daemon.request(Method::GET, &path("volumes/v1")).send().unwrap().status().is_success();
-    daemon.wait_for("the first sample", is_known);
+    for object in ["volumes/v1", "arrays/data", "members/data/0", "exports/e1"] {
+        assert!(daemon.get(&path(object))["points"].is_array(), "{object}: also before the first sample");
+    }
+    let has_point =
+        || daemon.get(&path("volumes/v1"))["points"].as_array().is_some_and(|points| !points.is_empty());
+    daemon.wait_for("the first sample", has_point);
     for object in ["volumes/v1", "arrays/data", "exports/e1"] {
         let history = daemon.get(&path(object));
         assert_eq!((&history["object"], &history["resolution_s"]), (&json!(object), &json!(10)));
@@ -59,6 +63,7 @@ fn invalid_spans_and_unknown_objects_are_named() {
         ("object=volumes/v1&resolution_s=86410", 422, "resolution_s 86410: want"),
         ("object=volumes/v1", 404, "no history of \"volumes/v1\""),
         ("object=", 404, "no history of \"\""),
+        ("object=members/data/0", 404, "no history of \"members/data/0\""),
         ("seconds=10", 400, "object"),
         ("object=volumes/v1&seconds=-1", 400, "seconds"),
     ] {

@@ -4,7 +4,7 @@
 // latency could be of.
 
 /** Seconds that are kept and drawn. */
-export const SECONDS = 120;
+const SECONDS = 120;
 const SLOTS = SECONDS + 4; // samples come a little early or late
 const LONGEST_GAP_NS = 5e9; // a rate over more than this is no rate of now
 
@@ -42,6 +42,10 @@ class Series {
 }
 
 export class History {
+  seconds = SECONDS;
+  said = "in the last two minutes";
+  ticks = ["2 min ago", "1 min ago", "now"];
+
   constructor() {
     this.times = new Float64Array(SLOTS).fill(NaN);
     this.newest = 0;

@@ -1,10 +1,10 @@
-// Plots of the last two minutes: reads as a solid line, writes as a dashed one, and the newest numbers in words next to them.
+// Plots over time: reads as a solid line, writes as a dashed one, and the newest numbers in words next to them.
 //
-// A plot is an SVG of the size that it has on the screen; only the paths and the scale change with a sample.
+// A plot is an SVG of the size that it has on the screen; only the paths and the scale change with a sample. The numbers
+// come from a `History` of the last two minutes, or from a `Day`, which has the same methods.
 
 import { h, newId, setAttribute, setText, svg } from "./dom.js";
 import { bandwidth, bytes, count, latency } from "./format.js";
-import { SECONDS } from "./history.js";
 
 const HEIGHT = 130;
 const LEFT = 68; // room for the scale's numbers
@@ -12,11 +12,11 @@ const RIGHT = 8;
 const TOP = 8;
 const BOTTOM = 20;
 
-const KINDS = [
-  { title: "IOPS", format: count, read: 0, write: 1, steps: decimalSteps, least: 10 },
-  { title: "Bandwidth", format: bandwidth, read: 2, write: 3, steps: binarySteps, least: 64 * 1024 },
-  { title: "Mean latency", format: latency, read: 4, write: 5, steps: decimalSteps, least: 1e4 },
-];
+/** The first line is solid, the second one dashed: reads and writes, unless `names` has others. */
+export const IOPS = { title: "IOPS", format: count, read: 0, write: 1, steps: decimalSteps, least: 10 };
+export const BANDWIDTH = { title: "Bandwidth", format: bandwidth, read: 2, write: 3, steps: binarySteps, least: 64 * 1024 };
+export const LATENCY = { title: "Mean latency", format: latency, read: 4, write: 5, steps: decimalSteps, least: 1e4 };
+const KINDS = [IOPS, BANDWIDTH, LATENCY];
 
 /** The next round number: 1, 2, 5, 10, … */
 function decimalSteps(value) {
@@ -38,7 +38,7 @@ export function path(history, series, metric, most, box) {
       isDown = false;
       return;
     }
-    const x = (box.right - (age_s / SECONDS) * (box.right - box.left)).toFixed(1);
+    const x = (box.right - (age_s / history.seconds) * (box.right - box.left)).toFixed(1);
     const y = (box.bottom - Math.min(value / most, 1) * (box.bottom - box.top)).toFixed(1);
     d += isDown ? `L${x} ${y}` : `M${x} ${y}h.1`;
     isDown = true;
@@ -53,22 +53,24 @@ export function peak(history, series, ...metrics) {
   return most;
 }
 
-class Plot {
+export class Plot {
   constructor(kind) {
     this.kind = kind;
+    const [solid, dashed] = kind.names ?? ["read", "write"];
     this.width = 0;
     const title = newId("plot");
     this.now = { read: h("span", { class: "value" }, "–"), write: h("span", { class: "value" }, "–") };
     this.read = svg("path", { class: "line read" });
     this.write = svg("path", { class: "line write" });
     this.marks = [0, 0.5, 1].map((part) => ({ part, line: svg("line", { class: "grid" }), text: svg("text", { "text-anchor": "end" }) }));
-    this.times = [2, 1, 0].map((minutes) => ({ minutes, text: svg("text", { "text-anchor": minutes === 2 ? "start" : minutes === 1 ? "middle" : "end" }, minutes === 0 ? "now" : `${minutes} min ago`) }));
+    this.times = ["start", "middle", "end"].map((anchor) => svg("text", { "text-anchor": anchor }));
+    this.events = svg("g", { class: "events" });
     this.svg = svg("svg", { role: "img", height: HEIGHT },
-      this.marks.map(({ line, text }) => [line, text]), this.times.map(({ text }) => text), this.write, this.read);
+      this.marks.map(({ line, text }) => [line, text]), this.times, this.events, this.write, this.read);
     this.element = h("figure", { class: "plot", "aria-labelledby": title },
       h("figcaption", null, h("span", { class: "title", id: title }, kind.title),
-        h("span", { class: "key" }, svg("svg", { width: 18, height: 8, "aria-hidden": "true" }, svg("path", { class: "line read", d: "M1 4H17" })), " read ", this.now.read),
-        h("span", { class: "key" }, svg("svg", { width: 18, height: 8, "aria-hidden": "true" }, svg("path", { class: "line write", d: "M1 4H17" })), " write ", this.now.write)),
+        h("span", { class: "key" }, svg("svg", { width: 18, height: 8, "aria-hidden": "true" }, svg("path", { class: "line read", d: "M1 4H17" })), ` ${solid} `, this.now.read),
+        h("span", { class: "key" }, svg("svg", { width: 18, height: 8, "aria-hidden": "true" }, svg("path", { class: "line write", d: "M1 4H17" })), ` ${dashed} `, this.now.write)),
       this.svg);
     this.resize = new ResizeObserver(([entry]) => this.layOut(Math.floor(entry.contentRect.width)));
     this.resize.observe(this.element);
@@ -86,10 +88,10 @@ class Plot {
       text.setAttribute("x", LEFT - 6);
       text.setAttribute("y", y + 4);
     }
-    for (const { minutes, text } of this.times) {
-      text.setAttribute("x", this.box.right - (minutes / 2) * (this.box.right - this.box.left));
+    this.times.forEach((text, i) => {
+      text.setAttribute("x", this.box.left + (i / 2) * (this.box.right - this.box.left));
       text.setAttribute("y", HEIGHT - 5);
-    }
+    });
     this.redraw?.();
   }
 
@@ -99,19 +101,55 @@ class Plot {
     const now = { read: format(history.now(series, read)), write: format(history.now(series, write)) };
     setText(this.now.read, now.read);
     setText(this.now.write, now.write);
-    setAttribute(this.svg, "aria-label", `${title} of ${subject} in the last two minutes. Now: reads ${now.read}, writes ${now.write}.`);
+    const [solid, dashed] = this.kind.names ?? ["reads", "writes"];
+    setAttribute(this.svg, "aria-label", `${title} of ${subject} ${history.said}. Now: ${solid} ${now.read}, ${dashed} ${now.write}.`);
+    this.times.forEach((text, i) => setText(text, history.ticks[i]));
     if (this.width === 0) return;
+    this.mark(history);
     const most = steps(Math.max(peak(history, series, read, write), least));
     for (const { part, text } of this.marks) setText(text, part === 0 ? "0" : format(most * part));
     setAttribute(this.read, "d", path(history, series, read, most, this.box));
     setAttribute(this.write, "d", path(history, series, write, most, this.box));
   }
+
+  /** Draws a line for each marker. Their texts stand in a list next to the plots. */
+  mark(history) {
+    const { left, right, top, bottom } = this.box;
+    this.events.replaceChildren(...(history.markers ?? []).map(({ age_s, text }) => {
+      const x = (right - (age_s / history.seconds) * (right - left)).toFixed(1);
+      return svg("line", { class: "event", x1: x, x2: x, y1: top, y2: bottom }, svg("title", null, text));
+    }));
+  }
+
+  /** Shows the numbers under the pointer in place of the newest ones. */
+  follow(history, series) {
+    const { read, write, format } = this.kind;
+    this.svg.onpointermove = (event) => {
+      if (!this.box) return;
+      const part = (event.offsetX - this.box.left) / (this.box.right - this.box.left);
+      const at = history.nearest((1 - Math.min(Math.max(part, 0), 1)) * history.seconds);
+      if (!at) return;
+      setText(this.now.read, `${format(at.values[read])} at ${at.time}`);
+      setText(this.now.write, `${format(at.values[write])} at ${at.time}`);
+    };
+    this.svg.onpointerleave = () => {
+      setText(this.now.read, format(history.now(series, read)));
+      setText(this.now.write, format(history.now(series, write)));
+    };
+  }
+}
+
+/** Plots of these kinds, and their row. */
+export function plotRow(kinds) {
+  const plots = kinds.map((kind) => new Plot(kind));
+  return { plots, element: h("div", { class: "plot-row" }, plots.map((plot) => plot.element)) };
 }
 
 /** IOPS, bandwidth and mean latency of one series, with the newest numbers as a table. */
 export class Plots {
   constructor() {
-    this.plots = KINDS.map((kind) => new Plot(kind));
+    const { plots, element } = plotRow(KINDS);
+    this.plots = plots;
     this.caption = h("caption", { class: "visually-hidden" });
     this.cells = new Map();
     const heads = ["", "IOPS", "Bandwidth", "Mean latency", "Mean size"];
@@ -121,7 +159,7 @@ export class Plots {
       return cell;
     })));
     this.rest = h("p", { class: "muted" });
-    this.element = h("div", { class: "plots" }, h("div", { class: "plot-row" }, this.plots.map((plot) => plot.element)),
+    this.element = h("div", { class: "plots" }, element,
       h("details", null, h("summary", null, "Current values"),
         h("div", { class: "table" }, h("table", null, this.caption,
           h("thead", null, h("tr", null, heads.map((head) => (head === "" ? h("td") : h("th", { scope: "col", class: "number" }, head))))),

@@ -2,6 +2,7 @@
 
 import { remove, segment } from "./api.js";
 import { flag, operands, option, size } from "./command.js";
+import { DayPlots } from "./day.js";
 import { badge, h, links, newId, setText, someLinks } from "./dom.js";
 import { bandwidth, bytes, count, counted, latency, parseBytes, some, time } from "./format.js";
 import { Toolbar, rowActions } from "./menu.js";
@@ -42,10 +43,12 @@ class ArrayView {
     this.traffic = this.trafficTable();
     this.select = h("select", { id: newId("select"), onchange: () => this.sample() });
     this.plots = new Plots();
+    this.day = new DayPlots(`arrays/${name}`, name);
     this.element = h("div", null, this.error, h("div", { class: "panel" }, this.facts.element), this.toolbar.element, this.message.element,
       section("Members", this.table.element, this.memberMessage.element, h("h3", null, "Spares"), this.sparesList),
       section("Jobs", this.jobs.element),
-      section("Member activity", this.traffic.element, h("p", { class: "choice" }, h("label", { for: this.select.id }, "Plots of"), " ", this.select), this.plots.element));
+      section("Member activity", this.traffic.element, h("p", { class: "choice" }, h("label", { for: this.select.id }, "Plots of"), " ", this.select), this.plots.element),
+      section("History", this.day.element));
   }
 
   get array() { return find("arrays", this.name); }
@@ -174,6 +177,7 @@ class ArrayView {
     this.table.close();
     this.traffic.close();
     this.plots.close();
+    this.day.close();
   }
 
   fail(member) {

@@ -1,6 +1,7 @@
 // Exports: the list, the creation of one, and one export with the commands that attach it.
 
 import { get, patch, post, remove, segment } from "./api.js";
+import { DayPlots } from "./day.js";
 import { explain } from "./dialog.js";
 import { flag, operands, option } from "./command.js";
 import { copyable, copyableCommand } from "./copy.js";
@@ -149,6 +150,7 @@ export function openExport(name) {
   const message = new Message();
   const facts = new Facts("Export");
   const attach = h("div");
+  const day = new DayPlots(`exports/${name}`, name, { hasLatency: false });
   let loadedFor = null;
 
   // The commands change with the options and the state, but not with each client.
@@ -178,7 +180,7 @@ export function openExport(name) {
   return {
     title: `Export ${name}`,
     element: h("div", null, h("div", { class: "panel" }, facts.element),
-      toolbar.element, message.element, section("Attach", attach)),
+      toolbar.element, message.element, section("Attach", attach), section("History", day.element)),
     update() {
       const now = item();
       if (!now) return;
@@ -204,5 +206,6 @@ export function openExport(name) {
       facts.set("Bandwidth", bandwidth(rates.bytes_per_s));
       facts.set("Mean latency of its volumes", latency(history.meanLatency(item()?.volumes.map((volume) => history.volumes.get(volume)) ?? [])));
     },
+    close() { day.close(); },
   };
 }

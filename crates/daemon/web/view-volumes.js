@@ -2,6 +2,7 @@
 
 import { address, h, link, links, newId, setText } from "./dom.js";
 import { bandwidth, bytes, count, counted, latency } from "./format.js";
+import { DayPlots } from "./day.js";
 import { ALL } from "./history.js";
 import { Toolbar } from "./menu.js";
 import { baseLink, button, Message, section } from "./parts.js";
@@ -92,6 +93,7 @@ export function openVolume(name) {
   const message = new Message();
   const facts = new Facts("Volume");
   const plots = new Plots();
+  const day = new DayPlots(`volumes/${name}`, name);
 
   const rename = async () => {
     const renamed = await renameVolume(message, volume());
@@ -112,7 +114,7 @@ export function openVolume(name) {
   return {
     title: `Volume ${name}`,
     element: h("div", null, h("div", { class: "panel" }, facts.element),
-      toolbar.element, message.element, section("Last two minutes", plots.element)),
+      toolbar.element, message.element, section("Last two minutes", plots.element), section("History", day.element)),
     update() {
       const now = volume();
       if (!now) return;
@@ -127,6 +129,9 @@ export function openVolume(name) {
       facts.set("UUID", now.uuid);
     },
     sample() { plots.draw(history, history.volumes.get(name), name); },
-    close() { plots.close(); },
+    close() {
+      plots.close();
+      day.close();
+    },
   };
 }

@@ -105,7 +105,7 @@ impl Engine {
     /// The history of an object in the last seconds, in intervals of `resolution_s`.
     ///
     /// # Errors
-    /// When a value is invalid, or the object has no history.
+    /// When a value is invalid, or there is no such object, nor was there one in the last day.
     pub fn history(
         &self,
         object: &str,
@@ -125,12 +125,17 @@ impl Engine {
         let related = self.related(object);
         let kept = self.history.lock();
         let points = kept.book.points(object, seconds, resolution_s);
-        let points = points.ok_or_else(|| ApiError::not_found("history of", object))?;
         let since_ns = wall_ns().saturating_sub(u64::from(seconds) * 1_000_000_000);
         let is_of_jobs = |backing: &String| related.iter().any(|(_, name)| name == backing);
         let of_jobs = kept.markers.iter().filter(|(backing, _)| is_of_jobs(backing));
         let mut markers: Vec<HistoryMarker> = of_jobs.map(|(_, marker)| marker.clone()).collect();
         drop(kept);
+        let points = match points {
+            Some(points) => points,
+            // Its first point is due.
+            None if self.has_object(object) => Vec::new(),
+            None => return Err(ApiError::not_found("history of", object)),
+        };
         let is_related =
             |event: &Event| related.iter().any(|(kind, name)| event.kind == *kind && event.name == *name);
         let events = self.events.listen(0).0.into_iter().filter(is_related);
@@ -150,6 +155,24 @@ impl Engine {
     pub fn history_size(&self) -> Size {
         let kept = self.history.lock();
         Size { bytes: kept.book.bytes(), left_out: kept.book.left_out() }
+    }
+
+    /// Whether there is this object now.
+    fn has_object(&self, object: &str) -> bool {
+        let (kind, name) = object.split_once('/').unwrap_or_default();
+        match kind {
+            "arrays" => self.array(name).is_ok(),
+            "devices" => self.device(name).is_ok(),
+            "volumes" => self.volume(name).is_ok_and(|volume| volume.name == name),
+            "exports" => self.export(name).is_ok(),
+            "members" => {
+                let (array, slot) = name.rsplit_once('/').unwrap_or_default();
+                let slot = slot.parse::<usize>().ok();
+                self.array(array)
+                    .is_ok_and(|array| array.members.iter().any(|member| Some(member.slot) == slot))
+            }
+            _ => false,
+        }
     }
 
     /// Kinds and names of an object, of its exports, and of all that it depends on.
