@@ -23,8 +23,8 @@ use std::sync::Arc;
 pub struct Server {
     controls: Vec<ControlSocket>,
     exports: Vec<Running>,
-    /// Listeners that several exports share.
-    portals: Vec<OpenPortal>,
+    /// Listeners that several exports share, with the places of these.
+    portals: Vec<(OpenPortal, Vec<usize>)>,
     arrays: Vec<Kept>,
     stacks: Vec<Stack>,
     /// The announced role of this host for each stack that other hosts serve too.
@@ -115,7 +115,7 @@ impl Server {
             });
         }
         // Last: no host is refused an export that is about to start.
-        for portal in &self.portals {
+        for (portal, _) in &self.portals {
             let name = format!("{}:{}", portal.kind(), portal.name());
             portal.accept().map_err(|source| Error::Export { name, source })?;
         }
@@ -137,11 +137,11 @@ impl Server {
             let name = plan.exports[place].0.config.name();
             let portal = listener.portal.open(self.cores.all());
             let portal = portal.map_err(|source| Error::Export { name, source })?;
-            for other in sharing {
-                let config = &mut plan.exports[other].0.config;
+            for other in &sharing {
+                let config = &mut plan.exports[*other].0.config;
                 config.use_portal(portal.clone()).map_err(Error::Runtime)?;
             }
-            self.portals.push(portal);
+            self.portals.push((portal, sharing));
         }
         Ok(())
     }
@@ -201,8 +201,9 @@ impl Server {
 
     /// Reads the keys and certificates of exports again. Those in use stay where a file is invalid.
     pub fn reload_keys(&self, output: Output) {
-        for Running { name, text, export, .. } in &self.exports {
-            match hosting::export::reload(text, &**export) {
+        for (place, Running { name, text, export, .. }) in self.exports.iter().enumerate() {
+            let portal = self.portals.iter().find(|(_, sharing)| sharing.contains(&place));
+            match hosting::export::reload(text, &**export, portal.map(|(portal, _)| portal)) {
                 Ok(true) => {
                     let human = format!("export {name}: keys and certificates reloaded");
                     output.event("reloaded", human, json!({ "export": name }));
@@ -268,7 +269,7 @@ impl Server {
 
     /// Ends everything in order: clients, requests in flight, caches, sockets, cores.
     pub fn stop(mut self) -> Result<(), Error> {
-        self.portals.iter().for_each(|portal| portal.close());
+        self.portals.iter().for_each(|(portal, _)| portal.close());
         self.exports.clear();
         self.portals.clear();
         let core = self.cores.get(0);

@@ -218,9 +218,11 @@ impl Export for Nbd {
         self.service.places.remap(cores)
     }
 
-    /// A shared portal has it for all of its exports.
     fn set_security(&self, security: Security) -> Result<(), Error> {
-        self.portal.set_security(security)
+        match self.is_own {
+            true => self.portal.set_security(security),
+            false => Err(Error::Config("the portal has TLS for all of its exports".into())),
+        }
     }
 }
 

@@ -95,17 +95,22 @@ pub fn has_keys(text: &str) -> bool {
 
 /// Reads the keys and certificates of a running export again. New connections use them; those
 /// established stay, unless their host has lost its access. Returns whether it has such files. Must
-/// not be called on a core.
+/// not be called on a core. `portal` is the listener that it shares instead of
+/// [`ExportConfig::own_listener`], which has TLS for all of its exports.
 ///
 /// # Errors
 /// When a file cannot be used, which the error names, or the export refuses the keys. Then those in
 /// use stay.
-pub fn reload(text: &str, export: &dyn Export) -> Result<bool, String> {
+pub fn reload(text: &str, export: &dyn Export, portal: Option<&OpenPortal>) -> Result<bool, String> {
     if !has_keys(text) {
         return Ok(false);
     }
     let plan = ExportPlan::parse(text).map_err(|error| error.to_string())?;
-    put_keys_in_force(&*plan.config, export).map_err(|error| error.to_string())?;
+    let in_force = match (portal, plan.config.security()) {
+        (Some(portal), Some(security)) => portal.set_security(security.clone()),
+        _ => put_keys_in_force(&*plan.config, export),
+    };
+    in_force.map_err(|error| error.to_string())?;
     Ok(true)
 }
 
