@@ -98,7 +98,7 @@ def attempt(test, make, kind):
         return Outcome("skipped", took(), str(reason))
     except EmulatorError:
         raise
-    except Exception as error:  # whatever it is, the test failed, and the others still run
+    except (Exception, SystemExit) as error:  # whatever it is, the test failed, and the others still run
         details = traceback.format_exc(limit=-3) + subject.logs()
         return Outcome("failed", took(), details, f"{type(error).__name__}: {error}")
     finally:
