@@ -27,7 +27,7 @@ def a_volume_has_live_plots(web):
     page = web.open("healthy", "#/volumes/backup")
     for title, number in [("IOPS", r"[\d,]+"), ("Bandwidth", r"[\d.]+ MiB.s"), ("Mean latency", r"[\d.]+ µs")]:
         expect(page.get_by_role("img", name=re.compile(rf"^{title} of backup in the last two minutes\. Now: reads {number}, writes {number}\.$"))).to_be_visible()
-    line = page.get_by_role("img", name=re.compile("^IOPS")).locator("path.line.read")
+    line = page.get_by_role("img", name=re.compile("^IOPS of backup in the last two minutes")).locator("path.line.read")
     # A line needs two samples.
     expect(line).to_have_attribute("d", re.compile("L"))
     before = line.get_attribute("d")
