@@ -55,13 +55,15 @@ def the_command_sends_what_the_dialog_sends(web):
         assert _bare(json.loads(body[0])) == _bare(json.loads(sent_body)) if body else not sent_body, f"{line}: {body} is not {sent_body}"
         return line
 
-    def ends_with(line, confirm):
-        """This one asks the daemon what is lost, even if it runs dry."""
+    def ends_with(line, confirm, view=None):
+        """This one asks the daemon what is lost, even if it runs dry. The page then goes to the view, if there is one."""
         assert _copied(web) == line
         done = _run(line)
         assert done.returncode == 1 and "/no-such-socket" in done.stderr, f"{line}: {done.returncode} {done.stderr}"
         hand.press("button", confirm)
         web.wait_closed()
+        if view:
+            page.wait_for_function("view => location.hash === view", arg=view)
 
     web.go("#/volumes")
     hand.press("button", "New volume…")
@@ -95,7 +97,7 @@ def the_command_sends_what_the_dialog_sends(web):
     hand.pick("tmp", "Delete…")
     _copied(web)  # without the name that confirms
     hand.write("Type “tmp” to confirm", "tmp")
-    ends_with("freestone volume delete tmp", "Delete the volume")
+    ends_with("freestone volume delete tmp", "Delete the volume", "#/volumes")
 
     web.go("#/exports")
     hand.press("button", "New export…")
@@ -119,7 +121,7 @@ def the_command_sends_what_the_dialog_sends(web):
     web.go("#/devices/more")
     hand.pick("more", "Delete…")
     hand.write("Type “more” to confirm", "more")
-    ends_with("freestone device delete more", "Delete the device")
+    ends_with("freestone device delete more", "Delete the device", "#/devices")
     web.go("#/")
     hand.press("button", "Limit rate… rebuild of data, slot 2")
     hand.write("Maximum rate, bytes a second (optional)", "200 MiB")
