@@ -12,7 +12,7 @@ mod redact;
 mod table;
 mod value;
 
-pub use help::help;
+pub use help::{HELP_WIDTH, KEY_TEXT, help};
 pub use redact::{MASK, redact, redact_value};
 pub use table::{Entry, kinds, parse};
 pub use value::{CpuList, Seconds, Switch, Value};

@@ -11,7 +11,7 @@ use exports::{Error, Export};
 use reactor::CoreRef;
 use sandbox::Profile;
 use serde_json::{Map, Value, json};
-use spec::{self, Key, Kind, READ_ONLY, Spec, SpecError, Switch, key};
+use spec::{Key, Kind, READ_ONLY, Spec, SpecError, Switch, key};
 use std::path::PathBuf;
 use std::sync::Arc;
 
