@@ -6,7 +6,8 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-const DEVICES: [&str; 4] = ["--device", "mem:size=4M,id=a", "--device", "mem:size=8M,id=b"];
+const DEVICES: [&str; 6] =
+    ["--device", "mem:size=4M,id=a", "--device", "mem:size=8M,id=b", "--device", "mem:size=2M,id=c"];
 
 /// The capacity of an export.
 fn capacity(device: &str) -> u64 {
@@ -20,14 +21,15 @@ fn capacity(device: &str) -> u64 {
 fn exports_with_the_same_address_share_a_listener() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let export = |device: &str| format!("nbd:listen={address},device={device}");
-    let (a, b) = (export("a"), export("b"));
-    let (server, ready) = Server::start(&[&DEVICES[..], &["--export", &a, "--export", &b]].concat());
+    let [a, b, c] = ["a", "b", "c"].map(export);
+    let exports = ["--export", &a, "--export", &b, "--export", &c];
+    let (server, ready) = Server::start(&[&DEVICES[..], &exports[..]].concat());
     let listens: Vec<_> =
         ready["exports"].as_array().unwrap().iter().map(|export| &export["listen"]).collect();
-    assert_eq!(listens, [&address.to_string(), &address.to_string()]);
+    assert_eq!(listens, [&address.to_string(); 3]);
     let uri = |name: &str| format!("nbd:uri=nbd://{address}/{name}");
-    assert_eq!([uri("a"), uri("b")].map(|uri| capacity(&uri)), [4 << 20, 8 << 20]);
-    for name in ["c", ""] {
+    assert_eq!(["a", "b", "c"].map(|name| capacity(&uri(name))), [4 << 20, 8 << 20, 2 << 20]);
+    for name in ["d", ""] {
         let (said, code) = failure(&["info", "--device", &uri(name)]);
         assert!(code == 1 && said.contains("the server has no export"), "{said}");
     }

@@ -129,6 +129,7 @@ impl Server {
             let shares = |(other, _): &(ExportPlan, Vec<usize>)| {
                 other.config.own_listener().is_some_and(|other| other.is_same(&listener))
             };
+            // Those before have their portal already.
             let sharing: Vec<usize> =
                 (place..plan.exports.len()).filter(|other| shares(&plan.exports[*other])).collect();
             if sharing.len() < 2 {

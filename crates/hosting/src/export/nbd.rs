@@ -278,7 +278,7 @@ impl ExportConfig for NbdConfig {
     }
 
     fn own_listener(&self) -> Option<OwnListener> {
-        if self.portal.is_some() {
+        if self.portal.is_some() || self.config.portal.is_some() {
             return None;
         }
         let address = self.config.address.to_string();
