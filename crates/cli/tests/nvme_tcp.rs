@@ -83,6 +83,50 @@ fn host_and_target_prove_to_each_other_who_they_are() {
 }
 
 #[test]
+fn host_and_target_encrypt_what_they_say() {
+    const HOST: &str = "nqn.2014-08.org.example:host";
+    const KEY: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+    const OTHER: &str = "NVMeTLSkey-1:01:ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj/jBqb2:";
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        secrets::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let (key, other) = (file("key", &format!("{KEY}\n")), file("other", OTHER));
+    let keys = file("keys", &format!("{HOST} {KEY}\n"));
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let export = format!("nvme-tcp:listen={address},nqn={NQN},tls-keys={keys}");
+    let (server, _) = Server::start(&["--device", "mem:size=4M", "--export", &export]);
+    let bench = |more: &str| {
+        let device = format!("nvme-tcp:address={address},nqn={NQN},hostnqn={HOST}{more}");
+        let args =
+            ["bench", "--log", "trace", "--device", &device, "--rw", "randall", "--verify", "--time", "1"];
+        let output = freestone().args(args).output().unwrap();
+        let said = [&output.stdout[..], &output.stderr].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert!(!said.contains(&KEY[16..]) && !said.contains(&OTHER[16..]), "{said}");
+        (output.status.success(), said)
+    };
+    let (is_good, said) = bench(&format!(",tls-key={key}"));
+    assert!(is_good && said.contains("verified"), "{said}");
+    let wrong = [
+        (String::new(), "the server closed it"),
+        (format!(",tls-key={other}"), "the target does not accept the TLS key of this host (tls-key): "),
+        (format!(",tls-key={keys}"), "/keys: a key looks like NVMeTLSkey-1:01:"),
+        (",tls-key=/nowhere".into(), "tls-key: /nowhere: No such file"),
+    ];
+    for (more, why) in wrong {
+        let (is_good, said) = bench(&more);
+        assert!(!is_good && said.contains(why), "{said}");
+    }
+    let service = format!("nvme-tcp:address={address},hostnqn={HOST},tls-key={key}");
+    let found = crate::common::run_json(&["discover", "--json", &service]);
+    assert!(found.iter().any(|entry| entry["nqn"] == NQN), "{found:?}");
+    assert_eq!(server.stop().0, 0);
+}
+
+#[test]
 fn a_target_is_asked_what_there_is() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let export = format!("nvme-tcp:listen={address},nqn={NQN},hosts=nqn.2014-08.org.example:host");

@@ -76,8 +76,8 @@ impl Client {
     }
 }
 
-/// Waits for the only request in flight, and reaps it. A wake-up that a former wait did not need can
-/// end a wait before its request has completed.
+/// Waits for the only request in flight, and reaps it. A wake-up that a former wait did not need
+/// can end a wait before its request has completed.
 fn reap_one(queue: &mut BridgeQueue, slot: u32) {
     let mut ended = None;
     while ended.is_none() {

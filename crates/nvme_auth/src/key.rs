@@ -52,7 +52,7 @@ pub enum KeyError {
 
 /// Why a file with secrets cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum FileError {
+pub enum FileError<E: std::error::Error + 'static = KeyError> {
     /// The file cannot be read, or other users have access to it.
     #[error(transparent)]
     File(#[from] secrets::Error),
@@ -62,8 +62,17 @@ pub enum FileError {
         /// The file.
         path: PathBuf,
         /// The reason.
-        source: KeyError,
+        source: E,
     },
+}
+
+/// Reads a file that contains one text for `parse` and otherwise only white space.
+pub(crate) fn read_one<T, E: std::error::Error>(
+    path: &Path,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<T, FileError<E>> {
+    let text = secrets::read_text(path, MAX_FILE_BYTES)?;
+    parse(text.trim()).map_err(|source| FileError::Key { path: path.to_owned(), source })
 }
 
 impl Key {
@@ -90,8 +99,7 @@ impl Key {
     /// # Errors
     /// If the file cannot be read or does not contain a secret.
     pub fn read(path: &Path) -> Result<Key, FileError> {
-        let text = secrets::read_text(path, MAX_FILE_BYTES)?;
-        Key::parse(text.trim()).map_err(|source| FileError::Key { path: path.to_owned(), source })
+        read_one(path, Key::parse)
     }
 
     /// The secret bound to `name`.

@@ -42,7 +42,7 @@ pub use host_secrets::{HostSecrets, SecretText, SecretsError};
 pub use key::{Key, KeyError};
 pub use keys::{HostKeys, Keys, KeysError};
 pub use nvme::fabrics::auth::{Failure, Group, Hash};
-pub use tls_key::{TlsKey, TlsKeys};
+pub use tls_key::{TlsKey, TlsKeys, TlsSecret};
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

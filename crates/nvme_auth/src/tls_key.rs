@@ -21,7 +21,7 @@
 //! keyring.
 
 use crate::KeyError;
-use crate::key::decode;
+use crate::key::{FileError, decode, read_one};
 use crate::keys::{KeysError, read_lines};
 use crate::mac::mac;
 use base64::Engine;
@@ -30,6 +30,7 @@ use nvme::fabrics::auth::Hash;
 use nvme::fabrics::{Nqn, NqnError};
 use std::collections::BTreeMap;
 use std::path::Path;
+use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
 /// The prefix of a key's text.
@@ -115,7 +116,16 @@ impl TlsKey {
         Ok(TlsKey { is_bound, key })
     }
 
-    /// The keys for TLS, one for each way in which a host may derive it.
+    /// Reads a file that contains one key and otherwise only white space.
+    ///
+    /// # Errors
+    /// If the file cannot be read or does not contain a supported key.
+    pub fn read(path: &Path) -> Result<TlsKey, FileError<TlsKeyError>> {
+        read_one(path, TlsKey::parse)
+    }
+
+    /// The keys for TLS, one for each way in which a host may derive it. The specified way is the
+    /// first.
     pub fn secrets(&self, host: &Nqn, subsystem: &Nqn) -> Vec<TlsSecret> {
         let names = format!("{host} {subsystem}");
         let derive = |labels: Labels| {
@@ -141,6 +151,14 @@ impl TlsKey {
         secrets
     }
 }
+
+impl PartialEq for TlsKey {
+    fn eq(&self, other: &TlsKey) -> bool {
+        self.is_bound == other.is_bound && bool::from(self.key.ct_eq(&other.key))
+    }
+}
+
+impl Eq for TlsKey {}
 
 impl std::fmt::Debug for TlsKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -310,6 +328,22 @@ mod tests {
         ] {
             assert_eq!(TlsKey::parse(text).err(), Some(why), "{text}");
         }
+    }
+
+    #[test]
+    fn a_hosts_file_has_one_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key");
+        secrets::write(&path, format!("{BOUND}\n")).unwrap();
+        let key = TlsKey::read(&path).unwrap();
+        assert_eq!(key, TlsKey::parse(BOUND).unwrap());
+        assert_ne!(key, TlsKey::parse(&BOUND.replace(":01:", ":00:")).unwrap());
+        secrets::write(&path, format!("nqn.host {BOUND}\n")).unwrap();
+        let error = TlsKey::read(&path).unwrap_err().to_string();
+        assert!(
+            error.contains("/key: a key looks like NVMeTLSkey-1:01:") && !error.contains("AAEC"),
+            "{error}"
+        );
     }
 
     #[test]

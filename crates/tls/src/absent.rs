@@ -84,6 +84,14 @@ impl Client {
         Err(Error::Absent)
     }
 
+    /// Refused.
+    ///
+    /// # Errors
+    /// [`Error::Absent`].
+    pub fn with_secret(_identity: String, _secret: Zeroizing<Vec<u8>>) -> Result<Client, Error> {
+        Err(Error::Absent)
+    }
+
     /// Cannot be called.
     ///
     /// # Errors
@@ -116,6 +124,10 @@ impl Session {
     }
 
     pub fn read(&mut self, _to: &mut [u8]) -> Result<Plain, SessionError> {
+        match self.0 {}
+    }
+
+    pub fn is_readable(&mut self) -> bool {
         match self.0 {}
     }
 

@@ -1,13 +1,15 @@
 //! The side that connects.
 
 use crate::certificates::{self, AUTHORITY, exists, within};
+use crate::psk::Key;
 use crate::server::context;
 use crate::session::{Session, Side};
 use crate::{Error, SessionError, psk};
-use openssl::ssl::{SslContext, SslContextBuilder, SslMethod, SslVerifyMode};
+use openssl::ssl::{SslContext, SslContextBuilder, SslMethod, SslVerifyMode, SslVersion};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use zeroize::Zeroizing;
 
 /// The trusted authorities, and the own certificate if the server requests one. Clones share it.
 #[derive(Clone)]
@@ -80,8 +82,22 @@ impl Client {
                 return Err(Error::content(file, fault));
             }
         };
+        Client::presenting(context(SslMethod::tls_client())?, keys.swap_remove(place))
+    }
+
+    /// Uses a key of the caller with its identity; TLS 1.3 only. A server with the same key needs
+    /// no certificate.
+    ///
+    /// # Errors
+    /// The identity is longer than 255 bytes, or the key cannot be used.
+    pub fn with_secret(identity: String, secret: Zeroizing<Vec<u8>>) -> Result<Client, Error> {
         let mut context = context(SslMethod::tls_client())?;
-        psk::present(&mut context, keys.swap_remove(place))?;
+        context.set_min_proto_version(Some(SslVersion::TLS1_3))?;
+        Client::presenting(context, Key { identity, secret })
+    }
+
+    fn presenting(mut context: SslContextBuilder, key: Key) -> Result<Client, Error> {
+        psk::present(&mut context, key)?;
         // A server without the key must not be accepted because of some certificate.
         context.set_verify(SslVerifyMode::PEER);
         Ok(Client::new(context, false))

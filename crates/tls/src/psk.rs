@@ -12,6 +12,9 @@ use zeroize::Zeroizing;
 
 /// Longest identity of a key, in bytes: every TLS library accepts it.
 const MAX_IDENTITY: usize = 128;
+/// Longest identity that a client can present, in bytes: `PSK_MAX_IDENTITY_LEN` of OpenSSL, less
+/// the zero byte.
+const MAX_PRESENTED: usize = 255;
 /// Longest key, in bytes: likewise.
 const MAX_KEY: usize = 64;
 /// Shortest key, in bytes: shorter keys can be found by trial.
@@ -103,6 +106,9 @@ fn index() -> Result<Index<Ssl, Box<str>>, ErrorStack> {
 
 /// Presents one key to the server.
 pub(crate) fn present(context: &mut SslContextBuilder, key: Key) -> Result<(), Error> {
+    if key.identity.len() > MAX_PRESENTED {
+        return Err(Error::LongIdentity { identity: key.identity, most: MAX_PRESENTED });
+    }
     suites(context)?;
     context.set_psk_client_callback(move |_, _, identity, secret| {
         // Leaves room for the zero byte after the identity.

@@ -130,6 +130,12 @@ impl Session {
         }
     }
 
+    /// Returns whether [`Session::read`] would return anything but [`Plain::Nothing`] now, once the
+    /// handshake is over.
+    pub fn is_readable(&mut self) -> bool {
+        !matches!(self.stream.ssl_peek(&mut [0]), Err(error) if error.code() == ErrorCode::WANT_READ)
+    }
+
     /// Encrypts all of `bytes`, once the handshake is over, and adds them to [`Session::unsent`].
     /// The caller limits how much waits there.
     ///

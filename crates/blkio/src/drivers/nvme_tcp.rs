@@ -7,7 +7,7 @@ use crate::{Error, Region, Result, Value};
 use base::Uuid;
 use drivers::direct::DirectQueue;
 use drivers::nvme_tcp::{
-    Cancel, Key, MAX_QUEUE_DEPTH, Nqn, OpenError, Options, Session, StreamError, parse_address,
+    Cancel, Key, MAX_QUEUE_DEPTH, Nqn, OpenError, Options, Session, StreamError, TlsKey, parse_address,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -48,6 +48,7 @@ impl Driver for NvmeTcp {
             Spec::setting("hostid", ""),
             Spec::setting("dhchap-key", ""),
             Spec::setting("dhchap-ctrl-key", ""),
+            Spec::setting("tls-key", ""),
             Spec::setting("hdgst", false),
             Spec::setting("ddgst", false),
             Spec::setting("kato", 5),
@@ -137,15 +138,9 @@ fn options(p: &Properties) -> Result<Options> {
             Uuid::parse(host_id).ok_or_else(|| refuse(format!("property hostid: {host_id:?} is no UUID")))?;
         options.host_id = Some(id.0);
     }
-    let secret = |property: &str| match p.str(property) {
-        "" => Ok(None),
-        path => match Key::read(Path::new(path)) {
-            Ok(key) => Ok(Some(key)),
-            Err(error) => Err(refuse(format!("property {property}: {error}"))),
-        },
-    };
-    options.key = secret("dhchap-key")?;
-    options.controller_key = secret("dhchap-ctrl-key")?;
+    options.key = secret(p, "dhchap-key", Key::read)?;
+    options.controller_key = secret(p, "dhchap-ctrl-key", Key::read)?;
+    options.tls_key = secret(p, "tls-key", TlsKey::read)?;
     options.nsid = Some(p.int("nsid") as u32).filter(|nsid| *nsid > 0);
     options.read_only = p.bool("read-only");
     options.header_digest = p.bool("hdgst");
@@ -156,4 +151,19 @@ fn options(p: &Properties) -> Result<Options> {
     options.loss_timeout_s = p.int("ctrl-loss-tmo") as u32;
     options.timeout_ms = p.int("connect-timeout-ms") as u64;
     Ok(options)
+}
+
+/// The secret in the file that a property names, which `read` reads.
+fn secret<T, E: std::fmt::Display>(
+    p: &Properties,
+    property: &str,
+    read: impl FnOnce(&Path) -> std::result::Result<T, E>,
+) -> Result<Option<T>> {
+    match p.str(property) {
+        "" => Ok(None),
+        path => match read(Path::new(path)) {
+            Ok(key) => Ok(Some(key)),
+            Err(error) => Err(Error::new(libc::EINVAL, format!("property {property}: {error}"))),
+        },
+    }
 }

@@ -11,7 +11,7 @@
 use super::error::OpenError;
 use super::options::Options;
 use crate::stream::StreamError;
-use crate::stream::connect::Stream;
+use crate::stream::connect::Timed;
 use nbd::Replies;
 use nbd::handshake::{
     BASE_ALLOCATION, FLAG_CAN_MULTI_CONN, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, FLAG_READ_ONLY,
@@ -116,7 +116,7 @@ impl Facts {
 /// # Errors
 /// When the server refuses, violates the protocol, or does not answer in time.
 pub(super) fn negotiate(
-    stream: &mut Stream<'_, '_>,
+    stream: &mut Timed<'_, '_>,
     options: &Options,
 ) -> Result<(Facts, Option<u32>), OpenError> {
     let Options { export, replies: richest, .. } = options;
@@ -166,7 +166,7 @@ pub(super) fn negotiate(
 
 /// `NBD_OPT_STARTTLS` and the TLS handshake: all following data goes through the session.
 /// Everything received in the clear becomes void, except for the greeting.
-fn start_tls(stream: &mut Stream<'_, '_>, session: tls::Session) -> Result<(), OpenError> {
+fn start_tls(stream: &mut Timed<'_, '_>, session: tls::Session) -> Result<(), OpenError> {
     ask(stream, OPT_STARTTLS, &[])?;
     let reply = Reply::read(stream, OPT_STARTTLS)?;
     match reply.kind {
@@ -177,7 +177,7 @@ fn start_tls(stream: &mut Stream<'_, '_>, session: tls::Session) -> Result<(), O
 }
 
 /// Requests an optional feature. Returns whether the server grants it.
-fn is_granted(stream: &mut Stream<'_, '_>, option: u32) -> Result<bool, OpenError> {
+fn is_granted(stream: &mut Timed<'_, '_>, option: u32) -> Result<bool, OpenError> {
     ask(stream, option, &[])?;
     let reply = Reply::read(stream, option)?;
     match reply.kind {
@@ -191,7 +191,7 @@ fn is_granted(stream: &mut Stream<'_, '_>, option: u32) -> Result<bool, OpenErro
 }
 
 /// Selects `base:allocation`. Returns its identifier, or `None` if the server does not have it.
-fn set_context(stream: &mut Stream<'_, '_>, export: &str) -> Result<Option<u32>, OpenError> {
+fn set_context(stream: &mut Timed<'_, '_>, export: &str) -> Result<Option<u32>, OpenError> {
     let mut data = string(export.as_bytes());
     // One context is requested.
     data.extend(1u32.to_be_bytes());
@@ -221,7 +221,7 @@ fn set_context(stream: &mut Stream<'_, '_>, export: &str) -> Result<Option<u32>,
 }
 
 /// `NBD_OPT_GO`. Returns `None` if the server does not support it.
-fn go(stream: &mut Stream<'_, '_>, export: &str, replies: Replies) -> Result<Option<Facts>, OpenError> {
+fn go(stream: &mut Timed<'_, '_>, export: &str, replies: Replies) -> Result<Option<Facts>, OpenError> {
     let mut data = string(export.as_bytes());
     // One kind of information is requested.
     data.extend(1u16.to_be_bytes());
@@ -259,7 +259,7 @@ fn go(stream: &mut Stream<'_, '_>, export: &str, replies: Replies) -> Result<Opt
 
 /// `NBD_OPT_EXPORT_NAME`, which a server refuses by disconnecting.
 fn by_name(
-    stream: &mut Stream<'_, '_>,
+    stream: &mut Timed<'_, '_>,
     export: &str,
     replies: Replies,
     has_zeroes: bool,
@@ -279,7 +279,7 @@ fn by_name(
     Facts::new(size, u16::from_be_bytes(flags), replies, None)
 }
 
-fn ask(stream: &mut Stream<'_, '_>, option: u32, data: &[u8]) -> Result<(), OpenError> {
+fn ask(stream: &mut Timed<'_, '_>, option: u32, data: &[u8]) -> Result<(), OpenError> {
     let mut message = OPTION_MAGIC.to_be_bytes().to_vec();
     message.extend(option.to_be_bytes());
     message.extend((data.len() as u32).to_be_bytes());
@@ -292,7 +292,7 @@ fn string(text: &[u8]) -> Vec<u8> {
     [&(text.len() as u32).to_be_bytes(), text].concat()
 }
 
-fn number(stream: &mut Stream<'_, '_>) -> Result<u64, OpenError> {
+fn number(stream: &mut Timed<'_, '_>) -> Result<u64, OpenError> {
     let mut bytes = [0; 8];
     stream.read(&mut bytes)?;
     Ok(u64::from_be_bytes(bytes))
@@ -305,7 +305,7 @@ struct Reply {
 }
 
 impl Reply {
-    fn read(stream: &mut Stream<'_, '_>, option: u32) -> Result<Reply, OpenError> {
+    fn read(stream: &mut Timed<'_, '_>, option: u32) -> Result<Reply, OpenError> {
         let mut header = [0; 20];
         stream.read(&mut header)?;
         let header = Reply { kind: 0, data: header.to_vec() };

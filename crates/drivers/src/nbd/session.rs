@@ -4,7 +4,7 @@ use super::error::OpenError;
 use super::handshake::{Facts, negotiate};
 use super::options::{MAX_CONNECTIONS, Options};
 use crate::stream::Cancel;
-use crate::stream::connect::{Deadline, Stream};
+use crate::stream::connect::{Deadline, Stream, Timed};
 use crate::stream::wire::Wire;
 use block::{Limits, SharedLimits};
 use nbd::request::{Header, MAX_HEADER};
@@ -61,9 +61,9 @@ impl Session {
     pub fn over(socket: OwnedFd, options: &Options, cancel: &Cancel) -> Result<Arc<Session>, OpenError> {
         options.check().map_err(OpenError::Options)?;
         let deadline = Deadline::new(options.timeout_ms, cancel);
-        let mut stream = Stream::over(socket.into(), &deadline)?;
+        let mut stream = Timed::new(Stream::over(socket.into())?, &deadline);
         let (facts, context) = negotiate(&mut stream, options)?;
-        Session::new(options, (Connection { wire: stream.into_wire(), context }, facts))
+        Session::new(options, (Connection { wire: stream.into_inner().into_wire(), context }, facts))
     }
 
     fn new(options: &Options, (connection, facts): (Connection, Facts)) -> Result<Arc<Session>, OpenError> {
@@ -110,7 +110,7 @@ impl Session {
             return Ok(());
         }
         let deadline = Deadline::new(self.options.timeout_ms, cancel);
-        let mut stream = Stream::connect(&self.options.address, &deadline)?;
+        let mut stream = Timed::new(Stream::connect(&self.options.address, &deadline)?, &deadline);
         let (facts, _) = negotiate(&mut stream, &self.options)?;
         let mut bytes = [0; MAX_HEADER];
         let len = Header::DISCONNECT.encode(facts.replies, &mut bytes);
@@ -219,9 +219,9 @@ impl Drop for Lease {
 
 fn connect(options: &Options, cancel: &Cancel) -> Result<(Connection, Facts), OpenError> {
     let deadline = Deadline::new(options.timeout_ms, cancel);
-    let mut stream = Stream::connect(&options.address, &deadline)?;
+    let mut stream = Timed::new(Stream::connect(&options.address, &deadline)?, &deadline);
     let (facts, context) = negotiate(&mut stream, options)?;
-    Ok((Connection { wire: stream.into_wire(), context }, facts))
+    Ok((Connection { wire: stream.into_inner().into_wire(), context }, facts))
 }
 
 /// Bytes of the export in whole blocks.

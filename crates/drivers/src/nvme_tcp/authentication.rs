@@ -3,10 +3,11 @@
 //! Source: Base Specification 2.0, 8.13.
 
 use super::error::OpenError;
+use super::identity::Identity;
 use super::link::Link;
 use super::options::Options;
 use crate::stream::connect::Deadline;
-use nvme::fabrics::{ConnectData, auth};
+use nvme::fabrics::auth;
 use nvme::{Sgl, Status};
 use nvme_auth::host::Refusal;
 use nvme_auth::response::Parties;
@@ -23,12 +24,12 @@ const ROOM: usize = 4096;
 pub(super) fn perform(
     link: &mut Link,
     options: &Options,
-    data: &ConnectData,
+    host: &Identity,
     deadline: &Deadline<'_>,
 ) -> Result<(), OpenError> {
     static TRANSACTION: AtomicU16 = AtomicU16::new(0);
     let key = options.key.as_ref().ok_or(OpenError::NoKey)?;
-    let parties = Parties { host: data.host.clone(), subsystem: data.subsystem.clone() };
+    let parties = Parties { host: host.name.clone(), subsystem: host.subsystem.clone() };
     let transaction = TRANSACTION.fetch_add(1, Ordering::Relaxed);
     let mut talk = Host::new(&parties, key, options.controller_key.as_ref(), transaction);
     say(link, &talk.negotiate(), deadline)?;

@@ -3,10 +3,11 @@
 
 use super::authentication;
 use super::error::OpenError;
+use super::identity::Identity;
 use super::link::Link;
 use super::options::Options;
 use crate::stream::connect::{Deadline, Stream};
-use nvme::fabrics::{Connect, ConnectData, ConnectResponse, InvalidParameter};
+use nvme::fabrics::{Connect, ConnectResponse, InvalidParameter};
 use nvme::{Sgl, Status};
 
 /// The purpose of a connection.
@@ -15,7 +16,8 @@ pub(super) struct Purpose<'a> {
     /// Entries of the queue.
     pub(super) entries: u32,
     pub(super) keep_alive_ms: u32,
-    pub(super) data: &'a ConnectData,
+    pub(super) host: &'a Identity,
+    pub(super) controller_id: u16,
 }
 
 /// Connects a queue to the target. Returns the identifier of its controller.
@@ -24,8 +26,11 @@ pub(super) fn connect(
     purpose: &Purpose<'_>,
     deadline: &Deadline<'_>,
 ) -> Result<(Link, u16), OpenError> {
-    let socket = Stream::connect(&options.address, deadline)?.into_socket();
-    let mut link = Link::over(socket, options, deadline)?;
+    let stream = match &purpose.host.security {
+        Some(security) => security.connect(&options.address, deadline)?,
+        None => Stream::connect(&options.address, deadline)?,
+    };
+    let mut link = Link::over(stream, options, deadline)?;
     let connect = Connect {
         record_format: 0,
         queue_id: purpose.queue_id,
@@ -33,7 +38,7 @@ pub(super) fn connect(
         attributes: 0,
         keep_alive_ms: purpose.keep_alive_ms,
     };
-    let data = purpose.data.encode();
+    let data = purpose.host.connect_data(purpose.controller_id).encode();
     let entry = |id| connect.entry(id, Sgl::InCapsule { offset: 0, len: data.len() as u32 });
     let end = link.command(entry, &data, &mut [], deadline)?;
     match end.status {
@@ -45,7 +50,7 @@ pub(super) fn connect(
     }
     let response = ConnectResponse::parse(&end);
     if response.needs_authentication {
-        authentication::perform(&mut link, options, purpose.data, deadline)?;
+        authentication::perform(&mut link, options, purpose.host, deadline)?;
     } else if options.controller_key.is_some() {
         return Err(OpenError::NoProof);
     }

@@ -19,7 +19,6 @@ use super::shared::{Shared, Task};
 use crate::stream::connect::Deadline;
 use crate::stream::{Cancel, StreamError};
 use nvme::Status;
-use nvme::fabrics::ConnectData;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -112,7 +111,9 @@ fn serve(shared: &Shared, controller: &mut Controller, stop: &Cancel) -> End {
 }
 
 /// Waits until there is work. Returns whether the admin queue is readable.
-fn wait(shared: &Shared, controller: &Controller, timeout: Duration) -> bool {
+fn wait(shared: &Shared, controller: &mut Controller, timeout: Duration) -> bool {
+    let has_unread = controller.has_unread();
+    let timeout = if has_unread { Duration::ZERO } else { timeout };
     let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = [entry(shared.wake.as_raw_fd()), entry(controller.fd())];
     let timeout_ms = i32::try_from(timeout.as_millis() + 1).unwrap_or(i32::MAX);
@@ -121,7 +122,7 @@ fn wait(shared: &Shared, controller: &Controller, timeout: Duration) -> bool {
     if ready > 0 && fds[0].revents != 0 {
         let _ = shared.wake.read();
     }
-    ready > 0 && fds[1].revents != 0
+    has_unread || ready > 0 && fds[1].revents != 0
 }
 
 /// Executes pending jobs. An error of a queue goes to the requester; an error of the admin queue is
@@ -220,13 +221,14 @@ fn connect(
         queue_id: mailbox.queue_id,
         entries: mailbox.depth + 1,
         keep_alive_ms: 0,
-        data: &ConnectData { controller_id, ..shared.host.clone() },
+        host: &shared.host,
+        controller_id,
     };
     loop {
         match connect::connect(&shared.options, &purpose, deadline) {
             Ok((link, _)) => {
                 let terms = link.terms();
-                return Ok(Connection { socket: link.into_socket(), terms, facts: *facts });
+                return Ok(Connection { wire: link.into_wire(), terms, facts: *facts });
             }
             // The target has not released this identifier's previous queue yet.
             Err(OpenError::Refused { status: Status::COMMAND_SEQUENCE_ERROR, .. }) => {

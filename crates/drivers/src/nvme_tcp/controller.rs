@@ -3,6 +3,7 @@
 use super::connect::{self, Purpose};
 use super::error::OpenError;
 use super::facts::{Facts, Structures};
+use super::identity::Identity;
 use super::link::Link;
 use super::options::{MAX_QUEUES, Options};
 use crate::stream::connect::Deadline;
@@ -10,7 +11,7 @@ use nvme::command::{Command, cns, event, feature, log_page};
 use nvme::fabrics::property::{
     Capabilities, Configuration, ControllerStatus, PropertyGet, PropertySet, offset,
 };
-use nvme::fabrics::{ANY_CONTROLLER, ConnectData, MIN_ADMIN_ENTRIES};
+use nvme::fabrics::{ANY_CONTROLLER, MIN_ADMIN_ENTRIES};
 use nvme::identify::ControllerData;
 use nvme::identify::lists::parse_namespaces;
 use nvme::{IDENTIFY_BYTES, IdentifyData, Sgl, Status, SubmissionEntry};
@@ -35,10 +36,10 @@ impl Controller {
     /// Connects, enables the controller, and queries the namespace.
     pub(super) fn connect(
         options: &Options,
-        data: &ConnectData,
+        host: &Identity,
         deadline: &Deadline<'_>,
     ) -> Result<(Controller, Facts), OpenError> {
-        let mut controller = Controller::reach(options, data, deadline)?;
+        let mut controller = Controller::reach(options, host, deadline)?;
         let facts = controller.learn(options.nsid, deadline)?;
         controller.agree_on_queues(options, deadline)?;
         controller.ask_for_events(deadline)?;
@@ -48,14 +49,15 @@ impl Controller {
     /// Connects and enables the controller.
     pub(super) fn reach(
         options: &Options,
-        data: &ConnectData,
+        host: &Identity,
         deadline: &Deadline<'_>,
     ) -> Result<Controller, OpenError> {
         let purpose = Purpose {
             queue_id: 0,
             entries: MIN_ADMIN_ENTRIES.into(),
             keep_alive_ms: options.keep_alive_s * 1000,
-            data: &ConnectData { controller_id: ANY_CONTROLLER, ..data.clone() },
+            host,
+            controller_id: ANY_CONTROLLER,
         };
         let (mut link, id) = connect::connect(options, &purpose, deadline)?;
         let get = PropertyGet { bytes: 8, offset: offset::CAP };
@@ -133,6 +135,11 @@ impl Controller {
     /// The socket, to wait for events.
     pub(super) fn fd(&self) -> std::os::fd::RawFd {
         self.link.fd()
+    }
+
+    /// Whether PDUs have arrived that the socket does not report.
+    pub(super) fn has_unread(&mut self) -> bool {
+        self.link.has_unread()
     }
 
     /// Shuts the controller down.

@@ -5,13 +5,14 @@
 
 use super::controller::Controller;
 use super::error::OpenError;
-use super::options::{Options, host};
+use super::identity::Identity;
+use super::options::Options;
 use crate::stream::Cancel;
 use crate::stream::connect::Deadline;
 use nvme::Command;
 use nvme::command::log_page;
+use nvme::fabrics::Nqn;
 use nvme::fabrics::discovery::{DiscoveryEntry, DiscoveryHeader, RECORD_BYTES};
-use nvme::fabrics::{ANY_CONTROLLER, ConnectData, Nqn};
 
 /// Records read at once: 4 KiB, which every controller supports.
 const AT_ONCE: u64 = 4;
@@ -26,11 +27,9 @@ const ATTEMPTS: u32 = 8;
 /// When there is no service, it violates the protocol, its log keeps changing, or `cancel` was
 /// called.
 pub fn discover(options: &Options, cancel: &Cancel) -> Result<Vec<DiscoveryEntry>, OpenError> {
-    let (host_id, name) = host(options);
-    let subsystem = Nqn::discovery();
     // A short visit: no keep-alive is needed.
-    let options = Options { nqn: subsystem.clone(), keep_alive_s: 0, ..options.clone() };
-    let host = ConnectData { host_id, controller_id: ANY_CONTROLLER, subsystem, host: name };
+    let options = Options { nqn: Nqn::discovery(), keep_alive_s: 0, ..options.clone() };
+    let host = Identity::new(&options)?;
     let deadline = Deadline::new(options.timeout_ms, cancel);
     let mut controller = Controller::reach(&options, &host, &deadline)?;
     for _ in 0..ATTEMPTS {

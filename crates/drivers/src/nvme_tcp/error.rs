@@ -36,6 +36,9 @@ pub enum OpenError {
     /// Authentication of the host or the target failed.
     #[error("authentication failed: {0}")]
     Authentication(Refusal),
+    /// No TLS with the key: the target has another one, or none for these names, or no TLS.
+    #[error("the target does not accept the TLS key of this host (tls-key): {0}")]
+    Untrusted(#[source] StreamError),
     /// The target refused a command.
     #[error("the target refuses {command}: {status}")]
     Refused {
@@ -72,7 +75,7 @@ impl OpenError {
     pub fn errno(&self) -> i32 {
         match self {
             OpenError::Options(_) => libc::EINVAL,
-            OpenError::Stream(error) => error.errno(),
+            OpenError::Stream(error) | OpenError::Untrusted(error) => error.errno(),
             OpenError::Protocol(_) | OpenError::Malformed(_) => libc::EPROTO,
             OpenError::NotGranted(_) | OpenError::Unusable(_) => libc::ENOTSUP,
             OpenError::Parameter(InvalidParameter::SUBSYSTEM, _) | OpenError::NoNamespace(_) => libc::ENOENT,

@@ -1,12 +1,12 @@
 //! The kind `nvme-tcp` of devices.
 
-use super::{Address, Key, Nqn, NvmeTcpDevice, Options, parse_address};
+use super::{Address, Key as Secret, Nqn, NvmeTcpDevice, Options, TlsKey, parse_address};
 use crate::kind::DeviceConfig;
 use base::Uuid;
 use block::{Device, DeviceError};
 #[cfg(feature = "sandbox")]
 use sandbox::{Access, Profile};
-use spec::{ID, Kind, READ_ONLY, Spec, SpecError, Value, key};
+use spec::{ID, Key, Kind, READ_ONLY, Spec, SpecError, Value, key};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -28,6 +28,7 @@ pub static KIND: Kind = Kind {
         .read(),
         key("dhchap-ctrl-key", "FILE", "file with the target's secret, to authenticate the target as well")
             .read(),
+        TLS_KEY,
         READ_ONLY,
         key("queues", "N", "most I/O queues, one for each core; 0: as many as the target allows [0]"),
         key("queue-depth", "N", "requests in flight on each queue [128]"),
@@ -46,6 +47,11 @@ pub static KIND: Kind = Kind {
     ],
 };
 
+/// The key of TLS, of devices and discovery services.
+pub const TLS_KEY: Key =
+    key("tls-key", "FILE", "file with the key that host and target share, for TLS 1.3 (NVMeTLSkey-1:…)")
+        .read();
+
 /// The device of a specification.
 ///
 /// # Errors
@@ -58,8 +64,9 @@ pub fn parse(spec: &Spec) -> Result<Box<dyn DeviceConfig>, SpecError> {
         nsid: spec.get("nsid")?,
         host_nqn: spec.get("hostnqn")?.map(|Name(nqn)| nqn),
         host_id: spec.get("hostid")?.map(|Uuid(id)| id),
-        key: secret(spec, "dhchap-key")?,
-        controller_key: secret(spec, "dhchap-ctrl-key")?,
+        key: secret(spec, "dhchap-key", Secret::read)?,
+        controller_key: secret(spec, "dhchap-ctrl-key", Secret::read)?,
+        tls_key: secret(spec, "tls-key", TlsKey::read)?,
         read_only: spec.is_on("readonly")?,
         queues: spec.get_or("queues", defaults.queues)?,
         queue_depth: spec.get_or("queue-depth", defaults.queue_depth)?,
@@ -97,13 +104,18 @@ pub fn keep_host_name(profile: &mut Profile) {
     profile.allow("/proc/sys/kernel/random", Access::Read);
 }
 
-/// The secret in the file that a key names. It is read now: later on, in a sandbox, it cannot be.
+/// The secret in the file that a key names, which `read` reads. It is read now: later on, in a
+/// sandbox, it cannot be.
 ///
 /// # Errors
 /// When the file cannot be read or has no key.
-pub fn secret(spec: &Spec, name: &str) -> Result<Option<Key>, SpecError> {
+pub fn secret<T, E: std::fmt::Display>(
+    spec: &Spec,
+    name: &str,
+    read: impl FnOnce(&Path) -> Result<T, E>,
+) -> Result<Option<T>, SpecError> {
     let path: Option<String> = spec.get(name)?;
-    let key = path.map(|path| Key::read(Path::new(&path))).transpose();
+    let key = path.map(|path| read(Path::new(&path))).transpose();
     key.map_err(|error| spec.refuse(format!("{name}: {error}")))
 }
 

@@ -4,15 +4,15 @@
 use super::error::{OpenError, Violation};
 use super::options::Options;
 use crate::stream::StreamError;
-use crate::stream::connect::Deadline;
+use crate::stream::connect::{Deadline, Stream};
+use crate::stream::wire::Wire;
 use nvme::tcp::{
     C2hData, COMMON_BYTES, CapsuleCmd, CapsuleResp, DataDigest, Fatal, Frame, Framing, HEADER_BYTES,
     IC_BYTES, IcReq, IcResp, MAX_FRONT, MAX_PEER_FRONT, MAX_TERMINATION_BYTES, PduType, Side, TermReq,
 };
 use nvme::{CompletionEntry, Sgl, Status, SubmissionEntry};
-use socket2::Socket;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 
 /// The negotiated parameters of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub(super) struct Terms {
 
 /// A connection and its queue.
 pub(super) struct Link {
-    socket: Socket,
+    stream: Stream,
     terms: Terms,
     next_id: u16,
     /// The outstanding asynchronous event request.
@@ -35,14 +35,14 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Initializes a connection over `socket`.
+    /// Initializes a connection over `stream`.
     pub(super) fn over(
-        socket: Socket,
+        mut stream: Stream,
         options: &Options,
         deadline: &Deadline<'_>,
     ) -> Result<Link, OpenError> {
-        let terms = agree(&socket, options, deadline)?;
-        Ok(Link { socket, terms, next_id: 0, event_request: None, event: None })
+        let terms = agree(&mut stream, options, deadline)?;
+        Ok(Link { stream, terms, next_id: 0, event_request: None, event: None })
     }
 
     /// Sends the command that `entry` builds for an identifier, with `data` in its capsule, and
@@ -108,7 +108,17 @@ impl Link {
 
     /// Processes received PDUs while no command is pending. Called when the socket is readable.
     pub(super) fn listen(&mut self, deadline: &Deadline<'_>) -> Result<(), OpenError> {
-        self.receive(None, &mut [], &mut 0, deadline).map(|_| ())
+        let mut has_pdu = self.stream.has_arrived(deadline)?;
+        while has_pdu {
+            self.receive(None, &mut [], &mut 0, deadline)?;
+            has_pdu = self.has_unread();
+        }
+        Ok(())
+    }
+
+    /// Whether PDUs have arrived that the socket does not report.
+    pub(super) fn has_unread(&mut self) -> bool {
+        self.stream.has_unread()
     }
 
     /// Returns the event that arrived since the last call.
@@ -121,11 +131,11 @@ impl Link {
     }
 
     pub(super) fn fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
+        self.stream.fd()
     }
 
-    pub(super) fn into_socket(self) -> Socket {
-        self.socket
+    pub(super) fn into_wire(self) -> Wire {
+        self.stream.into_wire()
     }
 
     fn send(
@@ -145,7 +155,7 @@ impl Link {
         if framing.data_digest && !data.is_empty() {
             message.extend(digest(data));
         }
-        deadline.write(&self.socket, &message)?;
+        self.stream.write(&message, deadline)?;
         Ok(id)
     }
 
@@ -160,7 +170,8 @@ impl Link {
         let mut front = [0; MAX_PEER_FRONT];
         let result = self.receive_pdu(id, to, got, &mut front, deadline);
         if let Err(OpenError::Protocol(violation)) = &result {
-            refuse(&self.socket, violation, &front[..HEADER_BYTES]);
+            // Best effort: the connection ends in any case.
+            let _ = self.stream.write(&termination(violation, &front[..HEADER_BYTES]), deadline);
         }
         result
     }
@@ -173,7 +184,7 @@ impl Link {
         front: &mut [u8; MAX_PEER_FRONT],
         deadline: &Deadline<'_>,
     ) -> Result<Option<CompletionEntry>, OpenError> {
-        let frame = receive_front(&self.socket, &self.terms.to_receive, front, deadline)?;
+        let frame = receive_front(&mut self.stream, &self.terms.to_receive, front, deadline)?;
         let header = front.first_chunk::<HEADER_BYTES>().expect("no header is shorter");
         match frame.kind {
             PduType::C2hData => {
@@ -186,7 +197,7 @@ impl Link {
                     return Err(outside.into());
                 }
                 let target = &mut to[*got..*got + data.len as usize];
-                deadline.read(&self.socket, target)?;
+                self.stream.read(target, deadline)?;
                 self.check_digest(&frame, target, deadline)?;
                 *got += data.len as usize;
                 let end = CompletionEntry::new(data.command_id, Status::SUCCESS);
@@ -209,12 +220,12 @@ impl Link {
         }
     }
 
-    fn check_digest(&self, frame: &Frame, data: &[u8], deadline: &Deadline<'_>) -> Result<(), OpenError> {
+    fn check_digest(&mut self, frame: &Frame, data: &[u8], deadline: &Deadline<'_>) -> Result<(), OpenError> {
         if !frame.has_data_digest {
             return Ok(());
         }
         let mut found = [0; 4];
-        deadline.read(&self.socket, &mut found)?;
+        self.stream.read(&mut found, deadline)?;
         if found == digest(data) { Ok(()) } else { Err(Violation::Digest.into()) }
     }
 }
@@ -226,8 +237,8 @@ pub(super) fn terminated(header: &[u8; HEADER_BYTES]) -> Violation {
     Violation::Terminated { status, info: request.info }
 }
 
-/// Sends a termination request, best effort: the connection ends in any case.
-pub(super) fn refuse(mut socket: &Socket, violation: &Violation, header: &[u8]) {
+/// The termination request for a violation; empty if the target needs none.
+pub(super) fn termination(violation: &Violation, header: &[u8]) -> Vec<u8> {
     let fatal = match violation {
         Violation::Header(fatal) => *fatal,
         Violation::Unexpected(_) | Violation::Command(_) | Violation::Incomplete => {
@@ -235,11 +246,13 @@ pub(super) fn refuse(mut socket: &Socket, violation: &Violation, header: &[u8]) 
         }
         Violation::Outside { .. } => Fatal::new(nvme::tcp::FatalStatus::DataOutOfRange),
         Violation::Limit => Fatal::new(nvme::tcp::FatalStatus::LimitExceeded),
-        Violation::Digest | Violation::Terminated { .. } | Violation::Closed => return,
+        Violation::Digest | Violation::Terminated { .. } | Violation::Closed => {
+            return Vec::new();
+        }
     };
     let mut message = [0; MAX_TERMINATION_BYTES];
     let len = TermReq::encode(fatal, Side::Host, header, &mut message);
-    let _ = io::Write::write(&mut socket, &message[..len]);
+    message[..len].to_vec()
 }
 
 fn digest(data: &[u8]) -> [u8; 4] {
@@ -250,30 +263,30 @@ fn digest(data: &[u8]) -> [u8; 4] {
 
 /// Reads everything before the data of the next PDU.
 fn receive_front(
-    socket: &Socket,
+    stream: &mut Stream,
     framing: &Framing,
     front: &mut [u8; MAX_PEER_FRONT],
     deadline: &Deadline<'_>,
 ) -> Result<Frame, OpenError> {
-    deadline.read(socket, &mut front[..COMMON_BYTES])?;
+    stream.read(&mut front[..COMMON_BYTES], deadline)?;
     let common = front.first_chunk().expect("there are more bytes than these");
     let frame = framing.accept(common, Side::Controller).map_err(Violation::from)?;
-    deadline.read(socket, &mut front[COMMON_BYTES..frame.front_bytes()])?;
+    stream.read(&mut front[COMMON_BYTES..frame.front_bytes()], deadline)?;
     frame.check_header_digest(front.as_slice()).map_err(Violation::from)?;
     Ok(frame)
 }
 
 /// Initializes the connection.
-fn agree(socket: &Socket, options: &Options, deadline: &Deadline<'_>) -> Result<Terms, OpenError> {
+fn agree(stream: &mut Stream, options: &Options, deadline: &Deadline<'_>) -> Result<Terms, OpenError> {
     let wanted = IcReq {
         align_bytes: 4,
         header_digest: options.header_digest,
         data_digest: options.data_digest,
         max_r2t: 1,
     };
-    deadline.write(socket, &wanted.encode())?;
+    stream.write(&wanted.encode(), deadline)?;
     let mut front = [0; MAX_PEER_FRONT];
-    let frame = receive_front(socket, &Framing::default(), &mut front, deadline)?;
+    let frame = receive_front(stream, &Framing::default(), &mut front, deadline)?;
     match frame.kind {
         PduType::IcResp => {}
         PduType::C2hTermReq => {

@@ -17,12 +17,14 @@
 //!
 //! A target is not trusted: a protocol violation ends the connection. If the target requires
 //! authentication, every queue authenticates when it connects, and may demand the same of the
-//! target (`authentication`). There is no encryption.
+//! target (`authentication`). With a key of TLS every connection is encrypted, and the key proves
+//! the names of host and subsystem to each other (`identity`).
 //!
 //! The device notices that a namespace grows when the controller reports it, or with
 //! [`block::Device::refresh`].
 //!
-//! Source: NVM Express TCP Transport Specification 1.0, Base Specification 2.0 section 6.
+//! Source: NVM Express TCP Transport Specification 1.0 (3.6.1 for TLS), Base Specification 2.0
+//! section 6.
 
 mod authentication;
 mod connect;
@@ -31,6 +33,7 @@ mod controller;
 mod discovery;
 mod error;
 mod facts;
+mod identity;
 pub mod kind;
 mod link;
 mod operation;
@@ -48,7 +51,7 @@ pub use error::{OpenError, Violation};
 pub use facts::Facts;
 pub use nvme::fabrics::Nqn;
 pub use nvme::fabrics::discovery::DiscoveryEntry;
-pub use nvme_auth::Key;
+pub use nvme_auth::{Key, TlsKey};
 pub use options::{
     DEFAULT_PORT, DISCOVERY_PORT, MAX_QUEUE_DEPTH, MAX_QUEUES, Options, parse_address, parse_address_at,
 };

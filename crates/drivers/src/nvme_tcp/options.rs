@@ -3,7 +3,7 @@
 use crate::stream::Address;
 use base::Uuid;
 use nvme::fabrics::Nqn;
-use nvme_auth::Key;
+use nvme_auth::{Key, TlsKey};
 use std::net::IpAddr;
 
 /// The protocol's port.
@@ -37,6 +37,8 @@ pub struct Options {
     pub key: Option<Key>,
     /// The target's secret, if it must authenticate itself.
     pub controller_key: Option<Key>,
+    /// The key of TLS that host and target share; `None`: without TLS.
+    pub tls_key: Option<TlsKey>,
     /// Refuse writes, even if the target allows them.
     pub read_only: bool,
     /// Maximum I/O queues; 0 for as many as the target allows.
@@ -71,6 +73,7 @@ impl Options {
             host_id: None,
             key: None,
             controller_key: None,
+            tls_key: None,
             read_only: false,
             queues: 0,
             queue_depth: 128,

@@ -16,7 +16,7 @@
 
 use super::error::{OpenError, Violation};
 use super::facts::Facts;
-use super::link::{refuse, terminated};
+use super::link::{terminated, termination};
 use super::operation::{Next, Operation, Pending};
 use super::options::{MAX_QUEUE_DEPTH, Options};
 use super::queue_mailbox::{Connection, QueueEvents};
@@ -27,6 +27,7 @@ use crate::stream::connect::abort;
 use crate::stream::inbox::Inbox;
 use crate::stream::outbox::Outbox;
 use crate::stream::wakeup::Wakeup;
+use crate::stream::wire::Wire;
 use block::{Data, IoError, IoResult, Queue, Request};
 use nvme::tcp::{
     C2hData, COMMON_BYTES, CapsuleCmd, CapsuleResp, DIGEST_BYTES, DataDigest, Frame, H2cData, HEADER_BYTES,
@@ -36,7 +37,7 @@ use nvme::{CompletionEntry, IdentifyData, Status, SubmissionEntry};
 use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -274,11 +275,11 @@ impl NvmeTcpQueue {
     /// Sends as much as the socket takes.
     #[inline]
     fn send(&mut self) {
-        while let Some(connection) = &self.connection
-            && !self.outbox.is_empty()
+        while let Some(connection) = &mut self.connection
+            && (!self.outbox.is_empty() || connection.wire.owes())
         {
             let before = self.outbox.sent();
-            if let Err(error) = self.outbox.send(connection.socket.as_raw_fd()) {
+            if let Err(error) = connection.wire.send(&mut self.outbox) {
                 // Completions that the controller sent before it disconnected count.
                 let _ = self.receive();
                 self.lose(&error);
@@ -297,14 +298,14 @@ impl NvmeTcpQueue {
     /// Receives as much as the socket has.
     fn receive(&mut self) -> Result<(), Lost> {
         for _ in 0..MAX_RECEIVES {
-            let Some(connection) = &self.connection else { return Ok(()) };
+            let Some(connection) = &mut self.connection else { return Ok(()) };
             let data = match self.due {
                 Due::Data { slot, at, left, has_digest: false, .. } => {
                     self.operations[slot as usize].target(at, left)
                 }
                 _ => Data::none(),
             };
-            let Some(received) = self.inbox.receive(connection.socket.as_raw_fd(), data)? else {
+            let Some(received) = connection.wire.receive(&mut self.inbox, data)? else {
                 return Ok(());
             };
             if received.direct > 0 {
@@ -502,7 +503,7 @@ impl NvmeTcpQueue {
     #[cold]
     fn disconnect(&mut self) {
         if let Some(connection) = self.connection.take() {
-            abort(&connection.socket);
+            abort(connection.wire.socket());
         }
         self.outbox.clear();
         self.inbox.clear();
@@ -527,11 +528,12 @@ impl NvmeTcpQueue {
     /// Aborts the connection because the controller violated the protocol or disconnected.
     #[cold]
     fn break_off(&mut self, why: &Lost) {
-        if let (Lost::Violation(violation), Some(connection)) = (why, &self.connection) {
-            tracing::error!(device = %self.session().name(), %violation, "target violated the protocol");
+        if let (Lost::Violation(violation), Some(connection)) = (why, &mut self.connection) {
+            tracing::error!(device = %self.lease.session().name(), %violation, "target violated the protocol");
             if self.outbox.is_empty() {
                 let unread = self.inbox.unread();
-                refuse(&connection.socket, violation, &unread[..unread.len().min(HEADER_BYTES)]);
+                let header = &unread[..unread.len().min(HEADER_BYTES)];
+                connection.wire.say(&termination(violation, header));
             }
         }
         self.lose(why);
@@ -594,7 +596,10 @@ impl Queue for NvmeTcpQueue {
             return false;
         }
         match &self.connection {
-            Some(connection) => self.wakeup.arm(connection.socket.as_raw_fd(), !self.outbox.is_empty()),
+            Some(Connection { wire, .. }) => {
+                let wants_room = !self.outbox.is_empty() || wire.owes();
+                !wire.has_more() && self.wakeup.arm(wire.fd(), wants_room)
+            }
             // The connection thread raises the event by itself.
             None => true,
         }
@@ -618,8 +623,12 @@ impl DirectQueue for NvmeTcpQueue {
         if !self.ended.is_empty() || self.lease.mailbox.has_events() {
             return Ok(());
         }
-        let socket = self.connection.as_ref().map_or(-1, |connection| connection.socket.as_raw_fd());
-        let room = if self.outbox.is_empty() { 0 } else { libc::POLLOUT };
+        let wire = self.connection.as_ref().map(|connection| &connection.wire);
+        if wire.is_some_and(Wire::has_more) {
+            return Ok(());
+        }
+        let socket = wire.map_or(-1, Wire::fd);
+        let room = if self.outbox.is_empty() && !wire.is_some_and(Wire::owes) { 0 } else { libc::POLLOUT };
         let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
         let event = self.wakeup.event_fd();
         let mut wanted = [entry(socket, libc::POLLIN | room), entry(event, libc::POLLIN)];
@@ -637,10 +646,11 @@ impl DirectQueue for NvmeTcpQueue {
 
 impl Drop for NvmeTcpQueue {
     fn drop(&mut self) {
-        if let Some(connection) = &self.connection {
+        if let Some(connection) = &mut self.connection {
+            connection.wire.close();
             // The wakeup's ring releases the socket some time later; the target should be notified
             // now.
-            let _ = connection.socket.shutdown(Shutdown::Both);
+            let _ = connection.wire.socket().shutdown(Shutdown::Both);
         }
     }
 }

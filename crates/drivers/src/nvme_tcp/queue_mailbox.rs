@@ -5,6 +5,7 @@ use super::facts::Facts;
 use super::link::Terms;
 use crate::stream::connect::abort;
 use crate::stream::mailbox::Mailbox;
+use crate::stream::wire::Wire;
 use socket2::Socket;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +13,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// A connection that a queue can use.
 pub(super) struct Connection {
-    pub(super) socket: Socket,
+    pub(super) wire: Wire,
     pub(super) terms: Terms,
     pub(super) facts: Facts,
 }
@@ -72,7 +73,7 @@ impl QueueMailbox {
 
     /// Hands over a connection.
     pub(super) fn connected(&self, connection: Connection) -> Result<(), OpenError> {
-        let socket = connection.socket.try_clone().map_err(OpenError::System)?;
+        let socket = connection.wire.socket().try_clone().map_err(OpenError::System)?;
         *lock(&self.socket) = Some(socket);
         self.mailbox.tell(|events| events.connection = Some(connection));
         Ok(())

@@ -4,16 +4,17 @@ use super::connection_thread;
 use super::controller::Controller;
 use super::error::OpenError;
 use super::facts::{Facts, Structures};
+use super::identity::Identity;
 use super::link::Terms;
-use super::options::{Options, host};
+use super::options::Options;
 use super::queue_mailbox::{Connection, QueueMailbox, lock};
 use super::shared::{Job, Shared, Task, event};
 use crate::stream::Cancel;
 use crate::stream::connect::Deadline;
 use crate::stream::wakeup::Wakeup;
+use crate::stream::wire::Wire;
 use block::{Limits, SharedLimits};
 use nvme::fabrics::property::Capabilities;
-use nvme::fabrics::{ANY_CONTROLLER, ConnectData};
 use nvme::tcp::{Framing, MIN_MAX_H2C_DATA};
 use nvme::{IDENTIFY_BYTES, IdentifyData};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -38,9 +39,7 @@ impl Session {
     /// When there is no target, the subsystem or namespace does not exist, or `cancel` was called.
     pub fn open(options: &Options, cancel: &Cancel) -> Result<Arc<Session>, OpenError> {
         options.check().map_err(OpenError::Options)?;
-        let (host_id, host) = host(options);
-        let (controller_id, subsystem) = (ANY_CONTROLLER, options.nqn.clone());
-        let host = ConnectData { host_id, controller_id, subsystem, host };
+        let host = Identity::new(options)?;
         let deadline = Deadline::new(options.timeout_ms, cancel);
         let (controller, facts) = Controller::connect(options, &host, &deadline)?;
         let shared = Arc::new(Shared::new(options, host, facts, controller.queues)?);
@@ -72,8 +71,7 @@ impl Session {
             descriptors: &nothing,
             limits: &nothing,
         })?;
-        let (host_id, host) = host(options);
-        let host = ConnectData { host_id, controller_id: 1, subsystem: options.nqn.clone(), host };
+        let host = Identity::new(options)?;
         let shared = Shared { is_detached: true, ..Shared::new(options, host, facts, 1)? };
         let stop = Cancel::never();
         let session = Arc::new(Session { shared: Arc::new(shared), thread: None, stop });
@@ -83,7 +81,7 @@ impl Session {
         let (header_digest, data_digest) = (options.header_digest, options.data_digest);
         let framing = Framing { header_digest, data_digest, ..Framing::default() };
         let terms = Terms { to_send: framing, to_receive: framing, max_h2c_data: MIN_MAX_H2C_DATA };
-        lease.mailbox.connected(Connection { socket: socket.into(), terms, facts })?;
+        lease.mailbox.connected(Connection { wire: Wire::new(socket.into(), None), terms, facts })?;
         Ok((lease, wakeup))
     }
 

@@ -2,10 +2,10 @@
 
 use super::error::OpenError;
 use super::facts::Facts;
+use super::identity::Identity;
 use super::options::Options;
 use super::queue_mailbox::{QueueMailbox, lock};
 use block::SharedLimits;
-use nvme::fabrics::ConnectData;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -45,7 +45,7 @@ pub(super) struct Shared {
     pub(super) name: String,
     pub(super) options: Options,
     /// The host's identity.
-    pub(super) host: ConnectData,
+    pub(super) host: Identity,
     pub(super) limits: Arc<SharedLimits>,
     /// The properties of the opened namespace: after a loss it must be the same namespace.
     pub(super) facts: Facts,
@@ -76,7 +76,7 @@ pub(super) struct Mailboxes {
 impl Shared {
     pub(super) fn new(
         options: &Options,
-        host: ConnectData,
+        host: Identity,
         facts: Facts,
         queues: u32,
     ) -> Result<Shared, OpenError> {

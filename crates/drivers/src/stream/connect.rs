@@ -227,19 +227,16 @@ impl<'c> Deadline<'c> {
     }
 }
 
-/// A connected non-blocking socket during the handshake; waits are bounded by [`Deadline`].
-pub(crate) struct Stream<'p, 'c> {
+/// A connected non-blocking socket, with TLS or without it, for complete messages. Each wait is
+/// bounded by a [`Deadline`].
+pub(crate) struct Stream {
     socket: Socket,
     session: Option<Box<Session>>,
-    deadline: &'p Deadline<'c>,
 }
 
-impl<'p, 'c> Stream<'p, 'c> {
+impl Stream {
     /// Connects to `address`.
-    pub(crate) fn connect(
-        address: &Address,
-        deadline: &'p Deadline<'c>,
-    ) -> Result<Stream<'p, 'c>, StreamError> {
+    pub(crate) fn connect(address: &Address, deadline: &Deadline<'_>) -> Result<Stream, StreamError> {
         let failed = |error| StreamError::Connect { address: address.to_string(), error };
         let socket = match address {
             Address::Unix(path) => {
@@ -264,26 +261,31 @@ impl<'p, 'c> Stream<'p, 'c> {
                 socket
             }
         };
-        Ok(Stream { socket, session: None, deadline })
+        Ok(Stream { socket, session: None })
     }
 
     /// A stream over a connected socket.
-    pub(crate) fn over(socket: Socket, deadline: &'p Deadline<'c>) -> Result<Stream<'p, 'c>, StreamError> {
+    pub(crate) fn over(socket: Socket) -> Result<Stream, StreamError> {
         socket.set_nonblocking(true).map_err(StreamError::System)?;
-        Ok(Stream { socket, session: None, deadline })
+        Ok(Stream { socket, session: None })
+    }
+
+    /// The socket's descriptor, to wait for bytes.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
     }
 
     /// Reads exactly `to.len()` bytes.
-    pub(crate) fn read(&mut self, mut to: &mut [u8]) -> Result<(), StreamError> {
+    pub(crate) fn read(&mut self, mut to: &mut [u8], deadline: &Deadline<'_>) -> Result<(), StreamError> {
         if self.session.is_none() {
-            return self.deadline.read(&self.socket, to);
+            return deadline.read(&self.socket, to);
         }
         while let Some(session) = &mut self.session
             && !to.is_empty()
         {
             match session.read(to)? {
                 Plain::Bytes(len) => to = &mut to[len..],
-                Plain::Nothing => self.fetch()?,
+                Plain::Nothing => self.fetch(deadline)?,
                 Plain::End => return Err(StreamError::Io(io::ErrorKind::UnexpectedEof.into())),
             }
         }
@@ -291,37 +293,54 @@ impl<'p, 'c> Stream<'p, 'c> {
     }
 
     /// Writes all of `bytes`.
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
+    pub(crate) fn write(&mut self, bytes: &[u8], deadline: &Deadline<'_>) -> Result<(), StreamError> {
         match &mut self.session {
-            None => self.deadline.write(&self.socket, bytes),
+            None => deadline.write(&self.socket, bytes),
             Some(session) => {
                 session.write(bytes)?;
-                self.send().map_err(|error| self.last_words(error))
+                self.send(deadline).map_err(|error| self.last_words(error))
             }
         }
     }
 
     /// Performs the TLS handshake of `session`; all later data goes through it.
-    pub(crate) fn secure(&mut self, session: Session) -> Result<(), StreamError> {
+    pub(crate) fn secure(&mut self, session: Session, deadline: &Deadline<'_>) -> Result<(), StreamError> {
         self.session = Some(Box::new(session));
         while let Some(session) = &mut self.session {
             let result = session.handshake();
             // If the handshake failed, this sends the alert.
-            let sent = self.send();
+            let sent = self.send(deadline);
             match result {
                 Ok(true) => return sent,
                 Ok(false) => sent?,
                 Err(error) => return Err(StreamError::Tls(error)),
             }
-            self.fetch()?;
+            self.fetch(deadline)?;
         }
         Ok(())
     }
 
+    /// Whether TLS has bytes for [`Stream::read`] that no event of the socket reports.
+    pub(crate) fn has_unread(&mut self) -> bool {
+        self.session.as_mut().is_some_and(|session| session.is_readable())
+    }
+
+    /// Whether a readable socket has bytes for [`Stream::read`], or has ended. A record of TLS may
+    /// hold none.
+    pub(crate) fn has_arrived(&mut self, deadline: &Deadline<'_>) -> Result<bool, StreamError> {
+        if self.session.is_none() {
+            return Ok(true);
+        }
+        if !self.has_unread() {
+            self.fetch(deadline)?;
+        }
+        Ok(self.has_unread())
+    }
+
     /// Sends the session's pending records.
-    fn send(&mut self) -> Result<(), StreamError> {
+    fn send(&mut self, deadline: &Deadline<'_>) -> Result<(), StreamError> {
         if let Some(session) = &mut self.session {
-            self.deadline.write(&self.socket, session.unsent())?;
+            deadline.write(&self.socket, session.unsent())?;
             session.sent(session.unsent().len());
         }
         Ok(())
@@ -344,9 +363,9 @@ impl<'p, 'c> Stream<'p, 'c> {
     }
 
     /// Waits for data from the socket and passes it to the session.
-    fn fetch(&mut self) -> Result<(), StreamError> {
+    fn fetch(&mut self, deadline: &Deadline<'_>) -> Result<(), StreamError> {
         let Some(session) = &mut self.session else { return Ok(()) };
-        self.deadline.wait(self.socket.as_raw_fd(), libc::POLLIN, None)?;
+        deadline.wait(self.socket.as_raw_fd(), libc::POLLIN, None)?;
         let mut bytes = [0; 4096];
         match (&self.socket).read(&mut bytes) {
             Ok(0) => session.feed_end(),
@@ -361,9 +380,42 @@ impl<'p, 'c> Stream<'p, 'c> {
         Wire::new(self.socket, self.session.map(|session| *session))
     }
 
-    /// The socket after the handshake.
+    /// The socket of a stream without TLS.
     pub(crate) fn into_socket(self) -> Socket {
         self.socket
+    }
+}
+
+/// A [`Stream`] during a handshake whose steps have one deadline.
+pub(crate) struct Timed<'p, 'c> {
+    stream: Stream,
+    deadline: &'p Deadline<'c>,
+}
+
+impl<'p, 'c> Timed<'p, 'c> {
+    /// `stream` until `deadline`.
+    pub(crate) fn new(stream: Stream, deadline: &'p Deadline<'c>) -> Timed<'p, 'c> {
+        Timed { stream, deadline }
+    }
+
+    /// As [`Stream::read`].
+    pub(crate) fn read(&mut self, to: &mut [u8]) -> Result<(), StreamError> {
+        self.stream.read(to, self.deadline)
+    }
+
+    /// As [`Stream::write`].
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
+        self.stream.write(bytes, self.deadline)
+    }
+
+    /// As [`Stream::secure`].
+    pub(crate) fn secure(&mut self, session: Session) -> Result<(), StreamError> {
+        self.stream.secure(session, self.deadline)
+    }
+
+    /// The stream after the handshake.
+    pub(crate) fn into_inner(self) -> Stream {
+        self.stream
     }
 }
 

@@ -4,7 +4,7 @@ use super::inbox::{Inbox, Received};
 use super::outbox::Outbox;
 use block::Data;
 use socket2::Socket;
-use std::io;
+use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use tls::Came;
@@ -73,6 +73,17 @@ impl Wire {
             // TLS records without data are not a reply.
             Some(tls) => matches!(tls.receive(&self.socket, 1, |_| ()), Ok(Came::Nothing)),
         }
+    }
+
+    /// Sends a last message, as far as the socket takes it: the connection ends in any case.
+    pub(crate) fn say(&mut self, message: &[u8]) {
+        let _ = match &mut self.tls {
+            None => (&self.socket).write(message),
+            Some(tls) => tls
+                .say(message.len(), |to| to.copy_from_slice(message))
+                .and_then(|()| tls.seal())
+                .and_then(|()| tls.send(&self.socket)),
+        };
     }
 
     /// Sends the TLS closing alert, if there is a session.

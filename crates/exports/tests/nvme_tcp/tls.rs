@@ -2,7 +2,9 @@
 
 use crate::host::{HOST, HOST_ID, Host};
 use crate::portal::{Site, discovered_by};
-use crate::server::{MIB, SUBSYSTEM, Server, only};
+use crate::server::{MIB, SUBSYSTEM, Server, only, wait_until};
+use block::{Device, Flags, Op};
+use drivers::nvme_tcp::{NvmeTcpDevice, Options, parse_address};
 use exports::Export;
 use exports::nvme_tcp::{Access, Config, Nqn, Security, TlsKeys};
 use nvme::command::log_page;
@@ -11,6 +13,7 @@ use nvme::fabrics::nqn;
 use nvme::{Command, Status};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 const OTHER: &str = "nqn.2014-08.org.example:other";
@@ -19,7 +22,7 @@ fn name(text: &str) -> Nqn {
     Nqn::new(text).unwrap()
 }
 
-fn key() -> nvme_auth::TlsKey {
+pub fn key() -> nvme_auth::TlsKey {
     let text = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
     nvme_auth::TlsKey::parse(text).unwrap()
 }
@@ -31,7 +34,7 @@ fn other_key() -> nvme_auth::TlsKey {
 }
 
 /// Access by TLS with a key of the host HOST.
-fn with_key(key: nvme_auth::TlsKey, is_required: bool) -> Access {
+pub fn with_key(key: nvme_auth::TlsKey, is_required: bool) -> Access {
     let keys = Arc::new(TlsKeys::of_hosts([(name(HOST), key)]));
     Access { tls: Some(Security { keys, is_required }), ..Access::default() }
 }
@@ -103,8 +106,8 @@ fn relay(near: &TcpStream, far: &TcpStream, session: &Mutex<::tls::Session>) {
             hang_up();
         });
         let mut plain = vec![0; 64 << 10];
-        'whole: while let Ok(len @ 1..) = (&*far).read(&mut bytes) {
-            session.lock().unwrap().feed(&bytes[..len]);
+        // The end of the handshake may have brought more.
+        'whole: loop {
             loop {
                 let came = session.lock().unwrap().read(&mut plain);
                 match came {
@@ -113,9 +116,96 @@ fn relay(near: &TcpStream, far: &TcpStream, session: &Mutex<::tls::Session>) {
                     _ => break 'whole,
                 }
             }
+            match (&*far).read(&mut bytes) {
+                Ok(len @ 1..) => session.lock().unwrap().feed(&bytes[..len]),
+                _ => break,
+            }
         }
         hang_up();
     });
+}
+
+/// Starts a proxy that ends TLS before `to`, and returns its address and the number of its
+/// connections. It accepts the key of HOST for SUBSYSTEM, derived in the way with this number.
+fn behind_tls(to: &str, way: usize) -> (String, Arc<AtomicUsize>) {
+    let secret = key().secrets(&name(HOST), &name(SUBSYSTEM)).swap_remove(way);
+    let server = ::tls::Server::with_secrets([(secret.identity, secret.key)]).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, to) = (listener.local_addr().unwrap().to_string(), to.to_owned());
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = count.clone();
+    std::thread::spawn(move || {
+        for far in listener.incoming() {
+            counted.fetch_add(1, Ordering::SeqCst);
+            let (near, far) = (TcpStream::connect(&to).unwrap(), far.unwrap());
+            far.set_nodelay(true).unwrap();
+            let session = Arc::new(Mutex::new(server.session().unwrap()));
+            std::thread::spawn(move || relay(&near, &far, &session));
+        }
+    });
+    (address, count)
+}
+
+/// The options of our initiator, as HOST with a key.
+fn options(address: &str, key: nvme_auth::TlsKey) -> Options {
+    let host_nqn = Some(name(HOST));
+    let plain = Options::new(parse_address(address).unwrap(), name(SUBSYSTEM));
+    Options { tls_key: Some(key), host_nqn, queues: 2, ..plain }
+}
+
+/// Why our initiator cannot open the namespace.
+fn refusal(options: &Options) -> String {
+    NvmeTcpDevice::open(options).err().expect("the namespace was opened").to_string()
+}
+
+#[test]
+fn our_host_finds_the_way_in_which_a_target_derives_the_key() {
+    let server = Server::start(8 * MIB);
+    for way in 0..3 {
+        let (address, connections) = behind_tls(server.address(), way);
+        let device = Arc::new(NvmeTcpDevice::open(&options(&address, key())).unwrap());
+        assert_eq!(connections.load(Ordering::SeqCst), way + 1, "one for each way");
+        let used = device.clone();
+        let content = reactor::run(async move {
+            let channel = used.open_channel().unwrap();
+            let mut buffer = reactor::current().buffers().take(100_352).await;
+            buffer.as_mut_slice().fill(way as u8 + 1);
+            let (mut buffer, result) = buffer.transfer(&*channel, Op::Write, Flags::NONE, 4096).await;
+            assert_eq!(result, Ok(()));
+            buffer.as_mut_slice().fill(0);
+            let (buffer, result) = buffer.transfer(&*channel, Op::Read, Flags::NONE, 4096).await;
+            assert_eq!(result, Ok(()));
+            buffer.as_slice().to_vec()
+        });
+        assert!(content == [way as u8 + 1; 100_352]);
+        assert_eq!(connections.load(Ordering::SeqCst), way + 2, "a queue knows the way");
+    }
+}
+
+#[test]
+fn our_host_is_refused_without_the_right_key_and_never_falls_back_to_the_clear() {
+    let required = server(true);
+    let said = refusal(&options(required.address(), other_key()));
+    assert!(said.contains("the target does not accept the TLS key of this host (tls-key): "), "{said}");
+    let other = Options { host_nqn: Some(name(OTHER)), ..options(required.address(), key()) };
+    assert!(refusal(&other).contains("does not accept the TLS key"));
+    let clear = Options { tls_key: None, ..options(required.address(), key()) };
+    assert!(refusal(&clear).contains("the server closed it"), "{}", refusal(&clear));
+    let without = Server::start(MIB);
+    assert!(refusal(&options(without.address(), key())).contains("does not accept the TLS key"));
+    let long = format!("nqn.2014-08.org.example:{}", "x".repeat(190));
+    let long = Options { host_nqn: Some(name(&long)), ..options(required.address(), key()) };
+    assert!(refusal(&long).contains("tls-key: TLS cannot present the identity \"NVMe1R01 nqn.2014-08.org"));
+}
+
+#[test]
+fn our_host_hears_of_a_resize_through_tls() {
+    let server = server(true);
+    let device = NvmeTcpDevice::open(&options(server.address(), key())).unwrap();
+    assert_eq!(device.limits().capacity, 8 * MIB);
+    server.device.grow(16 * MIB);
+    server.export().notify_resize();
+    wait_until(|| device.limits().capacity == 16 * MIB);
 }
 
 /// Connects an admin queue, and returns how that went.

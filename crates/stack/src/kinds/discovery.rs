@@ -1,8 +1,8 @@
 //! Discovery services: they list what there is to connect to.
 
 use base::Uuid;
-use drivers::nvme_tcp::kind::{Name, secret};
-use drivers::nvme_tcp::{self, Nqn};
+use drivers::nvme_tcp::kind::{Name, TLS_KEY, secret};
+use drivers::nvme_tcp::{self, Key, Nqn, TlsKey};
 use drivers::rbd::{self, kind as image};
 use spec::{Entry, Kind, Role, Spec, SpecError, Value, key};
 
@@ -24,6 +24,7 @@ static NVME_TCP: Kind = Kind {
             .read(),
         key("dhchap-ctrl-key", "FILE", "file with the service's secret, to authenticate the service as well")
             .read(),
+        TLS_KEY,
         key("hdgst", "on|off", "header digests [off]"),
         key("ddgst", "on|off", "data digests [off]"),
         key("timeout-ms", "N", "timeout [10000]"),
@@ -70,8 +71,9 @@ fn nvme_tcp(spec: &Spec) -> Result<Service, SpecError> {
     Ok(Service::NvmeTcp(nvme_tcp::Options {
         host_nqn: spec.get("hostnqn")?.map(|Name(nqn)| nqn),
         host_id: spec.get("hostid")?.map(|Uuid(id)| id),
-        key: secret(spec, "dhchap-key")?,
-        controller_key: secret(spec, "dhchap-ctrl-key")?,
+        key: secret(spec, "dhchap-key", Key::read)?,
+        controller_key: secret(spec, "dhchap-ctrl-key", Key::read)?,
+        tls_key: secret(spec, "tls-key", TlsKey::read)?,
         header_digest: spec.is_on("hdgst")?,
         data_digest: spec.is_on("ddgst")?,
         timeout_ms: spec.get_or("timeout-ms", defaults.timeout_ms)?,
