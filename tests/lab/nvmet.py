@@ -9,6 +9,7 @@
 
 import os
 
+import blkio
 from workload import MIB
 
 CONFIG = "/sys/kernel/config/nvmet"
@@ -19,12 +20,35 @@ if os.environ.get("LAB_PROOFS") == "all":
     PROOFS += [("sha256", "ffdhe4096"), ("sha384", "ffdhe6144"), ("sha512", "ffdhe8192")]
 
 
+class TlsDaemon:
+    """tlshd, which performs TLS handshakes for hosts and targets of the guest's kernel, with keys of its keyring."""
+
+    def __init__(self, guest):
+        blkio.require_trixie()
+        self.guest, self.nvme = guest, f"{blkio.TRIXIE_BIN}/nvme"
+        # The daemon looks for the keyring at its start.
+        guest.sh("modprobe -a tls nvme-keyring; echo -e '[authenticate]\nkeyrings=.nvme' >/run/tlshd.conf")
+        guest.start("tlshd", f"exec {blkio.TRIXIE_BIN}/tlshd -s -c /run/tlshd.conf")
+        # The kernel refuses a handshake (ESRCH) until the daemon has joined the group of the generic netlink family
+        # (protocol 16).
+        guest.sh("until awk '$2 == 16 && $4 !~ /^0*$/ { joined = 1 } END { exit !joined }' /proc/net/netlink; do sleep 0.1; done", 60)
+
+    def make_key(self):
+        """The text of a new key."""
+        return self.guest.sh(f"{self.nvme} gen-tls-key --hmac=1").strip()
+
+    def insert(self, key, host, subsystem, identity):
+        """Puts a key into the keyring: identity 0 is that of version 1.0 of the transport's specification, 1 of the next."""
+        names = f"--hostnqn={host} --subsysnqn={subsystem}"
+        self.guest.sh(f"{self.nvme} check-tls-key --identity={identity} --keydata={key} {names} --insert")
+
+
 class KernelTarget:
     nqn = "nqn.2014-08.org.example:lab"
 
-    def __init__(self, guest, size_mib=64, block_device=False, port=4420):
+    def __init__(self, guest, size_mib=64, block_device=False, port=4420, tls=False):
         """block_device: the namespace is a loop device, not the file itself, or the device with this name. It lies in the
-        guest's memory."""
+        guest's memory. tls: hosts need TLS, for which a TlsDaemon performs the handshakes."""
         self.guest, self.address, self.file = guest, f"127.0.0.1:{port}", f"/dev/shm/nvmet-{port}"
         self._subsystem = f"{CONFIG}/subsystems/{self.nqn}-{port}"
         self._namespace = f"{self._subsystem}/namespaces/1"
@@ -42,7 +66,8 @@ class KernelTarget:
         buffered = {} if block_device else {"buffered_io": 1}
         self._write(self._namespace, device_path=path, **buffered)
         self._write(self._namespace, enable=1)
-        self._write(self._port, addr_trtype="tcp", addr_adrfam="ipv4", addr_traddr="127.0.0.1", addr_trsvcid=port)
+        security = {"addr_tsas": "tls1.3"} if tls else {}
+        self._write(self._port, addr_trtype="tcp", addr_adrfam="ipv4", addr_traddr="127.0.0.1", addr_trsvcid=port, **security)
         self.open()
 
     @property

@@ -126,6 +126,37 @@ fn host_and_target_encrypt_what_they_say() {
     assert_eq!(server.stop().0, 0);
 }
 
+/// A server in its sandbox reads its key again when the target has restarted with another one.
+#[test]
+fn a_key_that_has_changed_is_read_again_in_the_sandbox() {
+    const HOST: &str = "nqn.2014-08.org.example:host";
+    const KEY: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+    const OTHER: &str = "NVMeTLSkey-1:01:ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj/jBqb2:";
+    let dir = tempfile::tempdir().unwrap();
+    let (key, keys) = (dir.path().join("key"), dir.path().join("keys"));
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let export = format!("nvme-tcp:listen={address},nqn={NQN},tls-keys={}", keys.display());
+    let start = |text: &str| {
+        secrets::write(&keys, format!("{HOST} {text}\n")).unwrap();
+        Server::start(&["--device", "mem:size=4M", "--export", &export]).0
+    };
+    let target = start(KEY);
+    secrets::write(&key, KEY).unwrap();
+    let device = format!("nvme-tcp:address={address},nqn={NQN},hostnqn={HOST},tls-key={}", key.display());
+    let socket = dir.path().join("nbd");
+    let export = format!("nbd:socket={}", socket.display());
+    let (server, _) = Server::start(&["--device", &device, "--export", &export]);
+    target.kill();
+    // Replaced as editors do, by a file of another inode.
+    secrets::write(&dir.path().join("new"), OTHER).unwrap();
+    std::fs::rename(dir.path().join("new"), &key).unwrap();
+    let target = start(OTHER);
+    let client = format!("nbd:path={}", socket.display());
+    crate::common::run(&["bench", "--device", &client, "--rw", "randall", "--verify", "--time", "1"]);
+    assert_eq!(server.stop().0, 0);
+    assert_eq!(target.stop().0, 0);
+}
+
 #[test]
 fn a_target_is_asked_what_there_is() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();

@@ -5,9 +5,8 @@ import os
 import struct
 import time
 
-import blkio
 from lab import needs_freestone
-from nvmet import PROOFS
+from nvmet import PROOFS, TlsDaemon
 from runner import nightly
 from ublk_server import UblkServer
 from workload import KILLS, MIB, end_of_load, fio_verify, fio_verify_until_enough, kill_under_load, requests_completed
@@ -307,23 +306,19 @@ def hosts_that_share_a_disk_agree_on_who_writes(lab):
 
 @needs_freestone
 def the_stock_initiator_comes_through_tls(lab):
-    blkio.require_trixie()
     guest = _boot(lab)
-    nvme = f"{blkio.TRIXIE_BIN}/nvme"
-    key = guest.sh(f"modprobe tls; key=$({nvme} gen-tls-key --hmac=1); umask 077; echo '{HOST}' $key >/run/keys; echo $key").strip()
-    guest.sh("echo -e '[authenticate]\nkeyrings=.nvme' >/run/tlshd.conf")
-    guest.start("tlshd", f"exec {blkio.TRIXIE_BIN}/tlshd -s -c /run/tlshd.conf")
-    # The kernel refuses a handshake (ESRCH) until the daemon has joined the group of the generic netlink family (protocol 16).
-    guest.sh("until awk '$2 == 16 && $4 !~ /^0*$/ { joined = 1 } END { exit !joined }' /proc/net/netlink; do sleep 0.1; done", 60)
+    tls = TlsDaemon(guest)
+    key = tls.make_key()
+    guest.sh(f"umask 077; echo {HOST} {key} >/run/keys")
     server = UblkServer(guest, f"{SLOW_FILE} {EXPORT},tls-keys=/run/keys --cores 0,1")
     server.start()
     code, output = guest.sh(_connect(), check=False)
     assert code != 0, f"a host may come without TLS: {output}"
     guest.sh("dmesg -C")
-    for identity in 0, 1:  # those of version 1.0 of the transport's specification, and of the next
+    for identity in 0, 1:
         guest.sh(f"nvme disconnect -n {NQN}")
-        guest.sh(f"{nvme} check-tls-key --identity={identity} --keydata={key} --hostnqn={HOST} --subsysnqn={NQN} --insert")
-        guest.sh(_connect("--tls -i 2 --reconnect-delay 1 --ctrl-loss-tmo 600", nvme=nvme))
+        tls.insert(key, HOST, NQN, identity)
+        guest.sh(_connect("--tls -i 2 --reconnect-delay 1 --ctrl-loss-tmo 600", nvme=tls.nvme))
         disk = f"/dev/{_disk(guest, 1)}"
         guest.sh(fio_verify(disk, "2m", "--bsrange=512-256k --bs_unaligned=0 --ba=512"))
     assert guest.sh("cat /run/server.out").count("TLSv1.3") == 6, "three queues, twice"

@@ -5,7 +5,7 @@ import time
 
 import paths
 from lab import needs_freestone
-from nvmet import PROOFS, KernelTarget
+from nvmet import PROOFS, KernelTarget, TlsDaemon
 from runner import nightly
 from ublk_server import UblkServer
 from workload import FIO_JSON, fio_result, fio_verify
@@ -83,6 +83,27 @@ def a_kernel_target_learns_who_the_host_is_with_every_hash(lab):
     ]:
         code, output = guest.sh(f"{paths.FREESTONE} bench --device {device} --time 1", check=False)
         assert code != 0 and words in output, f"{device}: code {code}, {output}"
+    # The kernel says who was refused.
+    guest.sh("dmesg -C")
+
+
+@needs_freestone
+@nightly
+def a_kernel_target_is_reached_through_tls(lab):
+    guest = lab.boot_alone(cpus=2)
+    tls, host = TlsDaemon(guest), "nqn.2014-08.org.example:host"
+    key = tls.make_key()
+    guest.sh(f"umask 077; echo {key} >/run/key; {tls.nvme} gen-tls-key --hmac=1 >/run/other")
+    for identity in 0, 1:
+        # The target has no key with the other identity.
+        target = KernelTarget(guest, port=4420 + identity, tls=True)
+        tls.insert(key, host, target.nqn, identity)
+        device = f"{target.device},hostnqn={host},tls-key=/run/key"
+        _bench(guest, device, "--bs 4k --time 2")
+        _bench(guest, f"{device},ddgst=on", "--bs 256k --time 2 --queues 2")
+        for other in "", ",tls-key=/run/other":
+            code, output = guest.sh(f"{paths.FREESTONE} bench --device {target.device},hostnqn={host}{other} --time 1", check=False)
+            assert code != 0 and ("does not accept the TLS key" in output or not other), output
     # The kernel says who was refused.
     guest.sh("dmesg -C")
 

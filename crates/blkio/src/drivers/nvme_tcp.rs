@@ -7,9 +7,9 @@ use crate::{Error, Region, Result, Value};
 use base::Uuid;
 use drivers::direct::DirectQueue;
 use drivers::nvme_tcp::{
-    Cancel, Key, MAX_QUEUE_DEPTH, Nqn, OpenError, Options, Session, StreamError, TlsKey, parse_address,
+    Cancel, KeyFiles, MAX_QUEUE_DEPTH, Nqn, OpenError, Options, Session, StreamError, parse_address,
 };
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 pub(super) struct NvmeTcp {
@@ -138,9 +138,14 @@ fn options(p: &Properties) -> Result<Options> {
             Uuid::parse(host_id).ok_or_else(|| refuse(format!("property hostid: {host_id:?} is no UUID")))?;
         options.host_id = Some(id.0);
     }
-    options.key = secret(p, "dhchap-key", Key::read)?;
-    options.controller_key = secret(p, "dhchap-ctrl-key", Key::read)?;
-    options.tls_key = secret(p, "tls-key", TlsKey::read)?;
+    let file =
+        |property: &str| Some(PathBuf::from(p.str(property))).filter(|path| !path.as_os_str().is_empty());
+    options.key_files = KeyFiles {
+        key: file("dhchap-key"),
+        controller_key: file("dhchap-ctrl-key"),
+        tls_key: file("tls-key"),
+    };
+    options.read_keys().map_err(|why| refuse(format!("property {why}")))?;
     options.nsid = Some(p.int("nsid") as u32).filter(|nsid| *nsid > 0);
     options.read_only = p.bool("read-only");
     options.header_digest = p.bool("hdgst");
@@ -151,19 +156,4 @@ fn options(p: &Properties) -> Result<Options> {
     options.loss_timeout_s = p.int("ctrl-loss-tmo") as u32;
     options.timeout_ms = p.int("connect-timeout-ms") as u64;
     Ok(options)
-}
-
-/// The secret in the file that a property names, which `read` reads.
-fn secret<T, E: std::fmt::Display>(
-    p: &Properties,
-    property: &str,
-    read: impl FnOnce(&Path) -> std::result::Result<T, E>,
-) -> Result<Option<T>> {
-    match p.str(property) {
-        "" => Ok(None),
-        path => match read(Path::new(path)) {
-            Ok(key) => Ok(Some(key)),
-            Err(error) => Err(Error::new(libc::EINVAL, format!("property {property}: {error}"))),
-        },
-    }
 }

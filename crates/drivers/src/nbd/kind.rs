@@ -85,6 +85,9 @@ impl DeviceConfig for Options {
     #[cfg(feature = "sandbox")]
     fn keep(&self, profile: &mut Profile) {
         self.address.keep(profile);
+        if let Some(tls) = &self.tls {
+            tls.keep(profile);
+        }
     }
 
     fn make_read_only(&mut self) {
@@ -92,7 +95,7 @@ impl DeviceConfig for Options {
     }
 }
 
-/// Certificates and keys are read at once: later there may be no way to them.
+/// Certificates and keys are read at once, so that an invalid one is refused here.
 fn tls(spec: &Spec) -> Result<Option<Tls>, SpecError> {
     let [certificates, keys] = [spec.get::<PathBuf>("tls-certificates")?, spec.get("tls-psk")?];
     let [username, host] = [spec.get::<String>("tls-username")?, spec.get("tls-hostname")?];

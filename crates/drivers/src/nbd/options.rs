@@ -51,6 +51,29 @@ pub struct Tls {
     /// The server name that its certificate must have, if it differs from the host connected to.
     /// For a Unix socket the default is `localhost`.
     pub host: Option<String>,
+    /// The sources of `client`.
+    sources: Sources,
+}
+
+/// Where certificates or keys are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Sources {
+    certificates: Option<PathBuf>,
+    keys: Option<PathBuf>,
+    username: Option<String>,
+}
+
+impl Sources {
+    fn load(&self) -> Result<Client, String> {
+        let client = match (&self.certificates, &self.keys) {
+            (Some(_), Some(_)) => return Err("certificates and keys exclude each other".into()),
+            (_, None) if self.username.is_some() => return Err("a user name requires a file of keys".into()),
+            (Some(directory), None) => Client::with_certificates(directory),
+            (None, Some(file)) => Client::with_key(file, self.username.as_deref()),
+            (None, None) => Client::with_system_authorities(),
+        };
+        client.map_err(|error| error.to_string())
+    }
 }
 
 impl Tls {
@@ -65,14 +88,28 @@ impl Tls {
         username: Option<&str>,
         host: Option<String>,
     ) -> Result<Tls, String> {
-        let client = match (certificates, keys) {
-            (Some(_), Some(_)) => return Err("certificates and keys exclude each other".into()),
-            (_, None) if username.is_some() => return Err("a user name requires a file of keys".into()),
-            (Some(directory), None) => Client::with_certificates(directory),
-            (None, Some(file)) => Client::with_key(file, username),
-            (None, None) => Client::with_system_authorities(),
+        let [certificates, keys] = [certificates, keys].map(|path| path.map(Path::to_owned));
+        let sources = Sources { certificates, keys, username: username.map(str::to_owned) };
+        Ok(Tls { client: sources.load()?, host, sources })
+    }
+
+    /// Loads the certificates or keys again, which may have changed. The system's authorities are
+    /// read once.
+    ///
+    /// # Errors
+    /// The file and the reason.
+    pub(super) fn renewed(&self) -> Result<Tls, String> {
+        let Sources { certificates: None, keys: None, .. } = &self.sources else {
+            return Ok(Tls { client: self.sources.load()?, ..self.clone() });
         };
-        Ok(Tls { client: client.map_err(|error| error.to_string())?, host })
+        Ok(self.clone())
+    }
+
+    /// Keeps the certificates or keys in a sandbox.
+    #[cfg(feature = "sandbox")]
+    pub(super) fn keep(&self, profile: &mut sandbox::Profile) {
+        let Sources { certificates, keys, .. } = &self.sources;
+        certificates.iter().chain(keys).for_each(|path| profile.allow_settings(path));
     }
 }
 
@@ -106,7 +143,7 @@ impl Options {
     /// # Errors
     /// When the server's name is invalid.
     pub(super) fn session(&self) -> Result<Option<tls::Session>, StreamError> {
-        let Some(Tls { client, host }) = &self.tls else { return Ok(None) };
+        let Some(Tls { client, host, .. }) = &self.tls else { return Ok(None) };
         let name = match (host, &self.address) {
             (Some(host), _) | (None, Address::Tcp { host, .. }) => host,
             (None, Address::Unix(_)) => "localhost",

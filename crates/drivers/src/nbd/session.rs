@@ -2,7 +2,7 @@
 
 use super::error::OpenError;
 use super::handshake::{Facts, negotiate};
-use super::options::{MAX_CONNECTIONS, Options};
+use super::options::{MAX_CONNECTIONS, Options, Tls};
 use crate::stream::Cancel;
 use crate::stream::connect::{Deadline, Stream, Timed};
 use crate::stream::wire::Wire;
@@ -29,6 +29,8 @@ pub struct Session {
     facts: Facts,
     limits: Arc<SharedLimits>,
     connections: Mutex<Connections>,
+    /// The certificates or keys of further connections.
+    tls: Mutex<Option<Tls>>,
 }
 
 /// A connection after its handshake.
@@ -77,7 +79,8 @@ impl Session {
         let name = options.name();
         tracing::info!(device = %name, size = facts.size, replies = ?facts.replies, flags = facts.flags, "connected");
         let connections = Mutex::new(Connections { spare: Some(connection), in_use: 0 });
-        Ok(Arc::new(Session { name, options: options.clone(), facts, limits, connections }))
+        let (options, tls) = (options.clone(), Mutex::new(options.tls.clone()));
+        Ok(Arc::new(Session { name, options, facts, limits, connections, tls }))
     }
 
     /// A name for people: the export as a URI.
@@ -111,7 +114,7 @@ impl Session {
         }
         let deadline = Deadline::new(self.options.timeout_ms, cancel);
         let mut stream = Timed::new(Stream::connect(&self.options.address, &deadline)?, &deadline);
-        let (facts, _) = negotiate(&mut stream, &self.options)?;
+        let (facts, _) = negotiate(&mut stream, &self.options_now())?;
         let mut bytes = [0; MAX_HEADER];
         let len = Header::DISCONNECT.encode(facts.replies, &mut bytes);
         // Best effort; the server sees the end of the connection in any case.
@@ -170,9 +173,20 @@ impl Session {
     /// As [`Session::open`]; when the export has changed.
     pub(super) fn connect_again(&self, most_ms: u64, cancel: &Cancel) -> Result<Connection, OpenError> {
         let timeout_ms = self.options.timeout_ms.min(most_ms);
-        let (connection, facts) = connect(&Options { timeout_ms, ..self.options.clone() }, cancel)?;
+        let (connection, facts) = connect(&Options { timeout_ms, ..self.options_now() }, cancel)?;
         self.check_same(&facts)?;
         Ok(connection)
+    }
+
+    /// The options of a further connection, with the certificates or keys as they are now. If they
+    /// cannot be read, those of the connection before are used.
+    fn options_now(&self) -> Options {
+        let mut tls = self.tls.lock().unwrap_or_else(PoisonError::into_inner);
+        match tls.as_ref().map(Tls::renewed).transpose() {
+            Ok(renewed) => *tls = renewed,
+            Err(why) => tracing::warn!(device = %self.name, %why, "TLS files not read again"),
+        }
+        Options { tls: tls.clone(), ..self.options.clone() }
     }
 
     /// Time that requests wait for a new connection; 0: the queue does not reconnect.

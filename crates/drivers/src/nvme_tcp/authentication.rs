@@ -5,7 +5,6 @@
 use super::error::OpenError;
 use super::identity::Identity;
 use super::link::Link;
-use super::options::Options;
 use crate::stream::connect::Deadline;
 use nvme::fabrics::auth;
 use nvme::{Sgl, Status};
@@ -21,15 +20,11 @@ const ROOM: usize = 4096;
 ///
 /// # Errors
 /// When there is no secret, either side does not trust the other, or the connection fails.
-pub(super) fn perform(
-    link: &mut Link,
-    options: &Options,
-    host: &Identity,
-    deadline: &Deadline<'_>,
-) -> Result<(), OpenError> {
+pub(super) fn perform(link: &mut Link, host: &Identity, deadline: &Deadline<'_>) -> Result<(), OpenError> {
     static TRANSACTION: AtomicU16 = AtomicU16::new(0);
+    let options = &host.options;
     let key = options.key.as_ref().ok_or(OpenError::NoKey)?;
-    let parties = Parties { host: host.name.clone(), subsystem: host.subsystem.clone() };
+    let parties = Parties { host: host.name.clone(), subsystem: options.nqn.clone() };
     let transaction = TRANSACTION.fetch_add(1, Ordering::Relaxed);
     let mut talk = Host::new(&parties, key, options.controller_key.as_ref(), transaction);
     say(link, &talk.negotiate(), deadline)?;

@@ -5,28 +5,27 @@ use super::authentication;
 use super::error::OpenError;
 use super::identity::Identity;
 use super::link::Link;
-use super::options::Options;
 use crate::stream::connect::{Deadline, Stream};
 use nvme::fabrics::{Connect, ConnectResponse, InvalidParameter};
 use nvme::{Sgl, Status};
 
 /// The purpose of a connection.
-pub(super) struct Purpose<'a> {
+pub(super) struct Purpose {
     pub(super) queue_id: u16,
     /// Entries of the queue.
     pub(super) entries: u32,
     pub(super) keep_alive_ms: u32,
-    pub(super) host: &'a Identity,
     pub(super) controller_id: u16,
 }
 
 /// Connects a queue to the target. Returns the identifier of its controller.
 pub(super) fn connect(
-    options: &Options,
-    purpose: &Purpose<'_>,
+    host: &Identity,
+    purpose: &Purpose,
     deadline: &Deadline<'_>,
 ) -> Result<(Link, u16), OpenError> {
-    let stream = match &purpose.host.security {
+    let options = &host.options;
+    let stream = match &host.security {
         Some(security) => security.connect(&options.address, deadline)?,
         None => Stream::connect(&options.address, deadline)?,
     };
@@ -38,7 +37,7 @@ pub(super) fn connect(
         attributes: 0,
         keep_alive_ms: purpose.keep_alive_ms,
     };
-    let data = purpose.host.connect_data(purpose.controller_id).encode();
+    let data = host.connect_data(purpose.controller_id).encode();
     let entry = |id| connect.entry(id, Sgl::InCapsule { offset: 0, len: data.len() as u32 });
     let end = link.command(entry, &data, &mut [], deadline)?;
     match end.status {
@@ -50,7 +49,7 @@ pub(super) fn connect(
     }
     let response = ConnectResponse::parse(&end);
     if response.needs_authentication {
-        authentication::perform(&mut link, options, purpose.host, deadline)?;
+        authentication::perform(&mut link, host, deadline)?;
     } else if options.controller_key.is_some() {
         return Err(OpenError::NoProof);
     }

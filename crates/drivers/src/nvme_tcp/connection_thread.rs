@@ -14,6 +14,7 @@
 use super::connect::{self, Purpose};
 use super::controller::Controller;
 use super::error::OpenError;
+use super::identity::Identity;
 use super::queue_mailbox::{Connection, QueueMailbox, lock};
 use super::shared::{Shared, Task};
 use crate::stream::connect::Deadline;
@@ -43,9 +44,9 @@ enum End {
 }
 
 /// Maintains `controller` and its successors until the session ends.
-pub(super) fn run(shared: &Arc<Shared>, mut controller: Controller, stop: &Cancel) {
+pub(super) fn run(shared: &Arc<Shared>, mut host: Identity, mut controller: Controller, stop: &Cancel) {
     loop {
-        let why = match serve(shared, &mut controller, stop) {
+        let why = match serve(shared, &host, &mut controller, stop) {
             End::Lost(why) => why,
             End::Stopped => {
                 let _ = controller.shut_down(&Deadline::new(LEAVE_MS, &Cancel::never()));
@@ -54,7 +55,7 @@ pub(super) fn run(shared: &Arc<Shared>, mut controller: Controller, stop: &Cance
         };
         tracing::warn!(device = %shared.name, %why, "connection lost: reconnecting");
         drop(controller);
-        controller = match reconnect(shared, stop, why) {
+        controller = match reconnect(shared, &mut host, stop, why) {
             Ok(controller) => controller,
             Err(None) => return,
             Err(Some(why)) => {
@@ -66,7 +67,7 @@ pub(super) fn run(shared: &Arc<Shared>, mut controller: Controller, stop: &Cance
     }
 }
 
-fn serve(shared: &Shared, controller: &mut Controller, stop: &Cancel) -> End {
+fn serve(shared: &Shared, host: &Identity, controller: &mut Controller, stop: &Cancel) -> End {
     let interval = Controller::keep_alive_interval(&shared.options);
     let timeout_ms = match shared.options.keep_alive_s {
         0 => shared.options.timeout_ms,
@@ -87,7 +88,7 @@ fn serve(shared: &Shared, controller: &mut Controller, stop: &Cancel) -> End {
         if let Some(why) = lock(&shared.lost).take() {
             return End::Lost(why);
         }
-        let mut done = work(shared, controller, &deadline);
+        let mut done = work(shared, host, controller, &deadline);
         if done.is_ok() && is_readable {
             done = controller
                 .listen(&deadline)
@@ -127,7 +128,12 @@ fn wait(shared: &Shared, controller: &mut Controller, timeout: Duration) -> bool
 
 /// Executes pending jobs. An error of a queue goes to the requester; an error of the admin queue is
 /// returned.
-fn work(shared: &Shared, controller: &mut Controller, deadline: &Deadline<'_>) -> Result<(), OpenError> {
+fn work(
+    shared: &Shared,
+    host: &Identity,
+    controller: &mut Controller,
+    deadline: &Deadline<'_>,
+) -> Result<(), OpenError> {
     loop {
         let Some(job) = lock(&shared.jobs).pop_front() else { return Ok(()) };
         if job.is_dropped() {
@@ -143,7 +149,7 @@ fn work(shared: &Shared, controller: &mut Controller, deadline: &Deadline<'_>) -
                 }
             }
             Task::Connect(mailbox) => {
-                let connected = connect(shared, controller.id, mailbox, &shared.facts, deadline)
+                let connected = connect(host, controller.id, mailbox, &shared.facts, deadline)
                     .and_then(|connection| mailbox.connected(connection));
                 if connected.is_ok() {
                     let mut mailboxes = lock(&shared.mailboxes);
@@ -211,21 +217,16 @@ fn measure(shared: &Shared, controller: &mut Controller, deadline: &Deadline<'_>
 
 /// Connects the queue of a mailbox.
 fn connect(
-    shared: &Shared,
+    host: &Identity,
     controller_id: u16,
     mailbox: &QueueMailbox,
     facts: &super::Facts,
     deadline: &Deadline<'_>,
 ) -> Result<Connection, OpenError> {
-    let purpose = Purpose {
-        queue_id: mailbox.queue_id,
-        entries: mailbox.depth + 1,
-        keep_alive_ms: 0,
-        host: &shared.host,
-        controller_id,
-    };
+    let purpose =
+        Purpose { queue_id: mailbox.queue_id, entries: mailbox.depth + 1, keep_alive_ms: 0, controller_id };
     loop {
-        match connect::connect(&shared.options, &purpose, deadline) {
+        match connect::connect(host, &purpose, deadline) {
             Ok((link, _)) => {
                 let terms = link.terms();
                 return Ok(Connection { wire: link.into_wire(), terms, facts: *facts });
@@ -240,7 +241,12 @@ fn connect(
 }
 
 /// Aborts all connections and reconnects. `Err(None)`: the session ends.
-fn reconnect(shared: &Shared, stop: &Cancel, mut why: String) -> Result<Controller, Option<String>> {
+fn reconnect(
+    shared: &Shared,
+    host: &mut Identity,
+    stop: &Cancel,
+    mut why: String,
+) -> Result<Controller, Option<String>> {
     lock(&shared.mailboxes)
         .taken
         .iter()
@@ -258,7 +264,8 @@ fn reconnect(shared: &Shared, stop: &Cancel, mut why: String) -> Result<Controll
         }
         delay = (delay * 2).min(Duration::from_secs(longest.into())).max(FIRST_DELAY);
         lock(&shared.lost).take();
-        match attempt(shared, &Deadline::new(options.timeout_ms, stop)) {
+        host.renew();
+        match attempt(shared, host, &Deadline::new(options.timeout_ms, stop)) {
             Ok(controller) => {
                 tracing::info!(device = %shared.name, after_ms = start.elapsed().as_millis() as u64, "reconnected");
                 return Ok(controller);
@@ -273,8 +280,8 @@ fn reconnect(shared: &Shared, stop: &Cancel, mut why: String) -> Result<Controll
 }
 
 /// Makes all connections, or none.
-fn attempt(shared: &Shared, deadline: &Deadline<'_>) -> Result<Controller, OpenError> {
-    let (controller, facts) = Controller::connect(&shared.options, &shared.host, deadline)?;
+fn attempt(shared: &Shared, host: &Identity, deadline: &Deadline<'_>) -> Result<Controller, OpenError> {
+    let (controller, facts) = Controller::connect(host, deadline)?;
     if !shared.facts.is_same(&facts) {
         return Err(OpenError::Changed);
     }
@@ -287,7 +294,7 @@ fn attempt(shared: &Shared, deadline: &Deadline<'_>) -> Result<Controller, OpenE
         .collect();
     let connections: Vec<Connection> = mailboxes
         .iter()
-        .map(|mailbox| connect(shared, controller.id, mailbox, &facts, deadline))
+        .map(|mailbox| connect(host, controller.id, mailbox, &facts, deadline))
         .collect::<Result<_, _>>()?;
     shared.limits.set_capacity(facts.capacity);
     for (mailbox, connection) in mailboxes.iter().zip(connections) {

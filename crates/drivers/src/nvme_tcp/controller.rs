@@ -35,11 +35,11 @@ pub(super) struct Controller {
 impl Controller {
     /// Connects, enables the controller, and queries the namespace.
     pub(super) fn connect(
-        options: &Options,
         host: &Identity,
         deadline: &Deadline<'_>,
     ) -> Result<(Controller, Facts), OpenError> {
-        let mut controller = Controller::reach(options, host, deadline)?;
+        let options = &host.options;
+        let mut controller = Controller::reach(host, deadline)?;
         let facts = controller.learn(options.nsid, deadline)?;
         controller.agree_on_queues(options, deadline)?;
         controller.ask_for_events(deadline)?;
@@ -47,19 +47,14 @@ impl Controller {
     }
 
     /// Connects and enables the controller.
-    pub(super) fn reach(
-        options: &Options,
-        host: &Identity,
-        deadline: &Deadline<'_>,
-    ) -> Result<Controller, OpenError> {
+    pub(super) fn reach(host: &Identity, deadline: &Deadline<'_>) -> Result<Controller, OpenError> {
         let purpose = Purpose {
             queue_id: 0,
             entries: MIN_ADMIN_ENTRIES.into(),
-            keep_alive_ms: options.keep_alive_s * 1000,
-            host,
+            keep_alive_ms: host.options.keep_alive_s * 1000,
             controller_id: ANY_CONTROLLER,
         };
-        let (mut link, id) = connect::connect(options, &purpose, deadline)?;
+        let (mut link, id) = connect::connect(host, &purpose, deadline)?;
         let get = PropertyGet { bytes: 8, offset: offset::CAP };
         let capabilities = link.succeed("to tell its capabilities", |id| get.entry(id), &mut [], deadline)?;
         let capabilities = Capabilities::parse(capabilities.result);

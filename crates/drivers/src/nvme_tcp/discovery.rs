@@ -29,9 +29,9 @@ const ATTEMPTS: u32 = 8;
 pub fn discover(options: &Options, cancel: &Cancel) -> Result<Vec<DiscoveryEntry>, OpenError> {
     // A short visit: no keep-alive is needed.
     let options = Options { nqn: Nqn::discovery(), keep_alive_s: 0, ..options.clone() };
-    let host = Identity::new(&options)?;
-    let deadline = Deadline::new(options.timeout_ms, cancel);
-    let mut controller = Controller::reach(&options, &host, &deadline)?;
+    let host = Identity::new(options)?;
+    let deadline = Deadline::new(host.options.timeout_ms, cancel);
+    let mut controller = Controller::reach(&host, &deadline)?;
     for _ in 0..ATTEMPTS {
         let before = header(&mut controller, &deadline)?;
         let entries = entries(&mut controller, before.records, &deadline)?;

@@ -1,4 +1,4 @@
-//! The identity with which a host connects: its names, and the key of TLS that belongs to them.
+//! The identity with which a host connects: its names, its secrets, and TLS with them.
 
 use super::error::OpenError;
 use super::options::{Options, host};
@@ -7,11 +7,11 @@ use crate::stream::{Address, StreamError};
 use nvme::fabrics::{ConnectData, Nqn};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The host, and the subsystem that it connects to.
+/// The options with the secrets as they are now, and the host's identity.
 pub(super) struct Identity {
+    pub(super) options: Options,
     host_id: [u8; 16],
     pub(super) name: Nqn,
-    pub(super) subsystem: Nqn,
     /// `None`: connections are not encrypted.
     pub(super) security: Option<Security>,
 }
@@ -20,19 +20,35 @@ impl Identity {
     /// The identity that the options state, or that of this machine.
     ///
     /// # Errors
-    /// When TLS cannot use the key or the names.
-    pub(super) fn new(options: &Options) -> Result<Identity, OpenError> {
-        let ((host_id, name), subsystem) = (host(options), options.nqn.clone());
-        let security = match &options.tls_key {
-            Some(key) => Some(Security::new(key.secrets(&name, &subsystem))?),
-            None => None,
+    /// When the options are invalid, or TLS cannot use the key or the names.
+    pub(super) fn new(options: Options) -> Result<Identity, OpenError> {
+        let (host_id, name) = host(&options);
+        let security = Security::of(&options, &name)?;
+        Ok(Identity { options, host_id, name, security })
+    }
+
+    /// Reads the secrets from their files again. If they cannot be used, the secrets before stay.
+    pub(super) fn renew(&mut self) {
+        let mut options = self.options.clone();
+        let renewed = options.read_keys().and_then(|()| options.check()).map_err(OpenError::Options);
+        let security = match renewed {
+            Ok(()) if options == self.options => return,
+            Ok(()) => Security::of(&options, &self.name),
+            Err(error) => Err(error),
         };
-        Ok(Identity { host_id, name, subsystem, security })
+        let device = self.options.name();
+        match security {
+            Ok(security) => {
+                tracing::info!(%device, "secrets read again: they have changed");
+                (self.options, self.security) = (options, security);
+            }
+            Err(error) => tracing::warn!(%device, %error, "secrets not read again"),
+        }
     }
 
     /// The data of a Connect command to the controller with this identifier.
     pub(super) fn connect_data(&self, controller_id: u16) -> ConnectData {
-        let (host_id, subsystem, host) = (self.host_id, self.subsystem.clone(), self.name.clone());
+        let (host_id, subsystem, host) = (self.host_id, self.options.nqn.clone(), self.name.clone());
         ConnectData { host_id, controller_id, subsystem, host }
     }
 }
@@ -45,11 +61,14 @@ pub(super) struct Security {
 }
 
 impl Security {
-    fn new(secrets: Vec<nvme_auth::TlsSecret>) -> Result<Security, OpenError> {
-        let client = |secret: nvme_auth::TlsSecret| tls::Client::with_secret(secret.identity, secret.key);
-        let ways = secrets.into_iter().map(client).collect::<Result<_, _>>();
+    /// The key of the options for the host of this name, if there is one.
+    fn of(options: &Options, name: &Nqn) -> Result<Option<Security>, OpenError> {
+        let Some(key) = &options.tls_key else { return Ok(None) };
+        let secrets = key.secrets(name, &options.nqn).into_iter();
+        let ways = secrets.map(|secret| tls::Client::with_secret(secret.identity, secret.key));
+        let ways = ways.collect::<Result<_, _>>();
         let ways = ways.map_err(|error| OpenError::Options(format!("tls-key: {error}")))?;
-        Ok(Security { ways, accepted: AtomicUsize::new(0) })
+        Ok(Some(Security { ways, accepted: AtomicUsize::new(0) }))
     }
 
     /// Connects and performs the TLS handshake, with one connection for each way until the target

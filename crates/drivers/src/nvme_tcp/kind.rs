@@ -1,13 +1,12 @@
 //! The kind `nvme-tcp` of devices.
 
-use super::{Address, Key as Secret, Nqn, NvmeTcpDevice, Options, TlsKey, parse_address};
+use super::{Address, KeyFiles, Nqn, NvmeTcpDevice, Options, parse_address};
 use crate::kind::DeviceConfig;
 use base::Uuid;
 use block::{Device, DeviceError};
 #[cfg(feature = "sandbox")]
 use sandbox::{Access, Profile};
 use spec::{ID, Key, Kind, READ_ONLY, Spec, SpecError, Value, key};
-use std::path::Path;
 use std::sync::Arc;
 
 /// The kind.
@@ -60,13 +59,11 @@ pub fn parse(spec: &Spec) -> Result<Box<dyn DeviceConfig>, SpecError> {
     let Host(address) = spec.require("address")?;
     let Name(nqn) = spec.require("nqn")?;
     let defaults = Options::new(address, nqn);
-    Ok(Box::new(Options {
+    let mut options = Options {
         nsid: spec.get("nsid")?,
         host_nqn: spec.get("hostnqn")?.map(|Name(nqn)| nqn),
         host_id: spec.get("hostid")?.map(|Uuid(id)| id),
-        key: secret(spec, "dhchap-key", Secret::read)?,
-        controller_key: secret(spec, "dhchap-ctrl-key", Secret::read)?,
-        tls_key: secret(spec, "tls-key", TlsKey::read)?,
+        key_files: key_files(spec)?,
         read_only: spec.is_on("readonly")?,
         queues: spec.get_or("queues", defaults.queues)?,
         queue_depth: spec.get_or("queue-depth", defaults.queue_depth)?,
@@ -78,7 +75,9 @@ pub fn parse(spec: &Spec) -> Result<Box<dyn DeviceConfig>, SpecError> {
         reconnect_delay_s: spec.get_or("reconnect-delay", defaults.reconnect_delay_s)?,
         loss_timeout_s: spec.get_or("ctrl-loss-tmo", defaults.loss_timeout_s)?,
         ..defaults
-    }))
+    };
+    options.read_keys().map_err(|why| spec.refuse(why))?;
+    Ok(Box::new(options))
 }
 
 impl DeviceConfig for Options {
@@ -90,6 +89,7 @@ impl DeviceConfig for Options {
     fn keep(&self, profile: &mut Profile) {
         self.address.keep(profile);
         keep_host_name(profile);
+        self.key_files.iter().for_each(|path| profile.allow_settings(path));
     }
 
     fn make_read_only(&mut self) {
@@ -104,19 +104,13 @@ pub fn keep_host_name(profile: &mut Profile) {
     profile.allow("/proc/sys/kernel/random", Access::Read);
 }
 
-/// The secret in the file that a key names, which `read` reads. It is read now: later on, in a
-/// sandbox, it cannot be.
+/// The files of secrets that a specification names. [`Options::read_keys`] reads them.
 ///
 /// # Errors
-/// When the file cannot be read or has no key.
-pub fn secret<T, E: std::fmt::Display>(
-    spec: &Spec,
-    name: &str,
-    read: impl FnOnce(&Path) -> Result<T, E>,
-) -> Result<Option<T>, SpecError> {
-    let path: Option<String> = spec.get(name)?;
-    let key = path.map(|path| read(Path::new(&path))).transpose();
-    key.map_err(|error| spec.refuse(format!("{name}: {error}")))
+/// When a value is invalid.
+pub fn key_files(spec: &Spec) -> Result<KeyFiles, SpecError> {
+    let [key, controller_key] = [spec.get("dhchap-key")?, spec.get("dhchap-ctrl-key")?];
+    Ok(KeyFiles { key, controller_key, tls_key: spec.get("tls-key")? })
 }
 
 struct Host(Address);

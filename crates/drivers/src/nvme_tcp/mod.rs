@@ -53,7 +53,8 @@ pub use nvme::fabrics::Nqn;
 pub use nvme::fabrics::discovery::DiscoveryEntry;
 pub use nvme_auth::{Key, TlsKey};
 pub use options::{
-    DEFAULT_PORT, DISCOVERY_PORT, MAX_QUEUE_DEPTH, MAX_QUEUES, Options, parse_address, parse_address_at,
+    DEFAULT_PORT, DISCOVERY_PORT, KeyFiles, MAX_QUEUE_DEPTH, MAX_QUEUES, Options, parse_address,
+    parse_address_at,
 };
 pub use queue::NvmeTcpQueue;
 pub use session::Session;

@@ -5,6 +5,7 @@ use base::Uuid;
 use nvme::fabrics::Nqn;
 use nvme_auth::{Key, TlsKey};
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 
 /// The protocol's port.
 pub const DEFAULT_PORT: u16 = nvme::tcp::DEFAULT_PORT;
@@ -39,6 +40,8 @@ pub struct Options {
     pub controller_key: Option<Key>,
     /// The key of TLS that host and target share; `None`: without TLS.
     pub tls_key: Option<TlsKey>,
+    /// The files of these secrets, which are read again before each attempt to reconnect.
+    pub key_files: KeyFiles,
     /// Refuse writes, even if the target allows them.
     pub read_only: bool,
     /// Maximum I/O queues; 0 for as many as the target allows.
@@ -62,7 +65,40 @@ pub struct Options {
     pub loss_timeout_s: u32,
 }
 
+/// The files of secrets; `None`: the secret, if there is one, stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyFiles {
+    /// That of [`Options::key`].
+    pub key: Option<PathBuf>,
+    /// That of [`Options::controller_key`].
+    pub controller_key: Option<PathBuf>,
+    /// That of [`Options::tls_key`].
+    pub tls_key: Option<PathBuf>,
+}
+
+impl KeyFiles {
+    /// The files.
+    pub fn iter(&self) -> impl Iterator<Item = &Path> {
+        [&self.key, &self.controller_key, &self.tls_key].into_iter().flatten().map(PathBuf::as_path)
+    }
+}
+
 impl Options {
+    /// Reads the secrets from their files.
+    ///
+    /// # Errors
+    /// The file and the reason. Then nothing has changed.
+    pub fn read_keys(&mut self) -> Result<(), String> {
+        let KeyFiles { key, controller_key, tls_key } = &self.key_files;
+        let key = read("dhchap-key", key, Key::read)?;
+        let controller_key = read("dhchap-ctrl-key", controller_key, Key::read)?;
+        let tls_key = read("tls-key", tls_key, TlsKey::read)?;
+        self.key = key.or(self.key.take());
+        self.controller_key = controller_key.or(self.controller_key.take());
+        self.tls_key = tls_key.or(self.tls_key.take());
+        Ok(())
+    }
+
     /// The defaults for the first namespace of the subsystem `nqn` at `address`.
     pub fn new(address: Address, nqn: Nqn) -> Options {
         Options {
@@ -74,6 +110,7 @@ impl Options {
             key: None,
             controller_key: None,
             tls_key: None,
+            key_files: KeyFiles::default(),
             read_only: false,
             queues: 0,
             queue_depth: 128,
@@ -126,6 +163,16 @@ impl Options {
         }
         Ok(())
     }
+}
+
+/// The secret in a file, if there is one. An error names the option.
+fn read<T, E: std::fmt::Display>(
+    option: &str,
+    path: &Option<PathBuf>,
+    read: impl FnOnce(&Path) -> Result<T, E>,
+) -> Result<Option<T>, String> {
+    let secret = path.as_deref().map(read).transpose();
+    secret.map_err(|error| format!("{option}: {error}"))
 }
 
 /// Parses `HOST[:PORT]`, `[IPv6][:PORT]` or an IPv6 address without a port.

@@ -39,16 +39,18 @@ impl Session {
     /// When there is no target, the subsystem or namespace does not exist, or `cancel` was called.
     pub fn open(options: &Options, cancel: &Cancel) -> Result<Arc<Session>, OpenError> {
         options.check().map_err(OpenError::Options)?;
-        let host = Identity::new(options)?;
+        let mut host = Identity::new(options.clone())?;
         let deadline = Deadline::new(options.timeout_ms, cancel);
-        let (controller, facts) = Controller::connect(options, &host, &deadline)?;
-        let shared = Arc::new(Shared::new(options, host, facts, controller.queues)?);
+        let (controller, facts) = Controller::connect(&host, &deadline)?;
+        // From now on it is this namespace.
+        host.options.nsid = Some(facts.nsid);
+        let shared = Arc::new(Shared::new(&host.options, facts, controller.queues)?);
         let (name, capacity) = (&shared.name, facts.capacity);
         tracing::info!(device = %name, capacity, queues = controller.queues, "connected");
         let stop = Cancel::new().map_err(OpenError::System)?;
         let (of_thread, cancel) = (shared.clone(), stop.clone());
         let thread = reactor::spawn_thread("nvme-tcp", move || {
-            connection_thread::run(&of_thread, controller, &cancel)
+            connection_thread::run(&of_thread, host, controller, &cancel)
         });
         let thread = Some(thread.map_err(OpenError::System)?);
         Ok(Arc::new(Session { shared, thread, stop }))
@@ -71,8 +73,8 @@ impl Session {
             descriptors: &nothing,
             limits: &nothing,
         })?;
-        let host = Identity::new(options)?;
-        let shared = Shared { is_detached: true, ..Shared::new(options, host, facts, 1)? };
+        let options = Options { nsid: Some(facts.nsid), ..options.clone() };
+        let shared = Shared { is_detached: true, ..Shared::new(&options, facts, 1)? };
         let stop = Cancel::never();
         let session = Arc::new(Session { shared: Arc::new(shared), thread: None, stop });
         let wakeup = Wakeup::new().map_err(OpenError::System)?;

@@ -2,7 +2,6 @@
 
 use super::error::OpenError;
 use super::facts::Facts;
-use super::identity::Identity;
 use super::options::Options;
 use super::queue_mailbox::{QueueMailbox, lock};
 use block::SharedLimits;
@@ -44,8 +43,6 @@ impl Job {
 pub(super) struct Shared {
     pub(super) name: String,
     pub(super) options: Options,
-    /// The host's identity.
-    pub(super) host: Identity,
     pub(super) limits: Arc<SharedLimits>,
     /// The properties of the opened namespace: after a loss it must be the same namespace.
     pub(super) facts: Facts,
@@ -74,18 +71,11 @@ pub(super) struct Mailboxes {
 }
 
 impl Shared {
-    pub(super) fn new(
-        options: &Options,
-        host: Identity,
-        facts: Facts,
-        queues: u32,
-    ) -> Result<Shared, OpenError> {
-        let options = Options { nsid: Some(facts.nsid), ..options.clone() };
+    pub(super) fn new(options: &Options, facts: Facts, queues: u32) -> Result<Shared, OpenError> {
         Ok(Shared {
             limits: SharedLimits::new(facts.limits(options.read_only)),
             name: options.name(),
-            options,
-            host,
+            options: options.clone(),
             facts,
             max_queues: AtomicU32::new(queues),
             wake: event()?,

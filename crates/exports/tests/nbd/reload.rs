@@ -43,6 +43,31 @@ fn connections_stay_and_new_ones_use_the_new_certificate() {
     assert_eq!(server.connect(Form::Structured).run(READ, 0, 0, 512).error, 0);
 }
 
+/// The server changes its authority, and later our driver's files follow.
+#[test]
+fn our_driver_reads_its_certificates_again_for_each_connection() {
+    let (old, new, ours) = (files(), files(), files());
+    let copy = |from: &TempDir, name: &str| {
+        std::fs::copy(from.path().join(name), ours.path().join(name)).unwrap();
+    };
+    let names = ["ca-cert.pem", "client-cert.pem", "client-key.pem"];
+    names.iter().for_each(|name| copy(&old, name));
+    let tls = Some(security(old.path(), true));
+    let server = Server::over(SlowDevice::new(MIB), |config| Config { tls, ..config });
+    let tls = Some(Tls::new(Some(ours.path()), None, None, Some("localhost".into())).unwrap());
+    let options = Options { tls, ..Options::new(Address::Unix(server.socket.clone())) };
+    let session = Session::open(&options, &Cancel::never()).unwrap();
+    let first = session.start_queue(&Cancel::never()).unwrap();
+    server.export().set_security(security(new.path(), true)).unwrap();
+    assert!(session.start_queue(&Cancel::never()).is_err(), "the files are still the old ones");
+    names.iter().for_each(|name| copy(&new, name));
+    let second = session.start_queue(&Cancel::never()).unwrap();
+    // A file that is no certificate: what was read last stays in use.
+    std::fs::write(ours.path().join("ca-cert.pem"), "no certificate").unwrap();
+    let third = session.start_queue(&Cancel::never()).unwrap();
+    assert!([first, second, third].iter().all(|queue| queue.is_connected()));
+}
+
 #[test]
 fn an_export_without_tls_gets_none() {
     let server = Server::start(MIB);

@@ -3,10 +3,10 @@
 use crate::host::{HOST, HOST_ID, Host};
 use crate::portal::{Site, discovered_by};
 use crate::server::{MIB, SUBSYSTEM, Server, only, wait_until};
-use block::{Device, Flags, Op};
-use drivers::nvme_tcp::{NvmeTcpDevice, Options, parse_address};
+use block::{Device, Flags, Op, Request};
+use drivers::nvme_tcp::{KeyFiles, NvmeTcpDevice, Options, parse_address};
 use exports::Export;
-use exports::nvme_tcp::{Access, Config, Nqn, Security, TlsKeys};
+use exports::nvme_tcp::{Access, Address, Config, Nqn, Security, TlsKeys};
 use nvme::command::log_page;
 use nvme::fabrics::discovery::{DiscoveryEntry, SECURITY_TLS, TREQ_NOT_REQUIRED, TREQ_REQUIRED};
 use nvme::fabrics::nqn;
@@ -15,6 +15,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 const OTHER: &str = "nqn.2014-08.org.example:other";
 
@@ -22,15 +23,16 @@ fn name(text: &str) -> Nqn {
     Nqn::new(text).unwrap()
 }
 
+const KEY: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+const OTHER_KEY: &str = "NVMeTLSkey-1:01:ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj/jBqb2:";
+
 pub fn key() -> nvme_auth::TlsKey {
-    let text = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
-    nvme_auth::TlsKey::parse(text).unwrap()
+    nvme_auth::TlsKey::parse(KEY).unwrap()
 }
 
 /// A host's key for another subsystem.
 fn other_key() -> nvme_auth::TlsKey {
-    let text = "NVMeTLSkey-1:01:ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj/jBqb2:";
-    nvme_auth::TlsKey::parse(text).unwrap()
+    nvme_auth::TlsKey::parse(OTHER_KEY).unwrap()
 }
 
 /// Access by TLS with a key of the host HOST.
@@ -196,6 +198,48 @@ fn our_host_is_refused_without_the_right_key_and_never_falls_back_to_the_clear()
     let long = format!("nqn.2014-08.org.example:{}", "x".repeat(190));
     let long = Options { host_nqn: Some(name(&long)), ..options(required.address(), key()) };
     assert!(refusal(&long).contains("tls-key: TLS cannot present the identity \"NVMe1R01 nqn.2014-08.org"));
+}
+
+/// The target restarts with another key, and the host's file follows.
+#[test]
+fn our_host_reads_its_key_again_when_it_reconnects() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("key");
+    secrets::write(&path, KEY).unwrap();
+    let first = server(true);
+    let address = first.address().to_owned();
+    let key_files = KeyFiles { tls_key: Some(path.clone()), ..KeyFiles::default() };
+    let mut options = Options { key_files, tls_key: None, timeout_ms: 2000, ..options(&address, key()) };
+    options.read_keys().unwrap();
+    let device = Arc::new(NvmeTcpDevice::open(&options).unwrap());
+    drop(first);
+    let _second = Server::with(8 * MIB, |config| Config {
+        ports: Config::new(Address::Tcp(address), name(SUBSYSTEM)).ports,
+        access: with_key(other_key(), true),
+        ..config
+    });
+    secrets::write(&path, "no key").unwrap();
+    let (used, changed) = (device.clone(), path.clone());
+    let result = reactor::run(async move {
+        let request = Request::write_zeroes(4096, Flags::NONE);
+        let start = Instant::now();
+        let queue = loop {
+            // Until the loss is noticed and a connection is there again, no queue starts.
+            match used.open_channel() {
+                Ok(queue) => break queue,
+                Err(error) if start.elapsed() > Duration::from_secs(60) => panic!("{error}"),
+                Err(_) => secrets::write(&changed, OTHER_KEY).unwrap(),
+            }
+            reactor::current().sleep(1_000_000).await;
+        };
+        queue.submit(&request, 4096).await
+    });
+    assert_eq!(result, Ok(()));
+    // The file decides, and an invalid one is refused by name.
+    secrets::write(&path, "no key").unwrap();
+    let said = options.read_keys().unwrap_err();
+    assert!(said.starts_with("tls-key: ") && said.contains("/key: a key looks like"), "{said}");
+    assert_eq!(options.tls_key, Some(key()));
 }
 
 #[test]

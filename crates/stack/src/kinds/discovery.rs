@@ -1,8 +1,8 @@
 //! Discovery services: they list what there is to connect to.
 
 use base::Uuid;
-use drivers::nvme_tcp::kind::{Name, TLS_KEY, secret};
-use drivers::nvme_tcp::{self, Key, Nqn, TlsKey};
+use drivers::nvme_tcp::kind::{Name, TLS_KEY, key_files};
+use drivers::nvme_tcp::{self, Nqn};
 use drivers::rbd::{self, kind as image};
 use spec::{Entry, Kind, Role, Spec, SpecError, Value, key};
 
@@ -41,7 +41,7 @@ static RBD: Kind = Kind {
 #[derive(Debug)]
 pub enum Service {
     /// The discovery service of NVMe over Fabrics.
-    NvmeTcp(nvme_tcp::Options),
+    NvmeTcp(Box<nvme_tcp::Options>),
     /// A Ceph cluster.
     Rbd(rbd::ClusterOptions),
 }
@@ -68,17 +68,17 @@ fn rbd(spec: &Spec) -> Result<Service, SpecError> {
 fn nvme_tcp(spec: &Spec) -> Result<Service, SpecError> {
     let Address(address) = spec.require("address")?;
     let defaults = nvme_tcp::Options::new(address, Nqn::discovery());
-    Ok(Service::NvmeTcp(nvme_tcp::Options {
+    let mut options = nvme_tcp::Options {
         host_nqn: spec.get("hostnqn")?.map(|Name(nqn)| nqn),
         host_id: spec.get("hostid")?.map(|Uuid(id)| id),
-        key: secret(spec, "dhchap-key", Key::read)?,
-        controller_key: secret(spec, "dhchap-ctrl-key", Key::read)?,
-        tls_key: secret(spec, "tls-key", TlsKey::read)?,
+        key_files: key_files(spec)?,
         header_digest: spec.is_on("hdgst")?,
         data_digest: spec.is_on("ddgst")?,
         timeout_ms: spec.get_or("timeout-ms", defaults.timeout_ms)?,
         ..defaults
-    }))
+    };
+    options.read_keys().map_err(|why| spec.refuse(why))?;
+    Ok(Service::NvmeTcp(Box::new(options)))
 }
 
 struct Address(nvme_tcp::Address);
@@ -99,7 +99,7 @@ mod tests {
 
     fn nvme_tcp(text: &str) -> nvme_tcp::Options {
         match parse(text).unwrap() {
-            Service::NvmeTcp(options) => options,
+            Service::NvmeTcp(options) => *options,
             other => panic!("{other:?}"),
         }
     }
