@@ -4,7 +4,7 @@
 use super::wire::Wire;
 use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
@@ -169,10 +169,11 @@ impl<'c> Deadline<'c> {
         Ok(())
     }
 
-    /// Writes all of `bytes` to a non-blocking socket.
-    pub(crate) fn write(&self, mut socket: &Socket, mut bytes: &[u8]) -> Result<(), StreamError> {
+    /// Writes all of `bytes` to a non-blocking socket. A server that has closed it is an error, not
+    /// a signal, which would end a C program.
+    pub(crate) fn write(&self, socket: &Socket, mut bytes: &[u8]) -> Result<(), StreamError> {
         while !bytes.is_empty() {
-            match socket.write(bytes) {
+            match socket.send_with_flags(bytes, libc::MSG_NOSIGNAL) {
                 Ok(count) => bytes = &bytes[count..],
                 Err(error) => {
                     passing(error)?;
@@ -492,4 +493,41 @@ fn set_up_tcp(socket: &Socket) -> io::Result<()> {
     let keepalive = TcpKeepalive::new().with_time(ASK_AFTER).with_interval(ASK_AFTER).with_retries(3);
     socket.set_tcp_keepalive(&keepalive)?;
     socket.set_tcp_user_timeout(Some(DEAD_AFTER))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stream::wire::Wire;
+    use std::cell::Cell;
+    use std::os::unix::net::UnixStream;
+
+    thread_local! {
+        /// Whether this thread got SIGPIPE.
+        static IS_RAISED: Cell<bool> = const { Cell::new(false) };
+    }
+
+    extern "C" fn note(_: libc::c_int) {
+        IS_RAISED.set(true);
+    }
+
+    /// A C program may have any handler for SIGPIPE, and the default one ends it.
+    #[test]
+    fn no_signal_comes_from_a_socket_that_the_server_has_closed() {
+        // SAFETY: the handler only sets a flag of its thread; the structure is valid when zeroed.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = note as *const () as usize;
+            libc::sigaction(libc::SIGPIPE, &raw const action, std::ptr::null_mut());
+        }
+        let closed = || Socket::from(std::os::fd::OwnedFd::from(UnixStream::pair().unwrap().0));
+        let never = Cancel::never();
+        let error = Deadline::new(1000, &never).write(&closed(), &[1]).unwrap_err();
+        assert!(
+            matches!(&error, StreamError::Io(error) if error.kind() == io::ErrorKind::BrokenPipe),
+            "{error}"
+        );
+        Wire::new(closed(), None).say(&[1]);
+        assert!(!IS_RAISED.get());
+    }
 }

@@ -4,7 +4,7 @@ use super::inbox::{Inbox, Received};
 use super::outbox::Outbox;
 use block::Data;
 use socket2::Socket;
-use std::io::{self, Write};
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use tls::Came;
@@ -78,7 +78,7 @@ impl Wire {
     /// Sends a last message, as far as the socket takes it: the connection ends in any case.
     pub(crate) fn say(&mut self, message: &[u8]) {
         let _ = match &mut self.tls {
-            None => (&self.socket).write(message),
+            None => self.socket.send_with_flags(message, libc::MSG_NOSIGNAL),
             Some(tls) => tls
                 .say(message.len(), |to| to.copy_from_slice(message))
                 .and_then(|()| tls.seal())
