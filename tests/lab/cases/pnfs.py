@@ -1,11 +1,13 @@
 """NFS with the SCSI layout over an export with reservations: the client of one guest reads and writes the disk itself, the
 server of the other hands out where files lie (RFC 8154, RFC 9561)."""
 
+import hashlib
 import re
 
+import paths
 from lab import needs_freestone
 from runner import nightly
-from shared_volume import share
+from shared_volume import RESERVATION_CONFLICT, share
 from workload import KILLS, MIB, fio_verify_again, fio_verify_until_enough, kernel_errors, kill_under_load
 
 DISK_MIB = 384
@@ -16,6 +18,8 @@ NEW_MIB = 32
 SERVER_KEY = 0x0100000000000000
 EXCLUSIVE_FOR_REGISTRANTS = 4
 STEP_TIMEOUT_S = 600
+RECALL_S = 15  # for which a server waits until a client has returned its layouts; 45 by default
+TRACES = "/sys/kernel/tracing"
 # Each job waits for one request at a time, so that a task that waits is a request that waits.
 LOAD = ("/mnt/load", "2m", "--ioengine=psync --numjobs=2 --offset_increment=2m")
 
@@ -42,6 +46,47 @@ def an_nfs_client_reads_and_writes_the_shared_disk_itself(lab):
         host.guest.sh("nvme disconnect-all")
         assert not kernel_errors(host.guest), kernel_errors(host.guest)
     return f"{len(waiting)} kills, each with requests that waited"
+
+
+@needs_freestone
+@nightly
+def an_nfs_client_that_is_frozen_and_cut_off_is_fenced_before_its_file_changes(lab):
+    # Linux 6.12 repeats the recall until the client's lease has expired, and then lets the writer through.
+    server, (exporter, client) = share(lab, DISK_MIB, kernels=(paths.NEW_KERNEL, paths.KERNEL))
+    _export(exporter)
+    exporter.guest.sh(f"echo {RECALL_S} >/proc/sys/fs/lease-break-time; mountpoint -q {TRACES} || mount -t tracefs tracefs {TRACES}"
+                      f"; echo 1 >{TRACES}/events/nfsd/nfsd_cb_queue/enable; fallocate -l 64M /export/file")
+    # A file that is open at the server is not delegated to a client, so that only its layouts are recalled.
+    exporter.guest.start("holder", "exec 9<>/export/file; echo $BASHPID >/run/holder; exec sleep infinity")
+    _mount(client)
+    client.guest.start("load", "fio --name=load --filename=/mnt/file --size=64m --rw=randwrite --bs=4k --iodepth=16 --direct=1"
+                               " --ioengine=libaio --time_based --runtime=9999")
+    client.until(f"[ $(awk '{{ print $7 }}' /sys/block/nvme0n1/stat) -gt {client.sectors()[1] + 1000} ]")
+    _went_directly(client)
+    [key] = _reservation(exporter).keys() - {SERVER_KEY}
+    # It does not hear of the recall when it continues, and uses the layout that it has.
+    client.guest.qmp("set_link", name="peer", up=False)
+    client.guest.qmp("stop")
+    exporter.guest.sh("truncate -s 4M /export/file", STEP_TIMEOUT_S)
+    assert "CB_LAYOUTRECALL" in exporter.guest.sh(f"cat {TRACES}/trace"), "no layout was recalled: this run shows nothing"
+    last = server.changes()[-1]
+    assert "action: PreemptAndAbort" in last and f"current: {SERVER_KEY}, preempted: {key}" in last, last
+    assert exporter.reservation() == (EXCLUSIVE_FOR_REGISTRANTS, 1, {SERVER_KEY: True}), exporter.reservation()
+    exporter.guest.sh("xfs_freeze -f /export", STEP_TIMEOUT_S)
+    content = _sha256(server.image)  # which holds still now
+    client.guest.qmp("cont")
+    client.until("dmesg | grep -q 'reservation conflict error.*(WRITE)'", STEP_TIMEOUT_S)
+    code, said = client.guest.sh(f"dd if=/dev/zero of={client.disk} bs=64k count=1 oflag=direct", STEP_TIMEOUT_S, check=False)
+    assert code != 0 and RESERVATION_CONFLICT in said, said
+    assert _sha256(server.image) == content, "the client has written to the disk after it was fenced"
+    client.guest.close()
+    exporter.guest.sh("xfs_freeze -u /export; kill $(cat /run/holder); exportfs -ua; rpc.nfsd 0; umount /export && xfs_repair -n /dev/nvme0n1", STEP_TIMEOUT_S)
+    lab.guest = exporter.guest  # whose kernel has no complaint
+
+
+def _sha256(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _export(exporter):
