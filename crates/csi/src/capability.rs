@@ -1,7 +1,7 @@
 //! The kinds of access that volumes support.
 //!
-//! One node writes, or several read. Several nodes may write to a block volume: the live migration
-//! of a virtual machine needs that, and only file systems would be damaged by it.
+//! One node writes, or several read. Several nodes may write to a block volume whose export has
+//! reservations: programs of the nodes agree by them, and take a failed node's access away.
 
 use crate::fault::{Fault, Result};
 use crate::proto::VolumeCapability;
@@ -40,6 +40,11 @@ impl Access {
                 | Mode::SingleNodeSingleWriter
                 | Mode::SingleNodeMultiWriter
         )
+    }
+
+    /// Whether several nodes write, which needs reservations.
+    pub fn is_shared(&self) -> bool {
+        self.mode == Mode::MultiNodeMultiWriter
     }
 
     /// Whether no node writes.
@@ -116,11 +121,12 @@ mod tests {
     #[test]
     fn several_nodes_write_to_block_volumes_only() {
         let block = capability(Mode::MultiNodeMultiWriter, AccessType::Block(BlockVolume {}));
-        assert!(!access(Some(&block)).unwrap().is_single_node());
+        let several = access(Some(&block)).unwrap();
+        assert!(several.is_shared() && !several.is_single_node());
         let fault = access(Some(&capability(Mode::MultiNodeMultiWriter, mount("ext4")))).unwrap_err();
         assert!(fault.message.contains("MULTI_NODE_MULTI_WRITER"), "{fault}");
         let readers = access(Some(&capability(Mode::MultiNodeReaderOnly, mount("xfs")))).unwrap();
-        assert!(readers.is_read_only() && !readers.is_single_node());
+        assert!(readers.is_read_only() && !readers.is_single_node() && !readers.is_shared());
     }
 
     #[test]

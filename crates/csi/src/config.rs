@@ -63,6 +63,8 @@ pub struct Backend {
     pub listener: Listener,
     /// The zone whose nodes reach it; none: every node does.
     pub zone: Option<String>,
+    /// The directory of the storage host for reservations of nodes, an absolute path.
+    pub reservations: Option<String>,
 }
 
 /// The place at which a backend's exports listen.
@@ -104,6 +106,7 @@ struct Entry {
     #[serde(default)]
     addresses: Vec<SocketAddr>,
     zone: Option<String>,
+    reservations: Option<String>,
 }
 
 /// Reads the file of `--backends`.
@@ -137,7 +140,8 @@ pub fn read(path: &Path) -> Result<Vec<Backend>, ConfigError> {
 }
 
 fn open(entry: Entry) -> Result<Backend, ConfigError> {
-    let Entry { name, url, token_file, ca_file, backing, listen, portal, addresses, zone } = entry;
+    let Entry { name, url, token_file, ca_file, backing, listen, portal, addresses, zone, reservations } =
+        entry;
     let wrong = |message: String| ConfigError::Value { backend: name.clone(), message };
     let listener = match (listen, portal) {
         (Some(listen), None) if addresses.is_empty() => ports(&listen).map_err(wrong)?,
@@ -150,6 +154,9 @@ fn open(entry: Entry) -> Result<Backend, ConfigError> {
     };
     if let Some(zone) = zone.as_deref().filter(|zone| !is_zone(zone)) {
         return Err(wrong(format!("zone={zone:?}: want a value of a label of Kubernetes")));
+    }
+    if let Some(directory) = reservations.as_deref().filter(|directory| !directory.starts_with('/')) {
+        return Err(wrong(format!("reservations={directory:?}: want an absolute path")));
     }
     let client = match url.strip_prefix("unix://") {
         Some(socket) if token_file.is_none() && ca_file.is_none() => {
@@ -170,7 +177,7 @@ fn open(entry: Entry) -> Result<Backend, ConfigError> {
         }
     };
     let client = client.map_err(|error| wrong(error.to_string()))?;
-    Ok(Backend { name, client, backing, listener, zone })
+    Ok(Backend { name, client, backing, listener, zone, reservations })
 }
 
 /// Parses `ADDR:PORT` or `ADDR:FIRST-LAST`.
@@ -231,6 +238,7 @@ mod tests {
             (&format!("{HEAD}portal = 'p'"), "addresses"),
             (&format!("{HEAD}colour = 'red'"), "colour"),
             (&format!("{HEAD}listen = '10.0.0.5:1'\nzone = 'a/b'"), "zone=\"a/b\""),
+            (&format!("{HEAD}listen = '10.0.0.5:1'\nreservations = 'r'"), "reservations=\"r\""),
             (&format!("{HEAD}listen = '10.0.0.5:1'\n{HEAD}listen = '10.0.0.5:2'"), "two backends"),
             (&HEAD.replace("rack1", "a/b"), "name: want"),
             (&format!("{}listen = '10.0.0.5:1'", HEAD.replace("unix", "ftp")), "ftp://"),

@@ -30,6 +30,8 @@ pub struct Parameters {
     pub qos: Qos,
     /// Group of volumes that share limits.
     pub group: Option<String>,
+    /// Whether nodes can reserve the volume. Several may write to such volumes only.
+    pub has_reservations: bool,
     /// Options for nodes.
     pub context: BTreeMap<String, String>,
     /// Labels for people.
@@ -58,12 +60,21 @@ impl Parameters {
                 "backend" => parsed.backends = value.split(',').map(|name| name.trim().to_owned()).collect(),
                 "backing" => parsed.backing = Some(value.clone()),
                 "group" => parsed.group = Some(value.clone()),
+                "reservations" => parsed.has_reservations = switch(key, value)?,
                 _ if key.starts_with(QOS) => set_limit(&mut parsed.qos, key, value)?,
                 _ => drop(parsed.context.insert(key.clone(), node_option(key, value)?)),
             }
         }
         parsed.fingerprint = fingerprint(&chosen)[..32].to_owned();
         Ok(parsed)
+    }
+}
+
+fn switch(key: &str, value: &str) -> Result<bool> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(Fault::invalid(format!("parameter {key}={value:?}: want on or off"))),
     }
 }
 
@@ -161,6 +172,7 @@ mod tests {
             ("nr-io-queues", "0"),
             ("nr-io-queues", "4,hostnqn=x"),
             ("ctrl-loss-tmo", "-2"),
+            ("reservations", "yes"),
         ];
         for (key, value) in cases {
             let fault = Parameters::parse(&map(&[(key, value)])).unwrap_err();

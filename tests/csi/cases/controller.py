@@ -199,11 +199,29 @@ def a_volume_that_is_zeroed_slowly_is_asked_for_again(subject):
 
 
 def several_nodes_write_to_block_volumes_only(subject):
-    _, driver = subject.pair()
-    refusal = driver.refusal("CreateVolume", name="v", volume_capabilities=[mount(WRITERS)])
+    daemon = subject.daemon()
+    plain = Driver.backend(daemon)
+    driver = subject.driver([plain])
+    reservable = {"parameters": {"reservations": "on"}}
+    refusal = driver.refusal("CreateVolume", name="v", volume_capabilities=[mount(WRITERS)], **reservable)
     assert refusal.code == "INVALID_ARGUMENT" and "MULTI_NODE_MULTI_WRITER" in refusal.message, refusal
-    volume = driver.create(capability=block(WRITERS))
+    for fields in {}, {"parameters": {"reservations": "off"}}, {"parameters": {"reservations": "yes"}}, reservable:
+        refusal = driver.refusal("CreateVolume", name="v", volume_capabilities=[block(WRITERS)], **fields)
+        assert refusal.code == "INVALID_ARGUMENT" and "reservations" in refusal.message, refusal
+    lonely = driver.create("lonely")
+    publish = {"volume_id": lonely, "node_id": driver.node("a"), "volume_capability": block(WRITERS)}
+    assert "reservations" in driver.refusal("ControllerPublishVolume", **publish).message
+    directory = daemon.path("state/reservations/csi")
+    driver = subject.driver([plain + f'reservations = "{directory}"\n'])
+    volume = driver.create(capability=block(WRITERS), **reservable)
+    [export] = [export for export in daemon.get("/v1/exports") if export["options"].get("reservations")]
+    assert export["options"]["reservations"] == directory, export
     for name in "ab":
         driver.call("ControllerPublishVolume", volume_id=volume, node_id=driver.node(name), volume_capability=block(WRITERS))
-    answer = driver.call("ValidateVolumeCapabilities", volume_id=volume, volume_capabilities=[mount(WRITERS)])
-    assert not answer.HasField("confirmed") and answer.message, answer
+    [export] = [shown for shown in daemon.get("/v1/exports") if shown["name"] == export["name"]]
+    assert export["hosts"] == [driver.host("a"), driver.host("b")], "publishing to a node ends the access of another"
+    for other, capability in (volume, mount(WRITERS)), (lonely, block(WRITERS)):
+        answer = driver.call("ValidateVolumeCapabilities", volume_id=other, volume_capabilities=[capability])
+        assert not answer.HasField("confirmed") and answer.message, answer
+    answer = driver.call("ValidateVolumeCapabilities", volume_id=volume, volume_capabilities=[block(WRITERS)])
+    assert answer.HasField("confirmed"), answer

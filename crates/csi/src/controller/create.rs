@@ -8,7 +8,10 @@
 //!                 └─ no room ──► the next backend
 //! ```
 
-use super::{Controller, DRIVER_LABEL, NAME_LABEL, PARAMETERS_LABEL, size_within};
+use super::{
+    Controller, DRIVER_LABEL, NAME_LABEL, PARAMETERS_LABEL, RESERVATIONS_LABEL, check_is_shareable,
+    size_within,
+};
 use crate::capability::all;
 use crate::config::Backend;
 use crate::fault::{Fault, Result};
@@ -69,6 +72,22 @@ impl Controller {
 
     /// The backends that the parameters permit.
     pub(super) fn candidates(&self, parameters: &Parameters) -> Result<Vec<&Backend>> {
+        let named = self.named(parameters)?;
+        if !parameters.has_reservations {
+            return Ok(named);
+        }
+        let able: Vec<&Backend> =
+            named.into_iter().filter(|backend| backend.reservations.is_some()).collect();
+        match able.is_empty() {
+            true => Err(Fault::invalid(
+                "parameter reservations=on: no backend of the class is configured with a directory for them",
+            )),
+            false => Ok(able),
+        }
+    }
+
+    /// The backends that the parameters name, or all.
+    fn named(&self, parameters: &Parameters) -> Result<Vec<&Backend>> {
         if parameters.backends.is_empty() {
             return Ok(self.backends.iter().collect());
         }
@@ -95,6 +114,9 @@ impl Controller {
             (PARAMETERS_LABEL.to_owned(), parameters.fingerprint.clone()),
         ]);
         labels.extend(parameters.labels.clone());
+        if parameters.has_reservations {
+            labels.insert(RESERVATIONS_LABEL.to_owned(), "on".to_owned());
+        }
         let new = NewVolume {
             name: volume_name(name),
             backing,
@@ -147,11 +169,14 @@ fn check(request: &CreateVolumeRequest) -> Result<Wanted> {
             request.name
         )));
     }
-    all(&request.volume_capabilities)?;
+    let accesses = all(&request.volume_capabilities)?;
     if request.volume_content_source.is_some() {
         return Err(Fault::invalid("volume_content_source: this driver makes neither clones nor snapshots"));
     }
     let mut parameters = Parameters::parse(&request.parameters)?;
+    for access in &accesses {
+        check_is_shareable(access, parameters.has_reservations)?;
+    }
     change_limits(&mut parameters.qos, &request.mutable_parameters)?;
     let range = request.capacity_range.as_ref();
     let size = size_within(range)?;

@@ -1,6 +1,6 @@
 //! The export of a volume: an NVMe/TCP subsystem of its own, without hosts until it is published.
 
-use super::{Controller, DRIVER_LABEL};
+use super::{Controller, DRIVER_LABEL, RESERVATIONS_LABEL};
 use crate::config::{Backend, Listener};
 use crate::fault::{Fault, Result};
 use crate::ids::{VolumeId, derived_uuid};
@@ -51,6 +51,15 @@ impl Controller {
             labels,
             ..NewExport::default()
         };
+        if volume.labels.contains_key(RESERVATIONS_LABEL) {
+            let directory = backend.reservations.clone().ok_or_else(|| {
+                Fault::precondition(format!(
+                    "volume {id}: backend {} is not configured with a directory for reservations",
+                    backend.name
+                ))
+            })?;
+            new.options.insert("reservations".into(), directory);
+        }
         match &backend.listener {
             Listener::Portal { name, .. } => {
                 new.options.insert("portal".into(), name.clone());

@@ -14,7 +14,7 @@ mod export;
 mod list;
 mod publish;
 
-use crate::capability::{access, all};
+use crate::capability::{Access, access, all};
 use crate::config::Backend;
 use crate::fault::{Fault, Result};
 use crate::ids::VolumeId;
@@ -50,6 +50,8 @@ const DRIVER_LABEL: &str = "csi.driver";
 const NAME_LABEL: &str = "csi.name";
 /// The label with the hash of the parameters that a volume was made with.
 const PARAMETERS_LABEL: &str = "csi.parameters";
+/// The label of a volume that nodes can reserve.
+const RESERVATIONS_LABEL: &str = "csi.reservations";
 
 /// The controller.
 pub struct Controller {
@@ -146,8 +148,13 @@ impl Controller {
         if request.volume_capabilities.is_empty() {
             return Err(Fault::invalid("volume_capabilities are missing"));
         }
-        self.backend(&id)?.volume(&id)?;
-        let checked = all(&request.volume_capabilities).and_then(|_| Parameters::parse(&request.parameters));
+        let volume = self.backend(&id)?.volume(&id)?;
+        let has_reservations = volume.labels.contains_key(RESERVATIONS_LABEL);
+        let checked = all(&request.volume_capabilities)
+            .and_then(|wanted| {
+                wanted.iter().try_for_each(|access| check_is_shareable(access, has_reservations))
+            })
+            .and_then(|()| Parameters::parse(&request.parameters));
         Ok(match checked {
             Ok(_) => {
                 let confirmed = Confirmed {
@@ -277,6 +284,17 @@ impl Backend {
     fn fault(&self, error: client::Error) -> Fault {
         Fault::from(error).about(format_args!("backend {}", self.name))
     }
+}
+
+/// Refuses several writers to a volume that they cannot reserve.
+fn check_is_shareable(access: &Access, has_reservations: bool) -> Result<()> {
+    if has_reservations || !access.is_shared() {
+        return Ok(());
+    }
+    Err(Fault::invalid(format!(
+        "access mode {} needs a volume with reservations: the parameter reservations=on of its storage class",
+        access.mode.as_str_name()
+    )))
 }
 
 /// The call succeeds when this job has ended.

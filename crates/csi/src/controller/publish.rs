@@ -1,7 +1,7 @@
 //! The nodes that have access to a volume: the hosts of its export.
 
-use super::Controller;
 use super::export::place;
+use super::{Controller, check_is_shareable};
 use crate::capability::access;
 use crate::fault::{Fault, Result};
 use crate::ids::{NodeId, VolumeId, require};
@@ -17,6 +17,7 @@ impl Controller {
     ///
     /// # Errors
     /// `FAILED_PRECONDITION` when another node has access, and the access mode permits one.
+    /// `INVALID_ARGUMENT` when several nodes are to write, and the export has no reservations.
     pub fn publish(
         &self,
         request: &ControllerPublishVolumeRequest,
@@ -31,6 +32,7 @@ impl Controller {
         let node = NodeId::parse(&request.node_id)
             .ok_or_else(|| Fault::not_found(format!("node {:?} does not exist", request.node_id)))?;
         let export = self.export(backend, &id, &volume)?;
+        check_is_shareable(&access, export.options.contains_key("reservations"))?;
         let hosts = export.hosts.clone().unwrap_or_default();
         let other = hosts.iter().find(|host| **host != node.nqn);
         if let Some(other) = other.filter(|_| access.is_single_node()) {

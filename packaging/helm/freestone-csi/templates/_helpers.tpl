@@ -47,7 +47,7 @@ token-file = {{ toJson (printf "/etc/freestone-csi/token-%s" $backend.name) }}
 {{- if $backend.ca }}
 ca-file = {{ toJson (printf "/etc/freestone-csi/ca-%s" $backend.name) }}
 {{- end }}
-{{- range $key := list "backing" "listen" "portal" "zone" }}
+{{- range $key := list "backing" "listen" "portal" "reservations" "zone" }}
 {{- with get $backend $key }}
 {{ $key }} = {{ toJson . }}
 {{- end }}
