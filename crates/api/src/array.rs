@@ -1,7 +1,7 @@
 //! Arrays and their members.
 
-use crate::Job;
 use crate::words::words;
+use crate::{Drive, Job};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -158,6 +158,9 @@ pub struct Member {
     pub reason: Option<String>,
     /// Corrected read errors since the array started or the member joined.
     pub read_errors: u64,
+    /// The drive that the member is on; null until it was read.
+    #[serde(default)]
+    pub drive: Option<Drive>,
 }
 
 /// A spare.
@@ -167,6 +170,9 @@ pub struct Spare {
     pub uuid: Option<String>,
     /// Device path or specification on this host.
     pub device: Option<String>,
+    /// The drive that the spare is on; null until it was read.
+    #[serde(default)]
+    pub drive: Option<Drive>,
 }
 
 impl Array {

@@ -1,5 +1,6 @@
 //! Devices that the daemon has open.
 
+use crate::Drive;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -24,6 +25,9 @@ pub struct Device {
     pub exports: Vec<String>,
     /// Reason why the device is not open.
     pub error: Option<String>,
+    /// The drive that the device is on; null until it was read.
+    #[serde(default)]
+    pub drive: Option<Drive>,
 }
 
 /// Request to open a device now and at each start of the daemon.

@@ -44,6 +44,8 @@ words! {
         MismatchedRows = "mismatched-rows",
         /// A device cannot be opened.
         DeviceNotOpen = "device-not-open",
+        /// A drive of a device or array warns, or has little spare capacity or endurance left.
+        DriveAtRisk = "drive-at-risk",
         /// The copy that a volume is has failed.
         CopyFailed = "copy-failed",
         /// A portal does not listen, so the exports that use it wait.
@@ -66,6 +68,7 @@ impl HealthCode {
             | HealthCode::PortalNotOpen => Severity::Critical,
             HealthCode::ArrayDegraded
             | HealthCode::MismatchedRows
+            | HealthCode::DriveAtRisk
             | HealthCode::CopyFailed
             | HealthCode::ExportWaiting
             | HealthCode::KeysNotReloaded => Severity::Warning,

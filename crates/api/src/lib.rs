@@ -13,6 +13,7 @@
 
 pub mod array;
 pub mod device;
+pub mod drive;
 pub mod event;
 pub mod export;
 pub mod health;
@@ -33,6 +34,7 @@ pub use array::{
     ScrubWindow, Spare,
 };
 pub use device::{Device, DeviceChange, ImageSnapshot, NewDevice, NewImageSnapshot};
+pub use drive::{Drive, DriveHealth, DriveWarning};
 pub use event::Event;
 pub use export::{AnaState, Attach, DataPlane, Export, ExportChange, ExportState, NewExport, Traffic};
 pub use health::{HealthCode, HealthProblem, Severity};

@@ -3,9 +3,10 @@
 
 use crate::engine::Engine;
 use crate::engine::samples::MemberSnapshot;
-use api::{ArrayState, ExportState, MemberState};
+use api::{ArrayState, Drive, DriveHealth, ExportState, MemberState};
 use block::Op;
 use layers::stats::{Histogram, OpSnapshot, Snapshot};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// Upper ends of the buckets of latency histograms, in microseconds.
@@ -13,7 +14,7 @@ const BUCKETS_US: [u64; 16] = [
     10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000,
 ];
 
-/// Most members with metrics of their requests: a page of 1024 has about 8 MB.
+/// Most members with metrics of their requests, and most drives: a page of 1024 has about 8 MB.
 const MAX_MEMBERS: usize = 1024;
 
 /// Everything that is measured now.
@@ -26,6 +27,7 @@ pub fn text(engine: &Engine) -> String {
     portals(&mut page, engine);
     arrays(&mut page, engine);
     members(&mut page, engine.member_snapshots());
+    drives(&mut page, &engine.drives());
     jobs(&mut page, engine);
     history(&mut page, engine);
     page.0
@@ -217,6 +219,46 @@ fn members(page: &mut Page, mut members: Vec<MemberSnapshot>) {
     page.sample("members_left_out", &[], left_out);
 }
 
+/// The drives of devices, members and spares.
+fn drives(page: &mut Page, drives: &BTreeMap<String, Drive>) {
+    let left_out = drives.len().saturating_sub(MAX_MEMBERS);
+    let drives = || drives.iter().take(MAX_MEMBERS);
+    page.begin("device_info", "gauge", "The drive of a device, member or spare.");
+    for (device, drive) in drives() {
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let (model, serial, firmware) = (text(&drive.model), text(&drive.serial), text(&drive.firmware));
+        if [&model, &serial, &firmware].iter().any(|text| !text.is_empty()) {
+            let labels =
+                [("device", &**device), ("model", &model), ("serial", &serial), ("firmware", &firmware)];
+            page.sample("device_info", &labels, 1);
+        }
+    }
+    let mut each = |name: &str, kind: &str, help: &str, value: &dyn Fn(&Drive) -> Option<f64>| {
+        page.begin(name, kind, help);
+        for (device, drive) in drives() {
+            value(drive).iter().for_each(|value| page.sample(name, &[("device", device)], value));
+        }
+    };
+    let help = "Temperature of a drive.";
+    each("device_temperature_celsius", "gauge", help, &|drive| Some(drive.temperature_celsius?.into()));
+    let of_health = |value: fn(&DriveHealth) -> f64| move |drive: &Drive| drive.health.as_ref().map(value);
+    let help = "Part of a drive's endurance that is used; may be above 1.";
+    each("device_wear_ratio", "gauge", help, &of_health(|health| f64::from(health.wear_percent) / 100.0));
+    let help = "Spare capacity of a drive that is left.";
+    each("device_spare_ratio", "gauge", help, &of_health(|health| f64::from(health.spare_percent) / 100.0));
+    let help = "Spare capacity below which a drive warns.";
+    let threshold = |health: &DriveHealth| f64::from(health.spare_threshold_percent) / 100.0;
+    each("device_spare_threshold_ratio", "gauge", help, &of_health(threshold));
+    let help = "Errors of media and data integrity over the life of a drive.";
+    each("device_media_errors_total", "counter", help, &of_health(|health| health.media_errors as f64));
+    let help = "Critical warnings of a drive, a bit for each.";
+    let warnings =
+        |health: &DriveHealth| health.warnings.iter().map(|warning| f64::from(warning.bit())).sum();
+    each("device_critical_warning", "gauge", help, &of_health(warnings));
+    page.begin("devices_left_out", "gauge", "Drives that this page leaves out.");
+    page.sample("devices_left_out", &[], left_out);
+}
+
 fn exports(page: &mut Page, engine: &Engine) {
     let exports = engine.exports();
     page.begin("export_up", "gauge", "Whether an export is served.");
@@ -382,6 +424,40 @@ mod tests {
         };
         assert_eq!([value("0.00001"), value("0.00002"), value("1"), value("+Inf")], ["1", "3", "3", "4"]);
         assert!(page.0.ends_with("freestone_y_count{v=\"a\"} 4\n"));
+    }
+
+    #[test]
+    fn a_drive_has_the_metrics_that_are_known() {
+        let some = |text: &str| Some(text.to_owned());
+        let health = DriveHealth {
+            wear_percent: 93,
+            spare_percent: 100,
+            spare_threshold_percent: 10,
+            media_errors: 7,
+            warnings: api::DriveWarning::of_bits(0b101),
+        };
+        let known = Drive {
+            model: some("Fast \"2T\""),
+            serial: some("S1"),
+            temperature_celsius: Some(-3),
+            health: Some(health),
+            ..Drive::default()
+        };
+        let known = [("a".to_owned(), known), ("b".to_owned(), Drive::unknown("a file"))];
+        let mut page = Page::default();
+        drives(&mut page, &known.into());
+        let samples: Vec<&str> = page.0.lines().filter(|line| !line.starts_with('#')).collect();
+        let want = [
+            r#"freestone_device_info{device="a",model="Fast \"2T\"",serial="S1",firmware=""} 1"#,
+            r#"freestone_device_temperature_celsius{device="a"} -3"#,
+            r#"freestone_device_wear_ratio{device="a"} 0.93"#,
+            r#"freestone_device_spare_ratio{device="a"} 1"#,
+            r#"freestone_device_spare_threshold_ratio{device="a"} 0.1"#,
+            r#"freestone_device_media_errors_total{device="a"} 7"#,
+            r#"freestone_device_critical_warning{device="a"} 5"#,
+            "freestone_devices_left_out 0",
+        ];
+        assert_eq!(samples, want);
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod bounds;
 mod commits;
 mod common;
 mod copies;
+mod drives;
 mod frozen;
 mod history;
 mod hosts;

@@ -12,6 +12,8 @@
 //! | [`virtio_blk`] | a virtio-blk device: another process (vhost-user), a vDPA device, a PCI function |
 //! | [`virtio_blk_uring`] | a disk of the kernel's virtio-blk driver, with commands passed through to it |
 //!
+//! [`drive`] reads facts and health of the drives of this host.
+//!
 //! Drivers never depend on each other, nor on layers or exports.
 //!
 //! A file as a device:
@@ -40,6 +42,7 @@
 pub mod bare_queue;
 mod bridge;
 pub mod direct;
+pub mod drive;
 mod fixed;
 pub mod io_uring;
 pub mod kind;

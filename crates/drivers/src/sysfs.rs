@@ -1,7 +1,21 @@
 //! Properties of a drive in sysfs (`Documentation/ABI/stable/sysfs-block` of the kernel).
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
+
+/// Where sysfs is mounted.
+pub(crate) const ROOT: &str = "/sys";
+
+/// The block device of an NVMe namespace by the number of its character device: `nvme0n1` of
+/// `ng0n1`.
+pub(crate) fn block_device_of(root: &Path, device: u64) -> Option<PathBuf> {
+    let link = format!("dev/char/{}:{}", libc::major(device), libc::minor(device));
+    let target = std::fs::read_link(root.join(link)).ok()?;
+    let name = target.file_name()?.to_str()?.strip_prefix("ng")?;
+    Some(root.join(format!("class/block/nvme{name}")))
+}
 
 /// The properties in `/sys/dev/block/MAJOR:MINOR/queue`.
 pub(crate) struct Sysfs(PathBuf);
@@ -15,9 +29,10 @@ impl Sysfs {
         [entry.join("queue"), entry.join("../queue")].into_iter().find(|p| p.is_dir()).map(Sysfs)
     }
 
-    /// The drive with this name, for example `nvme0n1`.
-    pub fn of_name(name: &str) -> Option<Sysfs> {
-        Some(Sysfs(PathBuf::from(format!("/sys/class/block/{name}/queue")))).filter(|queue| queue.0.is_dir())
+    /// The drive of the NVMe namespace whose character device is open.
+    pub fn of_namespace(file: &File) -> Option<Sysfs> {
+        let drive = block_device_of(Path::new(ROOT), file.metadata().ok()?.rdev())?;
+        Some(Sysfs(drive.join("queue"))).filter(|queue| queue.0.is_dir())
     }
 
     pub fn number<N: FromStr>(&self, attribute: &str) -> Option<N> {

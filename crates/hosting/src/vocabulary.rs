@@ -52,11 +52,12 @@ pub fn array(report: ArrayReport, status: &Status) -> api::Array {
 fn member(report: MemberReport) -> Member {
     let MemberReport { slot, uuid, device, state, reason, read_errors } = report;
     let state = MemberState::from_name(&state).unwrap_or(MemberState::Missing);
-    Member { slot, uuid: uuid.map(|uuid| uuid.to_string()), device, state, reason, read_errors }
+    let uuid = uuid.map(|uuid| uuid.to_string());
+    Member { slot, uuid, device, state, reason, read_errors, drive: None }
 }
 
 fn spare(SpareReport { uuid, device }: SpareReport) -> Spare {
-    Spare { uuid: uuid.map(|uuid| uuid.to_string()), device }
+    Spare { uuid: uuid.map(|uuid| uuid.to_string()), device, drive: None }
 }
 
 /// A running reshape.

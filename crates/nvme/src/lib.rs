@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`command`] | the commands that Freestone sends and serves, as command dwords |
 //! | [`entry`] | submission and completion queue entries, data descriptors |
+//! | [`health_log`] | health of a controller and its media |
 //! | [`identify`] | properties of controllers and namespaces |
 //! | [`zns`] | properties of zoned namespaces, and zone reports |
 //! | [`lba_status`] | which blocks of a namespace are allocated |
@@ -23,6 +24,7 @@
 pub mod command;
 pub mod entry;
 pub mod fabrics;
+pub mod health_log;
 pub mod identify;
 pub mod lba_status;
 pub mod reservation;
@@ -34,6 +36,7 @@ mod wire;
 
 pub use command::Command;
 pub use entry::{CompletionEntry, Sgl, SubmissionEntry};
+pub use health_log::HealthLog;
 pub use identify::{CommandLimits, CommandSet, Controller, Namespace};
 pub use status::Status;
 

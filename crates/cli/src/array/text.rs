@@ -1,5 +1,6 @@
 //! Arrays for people.
 
+use crate::daemon::drive;
 use api::{Array, ArrayState, Job, JobKind, Level, Member, Reshape};
 use base::Size;
 use hosting::vocabulary::raid_window;
@@ -125,7 +126,9 @@ fn member(member: &Member) -> String {
         0 => String::new(),
         errors => format!(", {errors} corrected read errors"),
     };
-    format!("{:<12}{}{errors}", member.state, device(member.device.as_deref()))
+    let drive = member.drive.as_ref().map(drive::name).filter(|name| !name.is_empty());
+    let drive = drive.map(|name| format!(" ({name})")).unwrap_or_default();
+    format!("{:<12}{}{drive}{errors}", member.state, device(member.device.as_deref()))
 }
 
 fn device(name: Option<&str>) -> &str {

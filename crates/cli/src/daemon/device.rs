@@ -1,5 +1,6 @@
 //! `freestone device`.
 
+use super::drive;
 use super::table::{fields, table};
 use super::volume::{Growth, growth};
 use super::{DaemonArgs, Session, job};
@@ -199,14 +200,15 @@ fn list(devices: &[Device]) -> String {
             size(device.capacity_bytes),
             size(device.free_bytes),
             used_by.to_string(),
+            device.drive.as_ref().map(drive::name).unwrap_or_default(),
             device.error.clone().unwrap_or_else(|| device.spec.clone()),
         ]
     };
-    table(["NAME", "SIZE", "FREE", "USES", "WHAT"], &devices.iter().map(row).collect::<Vec<_>>())
+    table(["NAME", "SIZE", "FREE", "USES", "DRIVE", "WHAT"], &devices.iter().map(row).collect::<Vec<_>>())
 }
 
 fn show(device: &Device) -> String {
-    fields(&[
+    let mut rows = vec![
         ("name", device.name.clone()),
         ("device", device.spec.clone()),
         (
@@ -218,5 +220,7 @@ fn show(device: &Device) -> String {
         ("volumes", device.volumes.join(", ")),
         ("exports", device.exports.join(", ")),
         ("error", device.error.clone().unwrap_or_default()),
-    ])
+    ];
+    rows.extend(drive::fields(device.drive.as_ref()));
+    fields(&rows)
 }

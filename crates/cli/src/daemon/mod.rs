@@ -13,6 +13,7 @@ mod completion;
 mod connection;
 mod core;
 mod device;
+pub mod drive;
 mod event;
 mod export;
 mod group;

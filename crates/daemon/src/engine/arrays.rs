@@ -165,7 +165,7 @@ impl Engine {
     /// Every array.
     pub fn arrays(&self) -> Vec<Array> {
         let live = self.live();
-        live.state.arrays.iter().map(|record| live.array_report(record)).collect()
+        live.state.arrays.iter().map(|record| self.with_drives(live.array_report(record))).collect()
     }
 
     /// The array with this name or UUID.
@@ -175,7 +175,7 @@ impl Engine {
     pub fn array(&self, key: &str) -> Result<Array, ApiError> {
         let live = self.live();
         let record = find_record(&live.state.arrays, key)?;
-        Ok(live.array_report(record))
+        Ok(self.with_drives(live.array_report(record)))
     }
 
     /// The members of an array.

@@ -1,7 +1,7 @@
 //! Devices: leaves that were registered.
 
 use super::bases::Base;
-use super::{Engine, checks};
+use super::{Engine, Live, checks};
 use crate::api_error::ApiError;
 use crate::confinement::keep_device;
 use crate::state::{DeviceRecord, Target};
@@ -35,7 +35,7 @@ impl Engine {
     /// Every device.
     pub fn devices(&self) -> Vec<Device> {
         let live = self.live();
-        live.state.devices.iter().map(|record| live.device_report(record)).collect()
+        live.state.devices.iter().map(|record| self.device_report(&live, record)).collect()
     }
 
     /// The device with this name.
@@ -45,7 +45,13 @@ impl Engine {
     pub fn device(&self, name: &str) -> Result<Device, ApiError> {
         let live = self.live();
         let record = live.state.devices.iter().find(|device| device.name == name);
-        record.map(|record| live.device_report(record)).ok_or_else(|| ApiError::not_found("device", name))
+        record
+            .map(|record| self.device_report(&live, record))
+            .ok_or_else(|| ApiError::not_found("device", name))
+    }
+
+    fn device_report(&self, live: &Live, record: &DeviceRecord) -> Device {
+        Device { drive: self.drives.of(&record.spec), ..live.device_report(record) }
     }
 
     /// Opens a device, now and at every start. With a size, creates its image first; the image

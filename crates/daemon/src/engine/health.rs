@@ -1,7 +1,9 @@
 //! Problems of the objects, for the API, the page and metrics.
 
 use super::Engine;
-use api::{Array, ArrayState, ExportState, HealthCode, HealthProblem, MemberState, Severity};
+use api::{
+    Array, ArrayState, Device, Drive, ExportState, HealthCode, HealthProblem, Member, MemberState, Severity,
+};
 use stack::array::wall_ns;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -33,6 +35,7 @@ impl Engine {
                 problems.push(problem(HealthCode::DeviceNotOpen, "device", &device.name, text));
             }
         }
+        problems.extend(self.devices().iter().filter_map(of_drive));
         for volume in self.volumes() {
             if let Some(error) = &volume.error {
                 let text = format!("Volume {} is no complete copy: {error}", volume.name);
@@ -87,7 +90,29 @@ fn of_array(array: &Array) -> Vec<HealthProblem> {
         let text = format!("The scrub of array {name} found {rows} mismatched rows");
         problem(HealthCode::MismatchedRows, "array", name, text)
     });
-    state.into_iter().chain(scrub).collect()
+    state.into_iter().chain(scrub).chain(of_members(&array.name, &array.members)).collect()
+}
+
+/// The drive of a device that is at risk.
+fn of_drive(device: &Device) -> Option<HealthProblem> {
+    let risks = risks(device.drive.as_ref())?;
+    let text = format!("The drive of device {} {risks}", device.name);
+    Some(problem(HealthCode::DriveAtRisk, "device", &device.name, text))
+}
+
+/// The drives of members of an array that are at risk, as one problem.
+fn of_members(array: &str, members: &[Member]) -> Option<HealthProblem> {
+    let of_slot = |member: &Member| Some(format!("slot {} {}", member.slot, risks(member.drive.as_ref())?));
+    let members: Vec<String> = members.iter().filter_map(of_slot).collect();
+    let text = format!("Drives of array {array} are at risk: {}", members.join("; "));
+    (!members.is_empty()).then(|| problem(HealthCode::DriveAtRisk, "array", array, text))
+}
+
+/// A drive's risks, with its serial number: `(S1234) has used 93 % of its endurance`.
+fn risks(drive: Option<&Drive>) -> Option<String> {
+    let risks = drive?.health.as_ref()?.risks();
+    let serial = drive?.serial.as_ref().map(|serial| format!("({serial}) ")).unwrap_or_default();
+    (!risks.is_empty()).then(|| format!("{serial}{}", risks.join(", ")))
 }
 
 /// Whether the next failure of a member loses data of an array whose level has redundancy.
@@ -114,6 +139,33 @@ fn problem(code: HealthCode, kind: &str, object: &str, text: String) -> HealthPr
 #[cfg(test)]
 mod tests {
     use super::*;
+    use api::DriveHealth;
+
+    #[test]
+    fn drives_of_an_array_that_are_at_risk_are_one_problem() {
+        let drive = |wear_percent, serial: Option<&str>| {
+            let health = DriveHealth { wear_percent, ..DriveHealth::default() };
+            Drive { serial: serial.map(str::to_owned), health: Some(health), ..Drive::default() }
+        };
+        let drives =
+            [drive(95, Some("S0")), drive(89, Some("S1")), Drive::unknown("a file"), drive(100, None)];
+        let member = |(slot, drive)| Member {
+            slot,
+            uuid: None,
+            device: None,
+            state: MemberState::Live,
+            reason: None,
+            read_errors: 0,
+            drive: Some(drive),
+        };
+        let members: Vec<Member> = drives.into_iter().enumerate().map(member).collect();
+        let problem = of_members("data", &members).unwrap();
+        assert_eq!((problem.code, problem.severity), (HealthCode::DriveAtRisk, Severity::Warning));
+        let text = "Drives of array data are at risk: slot 0 (S0) has used 95 % of its endurance; \
+                    slot 3 has used 100 % of its endurance";
+        assert_eq!(problem.text, text);
+        assert_eq!(of_members("data", &members[1..3]), None);
+    }
 
     #[test]
     fn a_problem_keeps_its_time_until_it_has_ended() {

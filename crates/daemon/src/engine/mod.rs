@@ -15,6 +15,7 @@ pub mod checks;
 mod commits;
 mod copies;
 mod devices;
+mod drives;
 mod exports;
 mod health;
 pub mod history;
@@ -118,6 +119,7 @@ pub struct Engine {
     spares: SparePool,
     counted: Arc<Counted>,
     history: history::Kept,
+    drives: drives::Drives,
     started_ns: u64,
     /// Held by whoever changes something, as long as that takes.
     changing: Mutex<()>,
@@ -192,6 +194,7 @@ impl Engine {
             spares: SparePool::default(),
             counted: Arc::default(),
             history: history::Kept::default(),
+            drives: drives::Drives::default(),
             started_ns: wall_ns(),
             changing: Mutex::default(),
             wants_refresh: AtomicBool::new(false),
@@ -213,6 +216,7 @@ impl Engine {
         );
         upkeep::start(&engine).map_err(|error| StartError::System { what: "the upkeep", error })?;
         history::start(&engine).map_err(|error| StartError::System { what: "the history", error })?;
+        drives::start(&engine).map_err(|error| StartError::System { what: "the reads of drives", error })?;
         Ok(engine)
     }
 

@@ -21,6 +21,7 @@ impl Live {
             volumes,
             exports: self.exports_of_base(name),
             error: base.err().map(|error| error.to_string()),
+            drive: None,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Answers: problems, and resources with their tags.
 
 use crate::api_error::{ApiError, Kind};
-use api::{Array, Device, Export, Job, Portal, Problem, Reshape, Volume};
+use api::{Array, Device, Export, Job, Member, Portal, Problem, Reshape, Spare, Volume};
 use axum::http::header::{CONTENT_TYPE, ETAG};
 use axum::http::{HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
@@ -70,14 +70,18 @@ pub trait Resource: Serialize + Clone {
 
 impl Resource for Device {
     fn essence(self) -> Device {
-        self
+        Device { drive: None, ..self }
     }
 }
 
 impl Resource for Array {
     fn essence(self) -> Array {
+        let members = self.members.into_iter().map(|member| Member { drive: None, ..member }).collect();
+        let spares = self.spares.into_iter().map(|spare| Spare { drive: None, ..spare }).collect();
         let reshape = self.reshape.map(|reshape| Reshape { done_bytes: 0, ..reshape });
         Array {
+            members,
+            spares,
             reshape,
             is_clean: true,
             generation: 0,

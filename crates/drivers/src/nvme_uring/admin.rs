@@ -2,7 +2,7 @@
 //! `include/uapi/linux/nvme_ioctl.h` of the kernel.
 
 use nvme::command::{Command, cns, feature, log_page};
-use nvme::{IDENTIFY_BYTES, IdentifyData, Status};
+use nvme::{HealthLog, IDENTIFY_BYTES, IdentifyData, Status, health_log};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -92,22 +92,30 @@ pub(super) fn effects_log(file: &File, csi: u8) -> Result<Box<IdentifyData>, Adm
     read(file, &Command::get_log_page(u32::MAX, log_page::COMMAND_EFFECTS, csi, IDENTIFY_BYTES as u32))
 }
 
+/// The health of the controller and all its namespaces. Also of a block node, whose driver takes
+/// the same command. The kernel gives up after its own time: a shorter one resets the controller.
+pub(crate) fn health_log(file: &File) -> Result<HealthLog, AdminError> {
+    let command = Command::get_log_page(u32::MAX, log_page::SMART, 0, health_log::BYTES as u32);
+    Ok(HealthLog::parse(&*read(file, &command)?))
+}
+
 /// Whether the volatile write cache is on.
 pub(super) fn is_write_cache_on(file: &File) -> Result<bool, AdminError> {
     let command = Command::get_features(feature::VOLATILE_WRITE_CACHE);
     Ok(submit(file, PassthroughCommand::new(&command, 0, 0))? & 1 != 0)
 }
 
-fn read(file: &File, command: &Command) -> Result<Box<IdentifyData>, AdminError> {
-    let mut data = Box::new([0; IDENTIFY_BYTES]);
+/// The data that a command returns: `N` bytes, as it says itself.
+fn read<const N: usize>(file: &File, command: &Command) -> Result<Box<[u8; N]>, AdminError> {
+    let mut data = Box::new([0; N]);
     let addr = data.as_mut_ptr().expose_provenance() as u64;
-    submit(file, PassthroughCommand::new(command, addr, IDENTIFY_BYTES as u32))?;
+    submit(file, PassthroughCommand::new(command, addr, N as u32))?;
     Ok(data)
 }
 
 /// Sends one command and waits for its completion. Returns dword 0 of the completion.
 fn submit(file: &File, mut command: PassthroughCommand) -> Result<u32, AdminError> {
-    // SAFETY: the command, and the 4096 bytes that it may name, live through the call.
+    // SAFETY: the command, and the bytes that it may name, live through the call.
     match unsafe { libc::ioctl(file.as_raw_fd(), IOCTL_ADMIN_CMD, &raw mut command) } {
         0 => Ok(command.result),
         status if status > 0 => Err(AdminError::Controller(Status::new(status as u16))),

@@ -11,7 +11,6 @@ use nvme::identify::{Deallocation, supports_io_command};
 use nvme::zns::{ZonedNamespace, append_limit};
 use nvme::{CommandLimits, CommandSet, Controller, MAX_BLOCKS, Namespace};
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 
 /// Longest request; longer than a command, so it is split.
 const MAX_TRANSFER: u32 = 1 << 30;
@@ -97,7 +96,7 @@ impl NamespaceFacts {
         // has no limits.
         let limits = admin::identify(file, nsid, cns::COMMAND_SET_CONTROLLER, CommandSet::Nvm.csi())
             .map_or(CommandLimits::default(), |data| CommandLimits::parse(&data));
-        let drive = Sysfs::of_name(&block_device_name(file).unwrap_or_default());
+        let drive = Sysfs::of_namespace(file);
         let (max_transfer, max_pages) = transfer_limits(&controller, &namespace, drive.as_ref());
         let bytes = |blocks: u32| u64::from(blocks) << namespace.block_shift;
         let preference = |blocks: u32| match bytes(blocks) {
@@ -186,14 +185,6 @@ fn transfer_limits(controller: &Controller, namespace: &Namespace, drive: Option
     let block = 1 << namespace.block_shift;
     // Only a page is certain to be contiguous in memory.
     ((most & !(block - 1)).max(block), segments.unwrap_or(LEAST_MAX_SEGMENTS).max(1))
-}
-
-/// The name of the namespace's block device: `nvme0n1` for `ng0n1`.
-fn block_device_name(file: &File) -> Option<String> {
-    let device = file.metadata().ok()?.rdev();
-    let link = format!("/sys/dev/char/{}:{}", libc::major(device), libc::minor(device));
-    let target = std::fs::read_link(link).ok()?;
-    Some(format!("nvme{}", target.file_name()?.to_str()?.strip_prefix("ng")?))
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ mod queue;
 
 pub use crate::passthrough::MAX_ENTRIES;
 pub use admin::AdminError;
+pub(crate) use admin::health_log;
 pub use error::OpenError;
 pub use facts::{NamespaceFacts, ZoneFacts};
 pub use file::NvmeFile;

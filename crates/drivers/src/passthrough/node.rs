@@ -28,13 +28,18 @@ pub(crate) fn open(path: &Path, read_only: bool) -> Result<File, NodeError> {
 
 /// Returns the kind of a file that is not a character device.
 pub(crate) fn check(metadata: &Metadata) -> Result<(), &'static str> {
-    Err(match metadata.file_type() {
-        k if k.is_char_device() => return Ok(()),
+    if metadata.file_type().is_char_device() { Ok(()) } else { Err(kind_of(metadata)) }
+}
+
+/// The kind of a file, for messages.
+pub(crate) fn kind_of(metadata: &Metadata) -> &'static str {
+    match metadata.file_type() {
+        k if k.is_char_device() => "a character device",
         k if k.is_block_device() => "a block device",
         k if k.is_file() => "a regular file",
         k if k.is_dir() => "a directory",
         k if k.is_fifo() => "a pipe",
         k if k.is_socket() => "a socket",
         _ => "a special file",
-    })
+    }
 }

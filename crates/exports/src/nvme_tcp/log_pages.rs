@@ -6,7 +6,7 @@ use crate::stream::Link;
 use nvme::command::{admin, log_page, opcode};
 use nvme::fabrics;
 use nvme::identify::lists::encode_namespaces;
-use nvme::{Status, SubmissionEntry, lba_status};
+use nvme::{HealthLog, Status, SubmissionEntry, lba_status};
 use socket2::SockRef;
 
 /// Longest part of a page that one command can read.
@@ -76,9 +76,7 @@ pub(super) fn read(
 
 /// Healthy, with full spare capacity: the export does not know the media below the device.
 fn smart() -> Vec<u8> {
-    let mut page = vec![0; 512];
-    (page[3], page[4]) = (100, 10);
-    page
+    HealthLog { spare_percent: 100, spare_threshold_percent: 10, ..HealthLog::default() }.encode().to_vec()
 }
 
 fn firmware() -> Vec<u8> {

@@ -4,6 +4,7 @@ use super::qcow2;
 use super::raid::RAID;
 use crate::passed::shared_buffers;
 use block::{Device, DeviceError};
+pub use drivers::drive;
 pub use drivers::kind::{DeviceConfig, RemoteImage, WithRole};
 use drivers::{io_uring, mem, nbd, null, nvme_tcp, nvme_uring, rbd, virtio_blk, virtio_blk_uring};
 use spec::{Entry, Kind, Role, SpecError};

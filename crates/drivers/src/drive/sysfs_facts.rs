@@ -1,0 +1,181 @@
+//! The facts of a drive in sysfs.
+
+use super::Drive;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// Longest attribute that is read; those of drives have less than 100 bytes.
+const MAX_ATTRIBUTE: u64 = 4096;
+/// Longest text that is reported.
+const MAX_TEXT: usize = 128;
+/// Unit of `size`, for any block size.
+const SECTOR_BYTES: u64 = 512;
+/// Header of the Unit Serial Number page: device type, page code, length (SPC-4 7.8.18).
+const VPD_HEADER: usize = 4;
+const VPD_SERIAL_PAGE: u8 = 0x80;
+
+/// Facts of a drive in sysfs.
+pub struct SysfsFacts {
+    pub drive: Drive,
+    /// Whether it is an NVMe namespace.
+    pub is_nvme: bool,
+}
+
+impl SysfsFacts {
+    /// Reads the directory of a block device, or of a partition, whose drive counts. `None` if it
+    /// belongs to no device: a loop device, or a volume of the kernel.
+    pub fn read(place: &Path) -> Option<SysfsFacts> {
+        let place = place.canonicalize().ok()?;
+        let place = if place.join("partition").exists() { place.parent()?.to_owned() } else { place };
+        let device = place.join("device").canonicalize().ok()?;
+        let serial = || text(&device.join("serial")).or_else(|| vpd_serial(&device.join("vpd_pg80")));
+        let number = |path: PathBuf| text(&path)?.parse::<u64>().ok();
+        let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());
+        let drive = Drive {
+            model: text(&device.join("model")),
+            serial: serial().or_else(|| text(&place.join("serial"))),
+            firmware: text(&device.join("firmware_rev")).or_else(|| text(&device.join("rev"))),
+            size_bytes: number(place.join("size")).and_then(|sectors| sectors.checked_mul(SECTOR_BYTES)),
+            address: text(&device.join("address")).or_else(|| name(&device)),
+            temperature_celsius: temperature(&device),
+            ..Drive::default()
+        };
+        Some(SysfsFacts { drive, is_nvme: name(&place)?.starts_with("nvme") })
+    }
+}
+
+/// The content of an attribute.
+fn content(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(MAX_ATTRIBUTE).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// The text of an attribute, which a drive's firmware may have chosen.
+fn text(path: &Path) -> Option<String> {
+    plain(&content(path)?)
+}
+
+/// Printable text without blanks around it. `None` if there is none.
+fn plain(bytes: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(bytes);
+    let text: String = text.chars().filter(|c| !c.is_control()).take(MAX_TEXT).collect();
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+/// The serial number of a SCSI device.
+fn vpd_serial(path: &Path) -> Option<String> {
+    let page = content(path)?;
+    let header = page.first_chunk::<VPD_HEADER>()?;
+    let len = usize::from(u16::from_be_bytes([header[2], header[3]]));
+    if header[1] != VPD_SERIAL_PAGE {
+        return None;
+    }
+    plain(page.get(VPD_HEADER..VPD_HEADER + len)?)
+}
+
+/// The first temperature of the device's sensors, which is that of the drive.
+fn temperature(device: &Path) -> Option<i32> {
+    // In the controller's directory (NVMe), or in one for all sensors.
+    let entries = [device.to_owned(), device.join("hwmon")].into_iter();
+    let mut entries = entries.flat_map(|place| std::fs::read_dir(place).into_iter().flatten().flatten());
+    let of_sensor = |entry: std::fs::DirEntry| {
+        entry.file_name().to_str()?.strip_prefix("hwmon")?.parse::<u32>().ok()?;
+        text(&entry.path().join("temp1_input"))?.parse::<i32>().ok()
+    };
+    let millidegrees = entries.find_map(of_sensor)?;
+    Some(millidegrees.div_euclid(1000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    /// A directory with these files.
+    fn put(place: &Path, files: &[(&str, &[u8])]) {
+        for (name, bytes) in files {
+            let path = place.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, bytes).unwrap();
+        }
+    }
+
+    fn some(text: &str) -> Option<String> {
+        Some(text.into())
+    }
+
+    #[test]
+    fn an_nvme_drive_has_the_facts_of_its_controller() {
+        let root = tempfile::tempdir().unwrap();
+        let controller = root.path().join("devices/pci/0000:01:00.0/nvme/nvme0");
+        put(
+            &controller,
+            &[
+                ("model", b"Fast Disk 2T                            \n"),
+                ("serial", b"S1234   \n"),
+                ("firmware_rev", b"1.2\n"),
+                ("address", b"0000:01:00.0\n"),
+                ("hwmon3/temp1_input", b"41850\n"),
+                ("nvme0n1/size", b"8192\n"),
+                ("nvme0n1/nvme0n1p1/partition", b"1\n"),
+                ("nvme0n1/nvme0n1p1/size", b"1\n"),
+            ],
+        );
+        symlink("..", controller.join("nvme0n1/device")).unwrap();
+        let want = Drive {
+            model: some("Fast Disk 2T"),
+            serial: some("S1234"),
+            firmware: some("1.2"),
+            size_bytes: Some(4 << 20),
+            address: some("0000:01:00.0"),
+            temperature_celsius: Some(41),
+            ..Drive::default()
+        };
+        let links = root.path().join("dev/block");
+        fs::create_dir_all(&links).unwrap();
+        symlink(controller.join("nvme0n1"), links.join("259:0")).unwrap();
+        symlink(controller.join("nvme0n1/nvme0n1p1"), links.join("259:1")).unwrap();
+        for name in ["259:0", "259:1"] {
+            let facts = SysfsFacts::read(&links.join(name)).unwrap();
+            assert!(facts.is_nvme);
+            assert_eq!(facts.drive, want);
+        }
+        assert!(SysfsFacts::read(&links.join("259:2")).is_none());
+    }
+
+    #[test]
+    fn a_scsi_disk_has_its_serial_number_in_a_page() {
+        let root = tempfile::tempdir().unwrap();
+        let device = root.path().join("0:0:1:0");
+        put(
+            &device,
+            &[
+                ("model", b"DISK \x07X     \n"),
+                ("rev", b"A1\n"),
+                ("vpd_pg80", b"\0\x80\0\x08  WX-42 "),
+                ("hwmon/hwmon7/temp1_input", b"-1500\n"),
+                ("block/sda/size", b"2\n"),
+            ],
+        );
+        symlink("../..", device.join("block/sda/device")).unwrap();
+        let SysfsFacts { drive, is_nvme } = SysfsFacts::read(&device.join("block/sda")).unwrap();
+        assert!(!is_nvme);
+        assert_eq!((drive.model, drive.serial), (some("DISK X"), some("WX-42")));
+        assert_eq!((drive.firmware, drive.address), (some("A1"), some("0:0:1:0")));
+        assert_eq!((drive.size_bytes, drive.temperature_celsius), (Some(1024), Some(-2)));
+        for page in [&b"\0\x80\0\x09  WX-42 "[..], b"\0\x83\0\x01A", b"\0\x80", b"\0\x80\0\x02  "] {
+            put(&device, &[("vpd_pg80", page)]);
+            assert_eq!(SysfsFacts::read(&device.join("block/sda")).unwrap().drive.serial, None);
+        }
+    }
+
+    #[test]
+    fn a_virtual_block_device_has_no_facts() {
+        let root = tempfile::tempdir().unwrap();
+        put(root.path(), &[("loop0/size", b"2\n")]);
+        assert!(SysfsFacts::read(&root.path().join("loop0")).is_none());
+    }
+}
