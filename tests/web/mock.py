@@ -42,6 +42,13 @@ def named(kind, name):
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{kind}/{name}"))
 
 
+def drive(model, serial, celsius, wear=None, **more):
+    """A drive of the host; one with wear is of NVMe."""
+    health = None if wear is None else {"wear_percent": wear, "spare_percent": 100, "spare_threshold_percent": 10, "media_errors": 0, "warnings": [], **more}
+    return {"model": model, "serial": serial, "firmware": "1.2", "size_bytes": 4096 * GIB, "address": "0:0:1:0" if wear is None else "0000:01:00.0",
+            "temperature_celsius": celsius, "health": health, "reason": "only NVMe drives have a health log here" if wear is None else None}
+
+
 class State:
     """What the daemon has. Who uses it holds `lock`."""
 
@@ -59,7 +66,7 @@ class State:
             listener.put(event)
 
     def add_device(self, name, spec, **more):
-        self.devices[name] = {"name": name, "spec": spec, "capacity_bytes": 256 * GIB, "block_bytes": 4096, "read_only": False, "free_bytes": None, "error": None, **more}
+        self.devices[name] = {"name": name, "spec": spec, "capacity_bytes": 256 * GIB, "block_bytes": 4096, "read_only": False, "free_bytes": None, "error": None, "drive": None, **more}
 
     def add_array(self, name, level, members, **more):
         parity = {"0": 0, "1": len(members) - 1, "10": 1, "5": 1, "6": 2, "7.3": 3}.get(level, 2)
@@ -67,7 +74,7 @@ class State:
         self.arrays[name] = {
             "name": name, "uuid": named("array", name), "level": level, "consistency": "bitmap" if level.startswith("1") else "ppl", "groups": 1,
             "data": data, "parity": parity, "strip_bytes": 131072, "block_bytes": 4096, "capacity_bytes": data * 4096 * GIB, "scrub": None, "error": None,
-            "members": [{"slot": slot, "uuid": named("member", f"{name}/{slot}"), "device": device, "state": "live", "reason": None} for slot, device in enumerate(members)],
+            "members": [{"slot": slot, "uuid": named("member", f"{name}/{slot}"), "device": device, "state": "live", "reason": None, "drive": None} for slot, device in enumerate(members)],
             "spares": [], **more}
 
     def add_volume(self, name, on, size, **more):
@@ -168,9 +175,13 @@ class State:
 def healthy(state):
     state.add_array("data", "6", [f"/dev/sd{letter}" for letter in "bcdefg"])
     state.add_array("fast", "10", [f"/dev/nvme{i}n1" for i in range(4)])
-    state.arrays["data"]["spares"] = [{"device": "/dev/sdh"}]
+    for slot, member in enumerate(state.arrays["data"]["members"]):
+        member["drive"] = drive("HARD DISK 16T", f"WX{slot}42", 33 + slot)
+    for slot, member in enumerate(state.arrays["fast"]["members"]):
+        member["drive"] = drive("Fast Disk 4T", f"S{slot}NX", 41 + slot, wear=3 + slot)
+    state.arrays["data"]["spares"] = [{"device": "/dev/sdh", "drive": drive("HARD DISK 16T", "WX942", 30)}]
     state.arrays["data"]["scrub"] = {"is_repairing": False, "is_complete": True, "stripes": 8388608, "mismatched_rows": 0, "unreadable": 0}
-    state.add_device("scratch", "io_uring:path=/dev/nvme4n1,direct=on")
+    state.add_device("scratch", "io_uring:path=/dev/nvme4n1,direct=on", drive=drive("Fast Disk 4T", "S9NX", 47, wear=12))
     state.groups["guests"] = {"name": "guests", "qos": {"iops": {"per_s": 50000, "burst": 0}}}
     for name, on, size in [("vm-web-1", "fast", 80), ("vm-web-2", "fast", 80), ("vm-db", "fast", 500), ("backup", "data", 8192), ("archive", "data", 4096), ("media", "data", 2048)]:
         state.add_volume(name, on, size * GIB, group="guests" if name.startswith("vm-web") else None)
@@ -188,8 +199,8 @@ def healthy(state):
 def degraded(state):
     healthy(state)
     members = state.arrays["data"]["members"]
-    members[2].update(state="rebuilding", device="/dev/sdh", reason=None)
-    members[4].update(state="missing", device=None, reason="write error at 1.2 TiB: medium error")
+    members[2].update(state="rebuilding", device="/dev/sdh", reason=None, drive=state.arrays["data"]["spares"][0]["drive"])
+    members[4].update(state="missing", device=None, drive=None, reason="write error at 1.2 TiB: medium error")
     state.arrays["data"]["spares"] = []
     state.add_job("rebuild", "data", 2, 0.38)
     state.add_job("check", "fast", None, 0.71, bytes_per_s=1900 << 20)

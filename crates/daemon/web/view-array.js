@@ -2,8 +2,10 @@
 
 import { remove, segment } from "./api.js";
 import { flag, operands, option, size } from "./command.js";
+import { copyable } from "./copy.js";
 import { DayPlots } from "./day.js";
 import { badge, h, links, newId, setText, someLinks } from "./dom.js";
+import { driveColumns, driveName, setDrive } from "./drive.js";
 import { bandwidth, bytes, count, counted, latency, parseBytes, some, time } from "./format.js";
 import { Toolbar, rowActions } from "./menu.js";
 import { act, button, freeOf, JobList, Message, section } from "./parts.js";
@@ -41,13 +43,14 @@ class ArrayView {
     this.table = this.memberTable();
     this.sparesList = h("ul", { class: "plain" });
     this.traffic = this.trafficTable();
-    this.select = h("select", { id: newId("select"), onchange: () => this.sample() });
+    this.select = h("select", { id: newId("select"), onchange: () => this.chooseMember() });
+    this.detail = h("div", { class: "panel" });
     this.plots = new Plots();
     this.day = new DayPlots(`arrays/${name}`, name);
     this.element = h("div", null, this.error, h("div", { class: "panel" }, this.facts.element), this.toolbar.element, this.message.element,
       section("Members", this.table.element, this.memberMessage.element, h("h3", null, "Spares"), this.sparesList),
       section("Jobs", this.jobs.element),
-      section("Member activity", this.traffic.element, h("p", { class: "choice" }, h("label", { for: this.select.id }, "Plots of"), " ", this.select), this.plots.element),
+      section("Member activity", this.traffic.element, h("p", { class: "choice" }, h("label", { for: this.select.id }, "Plots of"), " ", this.select), this.plots.element, this.detail),
       section("History", this.day.element));
   }
 
@@ -72,7 +75,7 @@ class ArrayView {
         { label: "State", depends: (member) => member.state, nodes: (member) => badge(member.state) },
         { label: "Device", text: (member) => member.device ?? "–" },
         { label: "Reason", text: (member) => member.reason ?? "–" },
-        { label: "UUID", text: (member) => member.uuid ?? "–" },
+        ...driveColumns(),
         { label: "Actions", depends: (member) => [member.state, member.uuid, member.device], nodes: (member) => rowActions(`slot ${member.slot}`, this.memberActions(member)) },
       ],
     });
@@ -120,6 +123,7 @@ class ArrayView {
     this.jobs.update();
     this.updateSpares(array);
     this.updateSelect(array);
+    this.updateDetail();
     this.measurePeaks();
     this.traffic.update(array.members);
   }
@@ -146,7 +150,7 @@ class ArrayView {
     if (this.sparesList.signature === signature) return;
     this.sparesList.signature = signature;
     this.sparesList.replaceChildren(...(array.spares.length === 0 ? [h("li", { class: "muted" }, "None. A failed member is not replaced automatically.")]
-      : array.spares.map((spare) => h("li", null, badge("spare"), ` ${spare.device ?? "missing"} `,
+      : array.spares.map((spare) => h("li", null, badge("spare"), ` ${spare.device ?? "missing"} `, driveName(spare.drive) ? `(${driveName(spare.drive)}) ` : null,
         spare.device ? button("Remove…", () => this.removeSpare(spare), { of: `spare ${spare.device}` }) : null))));
   }
 
@@ -157,6 +161,26 @@ class ArrayView {
     const chosen = this.select.value;
     this.select.replaceChildren(...array.members.map((member) => h("option", { value: String(member.slot) }, called(member))));
     if (chosen) this.select.value = chosen;
+  }
+
+  chooseMember() {
+    this.updateDetail();
+    this.sample();
+  }
+
+  /** The chosen member: what its row has no room for. */
+  updateDetail() {
+    const member = this.array?.members.find(({ slot }) => String(slot) === this.select.value);
+    const signature = JSON.stringify([member?.slot, member?.uuid, member?.device, member?.drive]);
+    if (this.detail.signature === signature) return;
+    this.detail.signature = signature;
+    this.detail.replaceChildren();
+    if (!member) return;
+    const facts = new Facts(`Slot ${member.slot}`, { class: "details" });
+    facts.set("Device", member.device ? copyable(member.device) : "–", member.device);
+    facts.set("UUID", member.uuid ?? "–");
+    setDrive(facts, member.drive);
+    this.detail.append(facts.element);
   }
 
   /** The largest number of all members: small plots of one column have one scale, so that the odd one out shows. */

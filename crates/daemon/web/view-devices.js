@@ -4,6 +4,7 @@ import { post, remove, segment } from "./api.js";
 import { operands } from "./command.js";
 import { copyable } from "./copy.js";
 import { address, badge, h, link, links, someLinks } from "./dom.js";
+import { driveColumns, setDrive } from "./drive.js";
 import { bytes, counted, some } from "./format.js";
 import { Toolbar } from "./menu.js";
 import { button, freeOf, Message } from "./parts.js";
@@ -56,6 +57,7 @@ export function openDevices() {
       { label: "Capacity", isNumber: true, sort: (device) => device.capacity_bytes ?? -1, text: (device) => bytes(device.capacity_bytes) },
       { label: "Free", isNumber: true, sort: (device) => device.free_bytes ?? -1, depends: (device) => [device.capacity_bytes, device.free_bytes],
         nodes: (device) => freeOf(device.name, device.capacity_bytes, device.free_bytes) },
+      ...driveColumns(),
       { label: "Access", isShort: true, text: (device) => (device.read_only ? "read-only" : "read-write") },
       { label: "Volumes", isNumber: true, text: (device) => String(device.volumes.length) },
       { label: "Exports", depends: (device) => device.exports, nodes: (device) => links("exports", device.exports) },
@@ -95,6 +97,7 @@ export function openDevice(name) {
       facts.set("Block", bytes(now.block_bytes));
       facts.set("Access", now.read_only ? "read-only" : "read-write");
       facts.set("Free for volumes", freeOf(name, now.capacity_bytes, now.free_bytes), [now.capacity_bytes, now.free_bytes]);
+      setDrive(facts, now.drive);
       facts.set("Volumes", someLinks("volumes", now.volumes), now.volumes);
       facts.set("Exported directly", links("exports", now.exports), now.exports);
     },

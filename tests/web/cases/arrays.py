@@ -75,6 +75,33 @@ def an_array_shows_members_by_slot(web):
     expect(page.get_by_text("4 data + 2 parity strips of 128 KiB, blocks of 4 KiB")).to_be_visible()
 
 
+def members_show_their_drives_and_the_rest_on_demand(web):
+    web.start("healthy")
+    with web.mock.state.lock:
+        health = web.mock.state.arrays["fast"]["members"][2]["drive"]["health"]
+        health.update(wear_percent=93, warnings=["reliability-degraded"])
+    page = web.open(view="#/arrays/fast")
+    rows = page.get_by_role("table", name="Members of fast", exact=True).locator("tbody tr")
+    expect(rows.nth(0)).to_contain_text(re.compile(r"/dev/nvme0n1–Fast Disk 4T S0NX3 %41 °C"))
+    expect(rows.nth(2)).to_contain_text("! at risk 93 %")
+    details = page.locator("dl.details")
+    expect(details).to_have_accessible_name("Slot 0")
+    expect(details).to_contain_text(re.compile("UUID[0-9a-f-]{36}"))
+    Keyboard(page).choose("Plots of", "2")
+    expect(details).to_contain_text("spare capacity 100 % (warns below 10 %), media errors 0, warnings: reliability is degraded")
+    expect(details.get_by_role("button", name="Copy S2NX")).to_be_visible()
+    web.go("#/arrays/data")
+    expect(page.locator("dl.details")).to_contain_text("Drive healthonly NVMe drives have a health log here")
+    expect(page.get_by_role("listitem").filter(has_text="/dev/sdh")).to_contain_text("(HARD DISK 16T WX942)")
+
+
+def a_device_shows_its_drive(web):
+    page = web.open("healthy", "#/devices")
+    expect(page.get_by_role("row").filter(has_text="scratch")).to_contain_text("Fast Disk 4T S9NX12 %47 °C")
+    web.go("#/devices/scratch")
+    expect(page.locator(".facts")).to_contain_text(re.compile("Serial numberS9NX.*Address0000:01:00.0Temperature47 °CWear12 %"))
+
+
 def members_have_plots_and_numbers(web):
     page = web.open("degraded", "#/arrays/data")
     table = page.get_by_role("table", name=re.compile("Activity of the members of data"))
