@@ -136,6 +136,15 @@ class State:
                 add("export-waiting", "warning", "export", export["name"], f"Export {export['name']} is {export['state']}: {export['error']}")
         return sorted(problems, key=lambda problem: problem["severity"] == "warning")
 
+    def clients(self, export):
+        """As many clients as the export counts; those of NVMe are hosts with two queues each."""
+        def client(i):
+            is_network = export["kind"] in ("nbd", "nvme-tcp")
+            nvme = {"host": f"nqn.2014-08.org.example:host-{i}", "controller": i + 1, "queues": 2} if export["kind"] == "nvme-tcp" else {"host": None, "controller": None, "queues": None}
+            return {**nvme, "address": f"10.0.0.{i + 10}:51{i}" if is_network else None, "since_ns": self.started_ns, "is_secured": i == 0 and is_network, "is_authenticated": i < 2 and is_network,
+                    "read_bytes": 3 * GIB if is_network else None, "written_bytes": GIB if is_network else None}
+        return [client(i) for i in range(export["traffic"]["clients"])]
+
     def job(self, job):
         left = job["total_bytes"] - job["done_bytes"]
         return {**job, "bytes_per_s": 0 if job["is_paused"] else job["bytes_per_s"], "eta_s": None if job["is_paused"] else left // max(job["bytes_per_s"], 1)}
@@ -495,6 +504,8 @@ class Api:
         if name is None:
             return 200, list(self.state.exports.values())
         export = self.find("exports", name)
+        if part == "clients":
+            return 200, self.state.clients(export)
         if part != "attach":
             return 200, export
         where = export["options"].get("socket") or export["options"].get("listen") or f"/dev/{name}"

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod array;
+pub mod client;
 pub mod device;
 pub mod drive;
 pub mod event;
@@ -33,6 +34,7 @@ pub use array::{
     Array, ArrayAction, ArrayState, Consistency, Done, Level, Member, MemberState, NewArray, Reshape, Scrub,
     ScrubWindow, Spare,
 };
+pub use client::Client;
 pub use device::{Device, DeviceChange, ImageSnapshot, NewDevice, NewImageSnapshot};
 pub use drive::{Drive, DriveHealth, DriveWarning};
 pub use event::Event;

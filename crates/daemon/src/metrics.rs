@@ -5,6 +5,7 @@ use crate::engine::Engine;
 use crate::engine::samples::MemberSnapshot;
 use api::{ArrayState, Drive, DriveHealth, ExportState, MemberState};
 use block::Op;
+use exports::Moved;
 use layers::stats::{Histogram, OpSnapshot, Snapshot};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -17,6 +18,9 @@ const BUCKETS_US: [u64; 16] = [
 /// Most members with metrics of their requests, and most drives: a page of 1024 has about 8 MB.
 const MAX_MEMBERS: usize = 1024;
 
+/// Most NVMe hosts with metrics, of all exports together.
+const MAX_NVME_HOSTS: usize = 1024;
+
 /// Everything that is measured now.
 pub fn text(engine: &Engine) -> String {
     let mut page = Page::default();
@@ -24,6 +28,7 @@ pub fn text(engine: &Engine) -> String {
     health(&mut page, engine);
     volumes(&mut page, engine);
     exports(&mut page, engine);
+    nvme_hosts(&mut page, engine.nvme_hosts());
     portals(&mut page, engine);
     arrays(&mut page, engine);
     members(&mut page, engine.member_snapshots());
@@ -291,6 +296,26 @@ fn exports(page: &mut Page, engine: &Engine) {
     });
 }
 
+/// The bytes of NVMe hosts, by export and NQN.
+fn nvme_hosts(page: &mut Page, exports: Vec<(String, BTreeMap<String, Moved>)>) {
+    let hosts = |(export, hosts): (String, BTreeMap<String, Moved>)| {
+        hosts.into_iter().map(move |(host, moved)| (export.clone(), host, moved))
+    };
+    let mut hosts: Vec<(String, String, Moved)> = exports.into_iter().flat_map(hosts).collect();
+    let left_out = hosts.len().saturating_sub(MAX_NVME_HOSTS);
+    hosts.truncate(MAX_NVME_HOSTS);
+    let mut each = |name: &str, help: &str, value: fn(&Moved) -> u64| {
+        page.begin(name, "counter", help);
+        for (export, host, moved) in &hosts {
+            page.sample(name, &[("export", export), ("host", host)], value(moved));
+        }
+    };
+    each("nvme_host_read_bytes_total", "Bytes that an NVMe host has read.", |moved| moved.read);
+    each("nvme_host_written_bytes_total", "Bytes that an NVMe host has written.", |moved| moved.written);
+    page.begin("nvme_hosts_left_out", "gauge", "NVMe hosts that this page leaves out.");
+    page.sample("nvme_hosts_left_out", &[], left_out);
+}
+
 fn portals(page: &mut Page, engine: &Engine) {
     let portals = engine.portals();
     let mut each = |name: &str, help: &str, value: &dyn Fn(&api::Portal) -> u64| {
@@ -424,6 +449,22 @@ mod tests {
         };
         assert_eq!([value("0.00001"), value("0.00002"), value("1"), value("+Inf")], ["1", "3", "3", "4"]);
         assert!(page.0.ends_with("freestone_y_count{v=\"a\"} 4\n"));
+    }
+
+    #[test]
+    fn nvme_hosts_beyond_the_limit_are_left_out_and_counted() {
+        let moved = Moved { read: 512, written: 4096 };
+        let hosts = |hosts: usize| (0..hosts).map(|host| (format!("nqn.{host:04}"), moved)).collect();
+        let mut page = Page::default();
+        nvme_hosts(&mut page, vec![("e1".into(), hosts(MAX_NVME_HOSTS)), ("e2".into(), hosts(2))]);
+        for line in [
+            "freestone_nvme_host_read_bytes_total{export=\"e1\",host=\"nqn.0000\"} 512",
+            "freestone_nvme_host_written_bytes_total{export=\"e1\",host=\"nqn.1023\"} 4096",
+            "freestone_nvme_hosts_left_out 2",
+        ] {
+            assert!(page.0.lines().any(|it| it == line), "{line}");
+        }
+        assert!(!page.0.contains("e2"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 mod audit;
 mod bounds;
+mod clients;
 mod commits;
 mod common;
 mod copies;

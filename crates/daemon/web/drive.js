@@ -2,7 +2,7 @@
 
 import { copyable } from "./copy.js";
 import { badge } from "./dom.js";
-import { bytes } from "./format.js";
+import { bytes, isKnown } from "./format.js";
 
 const WARNINGS = {
   "spare-low": "spare capacity is low", temperature: "temperature", "reliability-degraded": "reliability is degraded", "read-only": "media are read-only",
@@ -10,8 +10,6 @@ const WARNINGS = {
 };
 // As the daemon counts it for its health.
 const WORN_PERCENT = 90;
-
-const isKnown = (value) => value !== null && value !== undefined;
 
 /** Whether the drive warns, or has little spare capacity or endurance left. */
 export function isAtRisk(drive) {

@@ -6,6 +6,9 @@ const ONE_DECIMAL = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const CLOCK = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const DATE_AND_CLOCK = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
 
+/** Whether a value of the API is there. */
+export const isKnown = (value) => value !== null && value !== undefined;
+
 /** `1.5 GiB`; a dash for nothing. */
 export function bytes(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";

@@ -6,7 +6,7 @@ import { explain } from "./dialog.js";
 import { flag, operands, option } from "./command.js";
 import { copyable, copyableCommand } from "./copy.js";
 import { address, badge, h, hidden, link, setText } from "./dom.js";
-import { bandwidth, bytes, count, counted, latency } from "./format.js";
+import { bandwidth, bytes, count, counted, isKnown, latency, time } from "./format.js";
 import { menu, Toolbar } from "./menu.js";
 import { button, Message, section } from "./parts.js";
 import { bases, exportRates, find, history, refreshNow, state } from "./store.js";
@@ -143,6 +143,24 @@ export function openExports() {
 
 const attachLine = ([program, text]) => h("div", { class: "attach" }, h("h3", null, program), copyableCommand(text, `for ${program}`));
 
+/** How a client is protected. */
+const securityText = ({ is_secured, is_authenticated }) => [is_secured ? "TLS" : null, is_authenticated ? "authenticated" : null].filter(Boolean).join(", ") || "none";
+
+const clientTable = (name) => new Table({
+  caption: `Clients of ${name}`,
+  empty: "No client is connected.",
+  key: (client) => client.place,
+  columns: [
+    { label: "Host", isHeader: true, text: (client) => client.host ?? "–" },
+    { label: "Address", text: (client) => client.address ?? "–" },
+    { label: "Queues", isNumber: true, text: (client) => (isKnown(client.queues) ? count(client.queues) : "–") },
+    { label: "Security", text: securityText },
+    { label: "Read", isNumber: true, text: (client) => bytes(client.read_bytes) },
+    { label: "Written", isNumber: true, text: (client) => bytes(client.written_bytes) },
+    { label: "Connected since", isShort: true, text: (client) => time(client.since_ns) },
+  ],
+});
+
 /** The view of an export; nothing if there is none of this name. */
 export function openExport(name) {
   if (!find("exports", name)) return null;
@@ -151,7 +169,24 @@ export function openExport(name) {
   const facts = new Facts("Export");
   const attach = h("div");
   const day = new DayPlots(`exports/${name}`, name, { hasLatency: false });
+  const clients = clientTable(name);
   let loadedFor = null;
+  let isLoading = false;
+
+  // With each look at the daemon, since bytes move; one request at a time.
+  const loadClients = async () => {
+    if (isLoading) return;
+    isLoading = true;
+    try {
+      const connected = await get(`/exports/${segment(name)}/clients`);
+      // The key of a row: clients have no name.
+      clients.update(Array.isArray(connected) ? connected.map((client, place) => ({ ...client, place })) : []);
+    } catch {
+      clients.update([]); // the header says that the daemon does not answer
+    } finally {
+      isLoading = false;
+    }
+  };
 
   // The commands change with the options and the state, but not with each client.
   const loadAttach = async (now) => {
@@ -180,7 +215,7 @@ export function openExport(name) {
   return {
     title: `Export ${name}`,
     element: h("div", null, h("div", { class: "panel" }, facts.element),
-      toolbar.element, message.element, section("Attach", attach), section("History", day.element)),
+      toolbar.element, message.element, section("Clients", h("div", { class: "panel" }, clients.element)), section("Attach", attach), section("History", day.element)),
     update() {
       const now = item();
       if (!now) return;
@@ -199,6 +234,7 @@ export function openExport(name) {
       facts.set("Written", traffic ? `${bytes(traffic.written_bytes)} in ${counted(traffic.writes, "request")}` : "–");
       facts.set("Failed requests", count(traffic?.errors));
       loadAttach(now);
+      loadClients();
     },
     sample() {
       const rates = exportRates.of(name);
@@ -206,6 +242,6 @@ export function openExport(name) {
       facts.set("Bandwidth", bandwidth(rates.bytes_per_s));
       facts.set("Mean latency of its volumes", latency(history.meanLatency(item()?.volumes.map((volume) => history.volumes.get(volume)) ?? [])));
     },
-    close() { day.close(); },
+    close() { day.close(); clients.close(); },
   };
 }

@@ -31,6 +31,7 @@
 //! # }
 //! ```
 
+mod clients;
 mod error;
 mod eventfd;
 pub mod nbd;
@@ -44,8 +45,9 @@ pub mod vduse;
 pub mod vhost_user_blk;
 mod virtio_blk;
 
+pub use clients::{Connection, Moved, NvmeQueue, Peer};
 pub use error::Error;
-pub use stats::{QueueStats, Stats, Totals};
+pub use stats::{ClientsReport, QueueStats, Stats, Totals};
 pub use stream::{MIN_MEMORY, MemoryBudget};
 pub use virtio::contain_truncation;
 

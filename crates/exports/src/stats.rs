@@ -1,9 +1,11 @@
 //! Counters of an export.
 
+use crate::clients::{Bytes, Clients, Connection, Moved, Peer};
 use block::Op;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Counters of one queue, or of one core if clients bring any number of queues. The core that
 /// serves it writes; any thread may read. Has cache lines of its own.
@@ -129,12 +131,30 @@ pub struct Stats {
     pub queues: Vec<Arc<QueueStats>>,
     clients: AtomicU64,
     connections: AtomicU64,
+    listed: Mutex<Clients>,
+    /// The clients of an export in another process.
+    reported: Mutex<Option<ClientsReport>>,
+}
+
+/// The clients of an export, for another process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientsReport {
+    /// The connections, the oldest first.
+    pub connections: Vec<Connection>,
+    /// The bytes of each NVMe host since the start.
+    pub hosts: BTreeMap<String, Moved>,
 }
 
 impl Stats {
     pub(crate) fn new(queues: usize) -> Stats {
         let queues = (0..queues).map(|_| Default::default()).collect();
-        Stats { queues, clients: AtomicU64::new(0), connections: AtomicU64::new(0) }
+        Stats {
+            queues,
+            clients: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            listed: Mutex::default(),
+            reported: Mutex::default(),
+        }
     }
 
     /// Counters of an export in another process, which [`Stats::set_totals`] copies here.
@@ -189,21 +209,80 @@ impl Stats {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Counts a client as connected until the result is dropped.
+    /// The clients that are connected, and the bytes of each NVMe host. Takes locks that requests
+    /// do not.
+    pub fn client_list(&self) -> ClientsReport {
+        if let Some(reported) = &*lock(&self.reported) {
+            return reported.clone();
+        }
+        let listed = lock(&self.listed);
+        ClientsReport { connections: listed.connections(), hosts: listed.hosts() }
+    }
+
+    /// Replaces the clients by those of another process.
+    pub fn set_client_list(&self, report: ClientsReport) {
+        *lock(&self.reported) = Some(report);
+    }
+
+    /// Counts a client of a protocol without addresses as connected until the result is dropped.
     pub(crate) fn connect(self: &Arc<Self>) -> Connected {
+        self.connect_as(Peer::default(), None)
+    }
+
+    /// The same for a connection with counters of its own.
+    pub(crate) fn connect_peer(self: &Arc<Self>, peer: Peer) -> Connected {
+        self.connect_as(peer, Some(Arc::default()))
+    }
+
+    fn connect_as(self: &Arc<Self>, peer: Peer, bytes: Option<Arc<Bytes>>) -> Connected {
+        let number = lock(&self.listed).connect(peer, bytes.clone());
         self.connections.fetch_add(1, Ordering::Relaxed);
         self.clients.fetch_add(1, Ordering::Relaxed);
-        Connected(self.clone())
+        Connected { stats: self.clone(), number, bytes }
     }
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A connected client.
 #[derive(Debug)]
-pub(crate) struct Connected(Arc<Stats>);
+pub(crate) struct Connected {
+    stats: Arc<Stats>,
+    number: u64,
+    bytes: Option<Arc<Bytes>>,
+}
 
 impl Drop for Connected {
     fn drop(&mut self) {
-        self.0.clients.fetch_sub(1, Ordering::Relaxed);
+        lock(&self.stats.listed).disconnect(self.number);
+        self.stats.clients.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Counters of a connection: those of its core, and its own.
+#[derive(Debug)]
+pub(crate) struct ConnectionStats {
+    of_core: Arc<QueueStats>,
+    connected: Connected,
+}
+
+impl ConnectionStats {
+    pub fn new(of_core: Arc<QueueStats>, connected: Connected) -> ConnectionStats {
+        ConnectionStats { of_core, connected }
+    }
+
+    #[inline]
+    pub fn count_request(&self, op: Op, bytes: u64) {
+        self.of_core.count_request(op, bytes);
+        if let Some(own) = &self.connected.bytes {
+            own.count(op, bytes);
+        }
+    }
+
+    pub fn count_failure(&self) {
+        self.of_core.count_failure();
     }
 }
 

@@ -81,6 +81,21 @@ def an_export_has_rates_and_the_hosts_that_may_connect(web):
         expect(facts).to_contain_text(f"Hosts that may connect{text}")
 
 
+def an_export_lists_its_clients(web):
+    page = web.open("healthy", "#/exports/bulk")
+    rows = page.get_by_role("table", name="Clients of bulk").locator("tbody tr")
+    expect(rows).to_have_count(3)
+    expect(rows.nth(0)).to_contain_text(re.compile(r"^nqn.2014-08.org.example:host-010.0.0.10:5102TLS, authenticated3 GiB1 GiB\d\d:\d\d:\d\d$"))
+    expect(rows.nth(1)).to_contain_text("authenticated3 GiB")
+    expect(rows.nth(2)).to_contain_text("2none3 GiB")
+    with web.mock.state.lock:
+        web.mock.state.exports["bulk"]["traffic"]["clients"] = 1
+        web.mock.emit("export", "bulk", "disconnected", "Clients have left bulk")
+    expect(rows).to_have_count(1)
+    web.go("#/exports/media-ro")
+    expect(page.get_by_text("No client is connected.")).to_be_visible()
+
+
 def clients_that_come_are_seen(web):
     page = web.open("healthy", "#/exports/bulk")
     with web.mock.state.lock:

@@ -5,12 +5,13 @@ use super::table::{fields, table};
 use super::{DaemonArgs, Session, qemu};
 use crate::error::Error;
 use crate::parse;
-use api::{AnaState, Attach, DataPlane, Export, ExportChange, HostsChange, NewExport, NewHost};
+use api::{AnaState, Attach, Client, DataPlane, Export, ExportChange, HostsChange, NewExport, NewHost};
 use base::Size;
 use client::Method;
 use spec::CpuList;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Limit of bytes of a file with one secret.
 const MAX_SECRET_BYTES: u64 = 4096;
@@ -44,6 +45,11 @@ enum ExportCommand {
         /// Version of QEMU that the command line is for [default: that of this machine]
         #[arg(long, value_name = "VERSION", requires = "attach", value_parser = parse::parsed::<qemu::Version>)]
         qemu: Option<qemu::Version>,
+    },
+    /// List the clients that are connected to an export
+    Clients {
+        /// Its name
+        name: String,
     },
     /// Create an export; the daemon starts it now and at each of its starts
     Create(CreateArgs),
@@ -173,6 +179,7 @@ impl ExportArgs {
     pub fn run(&self) -> Result<(), Error> {
         let session = Session::new(&self.daemon)?;
         let find = |name: &str| session.client.get::<Export>(&["exports", name]);
+        let clients_of = |name: &str| session.client.get::<Vec<Client>>(&["exports", name, "clients"]);
         match &self.command {
             ExportCommand::List { selection } => {
                 let exports: Vec<Export> = session.client.list(&["exports"], &selection.query())?;
@@ -180,7 +187,13 @@ impl ExportArgs {
             }
             ExportCommand::Show { name, attach: None, .. } => {
                 let export = find(name)?;
-                session.print(&export, || show(&export));
+                // An older daemon does not list clients.
+                let clients = || client_lines(&clients_of(name).unwrap_or_default());
+                session.print(&export, || format!("{}{}", show(&export), clients()));
+            }
+            ExportCommand::Clients { name } => {
+                let clients = clients_of(name)?;
+                session.print(&clients, || clients_table(&clients));
             }
             ExportCommand::Show { name, attach: Some(program), qemu } => {
                 let attach: Attach = session.client.get(&["exports", name, "attach"])?;
@@ -344,6 +357,38 @@ pub(super) fn option(text: &str) -> Result<(String, String), Error> {
     }
 }
 
+fn clients_table(clients: &[Client]) -> String {
+    let row = |client: &Client| {
+        let since = UNIX_EPOCH + Duration::from_nanos(client.since_ns);
+        let size = |bytes: Option<u64>| bytes.map(|bytes| Size(bytes).to_string()).unwrap_or_default();
+        [
+            client.host.clone().unwrap_or_default(),
+            client.address.clone().unwrap_or_default(),
+            client.queues.map(|queues| queues.to_string()).unwrap_or_default(),
+            security(client).into(),
+            size(client.read_bytes),
+            size(client.written_bytes),
+            humantime::format_rfc3339_seconds(since).to_string(),
+        ]
+    };
+    let heading = ["HOST", "ADDRESS", "QUEUES", "SECURITY", "READ", "WRITTEN", "SINCE"];
+    table(heading, &clients.iter().map(row).collect::<Vec<_>>())
+}
+
+const fn security(client: &Client) -> &'static str {
+    match (client.is_secured, client.is_authenticated) {
+        (true, true) => "tls, authenticated",
+        (true, false) => "tls",
+        (false, true) => "authenticated",
+        (false, false) => "none",
+    }
+}
+
+/// The clients below the facts of their export; nothing without clients.
+fn client_lines(clients: &[Client]) -> String {
+    if clients.is_empty() { String::new() } else { format!("\n\n{}", clients_table(clients)) }
+}
+
 fn show(export: &Export) -> String {
     let options: Vec<String> = export.options.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let states = export.ana.iter().flatten().map(|(port, state)| format!("{port} {state}"));
@@ -370,4 +415,42 @@ fn show(export: &Export) -> String {
         rows.push(("failed", traffic.errors.to_string()));
     }
     fields(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_have_a_row_each_and_none_have_no_lines() {
+        let host = Client {
+            address: Some("10.0.0.2:5112".into()),
+            host: Some("nqn.a".into()),
+            controller: Some(1),
+            queues: Some(2),
+            since_ns: 1_700_000_000_000_000_000,
+            is_secured: true,
+            is_authenticated: true,
+            read_bytes: Some(4096),
+            written_bytes: Some(0),
+        };
+        let vmm = Client {
+            address: None,
+            host: None,
+            queues: None,
+            is_secured: false,
+            is_authenticated: false,
+            read_bytes: None,
+            written_bytes: None,
+            ..host.clone()
+        };
+        let lines = client_lines(&[host, vmm]);
+        let rows: Vec<Vec<&str>> =
+            lines.lines().skip(3).map(|line| line.split_whitespace().collect()).collect();
+        let since = "2023-11-14T22:13:20Z";
+        let first = ["nqn.a", "10.0.0.2:5112", "2", "tls,", "authenticated", "4", "KiB", "0", "B", since];
+        assert_eq!(rows[0], first);
+        assert_eq!(rows[1], ["none", since]);
+        assert_eq!(client_lines(&[]), "");
+    }
 }

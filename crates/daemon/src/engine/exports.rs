@@ -104,7 +104,7 @@ impl Live {
         }
     }
 
-    fn export_record(&self, name: &str) -> Result<&ExportRecord, ApiError> {
+    pub(super) fn export_record(&self, name: &str) -> Result<&ExportRecord, ApiError> {
         let record = self.state.exports.iter().find(|export| export.name == name);
         record.ok_or_else(|| ApiError::not_found("export", name))
     }

@@ -12,6 +12,7 @@ mod authority;
 mod bases;
 mod change;
 pub mod checks;
+mod clients;
 mod commits;
 mod copies;
 mod devices;

@@ -7,7 +7,7 @@ use super::roles::Caller;
 use super::{Context, run};
 use crate::api_error::ApiError;
 use crate::engine::{Authority, Engine};
-use api::{Attach, Export, ExportChange, NewExport, Problem};
+use api::{Attach, Client, Export, ExportChange, NewExport, Problem};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -106,6 +106,24 @@ pub async fn attach(
         engine.attach(&name)
     };
     run(context, attach).await.map(Json)
+}
+
+/// List the clients that are connected to an export.
+#[utoipa::path(
+    get, path = "/v1/exports/{name}/clients", tag = "exports", params(("name" = String, Path, description = "Name")),
+    responses((status = 200, body = Vec<Client>), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn clients(
+    State(context): State<Context>,
+    Path(name): Path<String>,
+    caller: Caller,
+) -> Result<Json<Vec<Client>>, Failure> {
+    let authority = caller.authority();
+    let clients = move |engine: &Engine| {
+        find(engine, &name, &authority)?;
+        engine.clients(&name)
+    };
+    run(context, clients).await.map(Json)
 }
 
 /// Delete an export. The daemon disconnects its clients.

@@ -119,6 +119,7 @@ fn api() -> OpenApiRouter<Context> {
         .routes(routes!(exports::list, exports::create))
         .routes(routes!(exports::show, exports::change, exports::delete))
         .routes(routes!(exports::attach))
+        .routes(routes!(exports::clients))
         .routes(routes!(jobs::list))
         .routes(routes!(jobs::show, jobs::change, jobs::cancel))
         .routes(routes!(system::show))

@@ -159,6 +159,7 @@ pub const MATRIX: &[Row] = &[
     row(Method::PATCH, "/v1/exports/{name}", MAKES, &[Ask::Settings]),
     row(Method::DELETE, "/v1/exports/{name}", MAKES, &[]),
     row(Method::GET, "/v1/exports/{name}/attach", SEES_OWN, &[]),
+    row(Method::GET, "/v1/exports/{name}/clients", SEES_OWN, &[]),
     row(Method::GET, "/v1/jobs", READS, &[]),
     row(Method::GET, "/v1/jobs/{id}", READS, &[]),
     row(Method::PATCH, "/v1/jobs/{id}", OPERATES, &[]),

@@ -1,6 +1,6 @@
 //! A worker: the process that serves one export for the daemon.
 
-use super::wire::{self, Action, Command, KeyFile, Report, Task};
+use super::wire::{self, Action, Command, KeyFile, MAX_CLIENTS, Report, Task};
 use exports::stream::pass_socket;
 use exports::{Export, MemoryBudget, contain_truncation};
 use hosting::export::{ExportPlan, put_keys_in_force};
@@ -143,7 +143,7 @@ impl Served {
     /// Sends what was counted when that has changed, until the other end of `stopped` is dropped.
     /// Without a device the process ends.
     fn report(&self, daemon: &Mutex<&UnixStream>, stopped: &Receiver<()>) {
-        let mut sent = exports::Totals::default();
+        let (mut sent, mut sent_clients) = (exports::Totals::default(), exports::ClientsReport::default());
         while stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
             if self.devices.iter().any(PassedDevice::is_gone) {
                 tracing::error!("the daemon has closed the connection of a device: the process ends");
@@ -153,6 +153,11 @@ impl Served {
             // An error is the end of the daemon, which the other thread finds.
             if totals != sent && say(daemon, &Report::Totals(totals)).is_ok() {
                 sent = totals;
+            }
+            let mut clients = self.export.stats().client_list();
+            clients.connections.truncate(MAX_CLIENTS);
+            if clients != sent_clients && say(daemon, &Report::Clients(clients.clone())).is_ok() {
+                sent_clients = clients;
             }
         }
     }

@@ -6,7 +6,7 @@ use block::{Device, Limits};
 use exports::nvme_tcp::HostSecrets;
 use exports::stream::{Address, BoundSocket};
 use exports::vhost_user_blk::{Config, VhostUserBlk};
-use exports::{Error, Export, Stats, Totals};
+use exports::{ClientsReport, Error, Export, Stats, Totals};
 use reactor::CoreRef;
 use secrets::ReadFile;
 use std::io::{self, BufRead, BufReader, Read};
@@ -300,6 +300,7 @@ impl Shared {
             before = Totals { clients: 0, ..before.followed_by(&incoming.counted) };
             let how = self.end_worker(incoming);
             self.stats.set_totals(&before);
+            self.stats.set_client_list(ClientsReport::default());
             if lock(&self.progress).is_stopping {
                 break;
             }
@@ -324,6 +325,7 @@ impl Shared {
                     incoming.counted = totals;
                     self.stats.set_totals(&before.followed_by(&totals));
                 }
+                Report::Clients(clients) => self.stats.set_client_list(clients),
                 // An error means that the answer comes too late.
                 Report::Done(number, result) => drop(incoming.done.send((number, result))),
                 other => return Err(io::Error::other(format!("{other:?} of a process that serves"))),

@@ -11,8 +11,8 @@
 //!
 //! A worker may be hostile: what it says is bounded, and only counted, shown or compared.
 
-use exports::Totals;
 use exports::nvme_tcp::{HostSecrets, SecretText};
+use exports::{ClientsReport, Totals};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
@@ -31,6 +31,9 @@ use zeroize::Zeroizing;
 const MAX_LINE: u64 = 1 << 20;
 /// Most bytes of files in [`Action::Reload`]: as JSON they fit a line.
 pub const MAX_KEY_BYTES: usize = 512 << 10;
+
+/// Most connections in [`Report::Clients`]: with names of hosts they fit a line.
+pub const MAX_CLIENTS: usize = 1024;
 
 /// The task of a worker.
 #[derive(Debug, Serialize, Deserialize)]
@@ -111,6 +114,8 @@ pub enum Report {
     Done(u64, Result<(), String>),
     /// Counters since the worker started.
     Totals(Totals),
+    /// The clients: the first [`MAX_CLIENTS`] connections.
+    Clients(ClientsReport),
 }
 
 /// Writes one message.

@@ -5,8 +5,9 @@ use super::connection::{MAX_REQUESTS, Session};
 use super::handshake::{Catalog, NbdHandshake, Offered};
 use super::offer::{self, Offer};
 use super::request::Rules;
+use crate::stats::ConnectionStats;
 use crate::stream::{Admitted, Applicant, ConnectionSlots, FRAGMENT, Minimum, Parts, Places, Registry};
-use crate::{Error, Stats};
+use crate::{Error, Peer, Stats};
 use block::{Device, DirtyBitmap};
 use reactor::CoreRef;
 use std::collections::BTreeSet;
@@ -118,13 +119,19 @@ impl Service {
             tls = admitted.wire.agreed(),
             "client connected"
         );
+        let client = Peer {
+            address: Some(admitted.peer.clone()),
+            host: host.map(str::to_owned),
+            is_secured: admitted.wire.is_secured(),
+            is_authenticated: host.is_some(),
+            queue: None,
+        };
         let parts = Parts {
             wire: admitted.wire,
             peer: admitted.peer,
             export: self.config.log_name.clone(),
-            stats: self.stats.queues[place].clone(),
+            stats: ConnectionStats::new(self.stats.queues[place].clone(), self.stats.connect_peer(client)),
             slot,
-            connected: self.stats.connect(),
         };
         let rules = Rules {
             form: agreed.form,

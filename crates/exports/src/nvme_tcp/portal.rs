@@ -17,11 +17,12 @@ use super::service::{Service, ServiceCores};
 use super::session::Session;
 use super::subsystem::Subsystem;
 use super::{ADMIN_MINIMUM, Access, CONTROLLER_IDS, hex, identity};
+use crate::stats::ConnectionStats;
 use crate::stream::{
     AcceptHandler, Admitted, ConnectionLimits, ConnectionSlots, DEFAULT_PORTAL_CLIENTS, Listeners,
     MemoryBudget, Origin, Parts, fault_of_portal,
 };
-use crate::{Error, Stats};
+use crate::{Error, NvmeQueue, Peer, Stats};
 use block::SharedRole;
 use nvme::fabrics::Nqn;
 use reactor::CoreRef;
@@ -326,14 +327,22 @@ impl AcceptHandler for PortalAcceptHandler {
             "host connected"
         );
         controller.attach(queue, admitted.wire.socket());
+        let is_secured = admitted.wire.is_secured();
+        let client = Peer {
+            address: Some(peer.clone()),
+            host: Some(host.to_owned()),
+            is_secured,
+            // TLS has keys of hosts alone.
+            is_authenticated: is_secured || agreed.admission.proof.is_some(),
+            queue: Some(NvmeQueue { controller: controller.id, queue }),
+        };
         let (weak, early) = (Arc::downgrade(admitted.wire.socket()), admitted.early);
         let parts = Parts {
             wire: admitted.wire,
             peer,
             export: export.clone(),
-            stats: stats.queues[place].clone(),
+            stats: ConnectionStats::new(stats.queues[place].clone(), stats.connect_peer(client)),
             slot,
-            connected: stats.connect(),
         };
         let open = move || Session::open(agreed, &early, &weak);
         if registry.serve(&places.cores()[place], parts, entries.into(), open).is_err() {

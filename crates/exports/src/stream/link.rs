@@ -3,8 +3,8 @@
 use super::budget::{Account, FRAGMENT, Purpose, Room};
 use super::wire::disconnect;
 use super::{ConnectionSlot, Memory, Outbox, Readiness, ReplyPart, Store, Wire};
-use crate::stats::Connected;
-use crate::{Error, QueueStats};
+use crate::Error;
+use crate::stats::ConnectionStats;
 use reactor::{Permits, SourceHandle, current};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::future::{Future, poll_fn};
@@ -25,9 +25,8 @@ pub(crate) struct Parts {
     pub(crate) peer: String,
     /// The export's name, for logs.
     pub(crate) export: Arc<str>,
-    pub(crate) stats: Arc<QueueStats>,
+    pub(crate) stats: ConnectionStats,
     pub(crate) slot: ConnectionSlot,
-    pub(crate) connected: Connected,
 }
 
 /// The state of a connection.
@@ -66,7 +65,6 @@ pub(crate) struct Link {
     wire: Wire,
     peer: String,
     export: Arc<str>,
-    stats: Arc<QueueStats>,
     store: Store,
     pub(super) outbox: RefCell<Outbox>,
     max_requests: usize,
@@ -84,13 +82,14 @@ pub(crate) struct Link {
     /// Tasks that wait for a state change of the connection.
     watchers: RefCell<Vec<Waker>>,
     _slot: ConnectionSlot,
-    _connected: Connected,
+    /// Last: the client counts as connected until its connection is gone.
+    stats: ConnectionStats,
 }
 
 impl Link {
     pub(super) fn new(parts: Parts, store: Store, max_requests: usize) -> Result<Link, Error> {
         let failed = |source| Error::System { action: "watch a client's socket", source };
-        let Parts { wire, peer, export, stats, mut slot, connected } = parts;
+        let Parts { wire, peer, export, stats, mut slot } = parts;
         let account = Account::new(slot.take_reserved());
         Ok(Link {
             readiness: Readiness::new(wire.fd()).map_err(failed)?,
@@ -110,7 +109,6 @@ impl Link {
             handle: OnceCell::new(),
             watchers: RefCell::default(),
             _slot: slot,
-            _connected: connected,
         })
     }
 
@@ -138,7 +136,7 @@ impl Link {
 
     /// Its counters.
     #[inline]
-    pub(crate) fn stats(&self) -> &QueueStats {
+    pub(crate) fn stats(&self) -> &ConnectionStats {
         &self.stats
     }
 

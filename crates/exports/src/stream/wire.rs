@@ -47,7 +47,7 @@ impl Wire {
     }
 
     /// Whether the connection has TLS.
-    pub(super) fn is_secured(&self) -> bool {
+    pub(crate) fn is_secured(&self) -> bool {
         self.tls.is_some()
     }
 

@@ -5,7 +5,7 @@ use crate::host::{Host, Pdu};
 use crate::server::{MIB, Server, export};
 use block::{IoError, Op};
 use drivers::mem::{MemDevice, Options as MemOptions};
-use exports::Export;
+use exports::{Export, Moved};
 use nvme::command::{copy_range, deallocate_range, opcode};
 use nvme::fabrics::{Connect, ConnectData, Nqn};
 use nvme::{Command, Sgl, Status, SubmissionEntry};
@@ -275,4 +275,28 @@ fn queues_go_to_the_cores_that_are_wanted_when_they_are_made() {
     other.read(0, 8);
     io.read(0, 8);
     assert_eq!((reads(0), reads(1)), (2, 1), "who is there stays where it is");
+}
+
+#[test]
+fn a_host_and_its_bytes_are_known_while_it_is_connected_and_its_bytes_afterwards() {
+    let server = Server::start(MIB);
+    let (admin, mut io) = server.connect();
+    assert_eq!(io.write(0, &[7; 8192]), Status::SUCCESS);
+    assert_eq!(io.read(0, 8).len(), 4096);
+    // Counted before the answers are sent.
+    let clients = server.export().stats().client_list();
+    let queues: Vec<u16> =
+        clients.connections.iter().map(|client| client.peer.queue.unwrap().queue).collect();
+    assert_eq!(queues, [0, 1]);
+    let client = &clients.connections[1];
+    assert!(client.since_ns > 0 && !client.peer.is_secured && !client.peer.is_authenticated);
+    assert!(client.peer.address.as_deref().is_some_and(|address| address.starts_with("127.0.0.1:")));
+    let moved = Moved { read: 4096, written: 8192 };
+    assert_eq!((client.bytes, clients.connections[0].bytes), (Some(moved), Some(Moved::default())));
+    let hosts = std::collections::BTreeMap::from([(client.peer.host.clone().unwrap(), moved)]);
+    assert_eq!(clients.hosts, hosts);
+    drop((io, admin));
+    server.wait_for_clients(0);
+    let clients = server.export().stats().client_list();
+    assert_eq!((clients.connections.len(), clients.hosts), (0, hosts));
 }
