@@ -1,20 +1,23 @@
 # Freestone: build, run, test, measure. `make help` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test check all-suites check-suites unit simulate soak mutants python fuzz lab rbd images capi clients daemon csi web install packages dkms formats bench book clean
+.PHONY: help build run test check all-suites check-suites unit simulate soak mutants python fuzz lab rbd images capi clients daemon csi fs web install packages dkms formats bench book clean
 
 FUZZ_SECONDS ?= 60
 SOAK_SECONDS ?= 3600
 SIM = cargo run --locked --quiet -p freestone-sim --features mutants --profile sim --
+# A workspace of its own, whose program lies beside the others'.
+FS = --manifest-path fs/Cargo.toml --target-dir target
 PREFIX ?= /usr/local
 
 help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-build: ## The release binaries, target/release/freestone, freestoned, freestone-csi and libblkio.so
+build: ## The release binaries, target/release/freestone, freestoned, freestone-csi, freestone-fs and libblkio.so
 	cargo build --release --locked -p freestone -p freestone-daemon -p freestone-libblkio -p freestone-benches -p freestone-drivers \
 	    -p freestone-raid-check --lib --bin freestone --bin freestoned --bin raid-check --bin hot-path --example driver_check
 	cargo build --release --locked -p freestone-csi --bin freestone-csi
+	cargo build --release --locked $(FS)
 
 run: ## The main job: freestoned with an array, a volume and its page; a guest loses a disk of it. ONCE=1: and ends
 	tests/lab/setup
@@ -31,6 +34,7 @@ check-suites:
 
 texts:
 	cargo fmt --all --check
+	cargo fmt --manifest-path fs/Cargo.toml --check
 	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	cargo fmt --manifest-path python/Cargo.toml --check
 	tests/check-structure
@@ -147,6 +151,9 @@ csi: ## freestone-csi, the driver for container orchestrators: csi-sanity and ca
 	tests/csi/run
 	tests/csi/image
 
+fs: ## freestone-fs, the virtio-fs server with many queues: its tests, without a guest
+	cargo test --release --locked $(FS)
+
 web: ## The page of freestoned, in Chromium, by mouse and by keyboard alone
 	$(MAKE) build
 	tests/web/run
@@ -213,7 +220,7 @@ suite-hot-path: ; tests/timed hot-path target/release/hot-path --check
 
 # Most of these wait more than they compute, so two run at a time. The longest come first. More would disturb those
 # that compare speeds within a run (daemon).
-PAIRED = web capi fuzz rbd images daemon loom csi python raid-check mutants clients demo dkms packages dependencies install
+PAIRED = web capi fuzz rbd images daemon loom csi fs python raid-check mutants clients demo dkms packages dependencies install
 .PHONY: paired-suites $(PAIRED:%=suite-%)
 paired-suites: $(PAIRED:%=suite-%)
 suite-web: ; tests/timed web tests/web/run --jobs 2
@@ -227,6 +234,7 @@ suite-daemon: ; tests/timed daemon tests/daemon/run
 suite-csi:
 	tests/timed csi tests/csi/run
 	tests/timed csi-image tests/csi/image
+suite-fs: ; tests/timed fs $(MAKE) fs
 suite-loom: ; tests/timed loom tests/loom
 suite-python: ; tests/timed python $(MAKE) python
 suite-raid-check: ; tests/timed raid-check tests/raid-check
