@@ -310,6 +310,15 @@ fn a_failed_start_names_its_reason() {
 }
 
 #[test]
+fn the_version_is_that_of_the_release() {
+    let versions = include_str!("../../Cargo.toml").lines().filter(|line| line.starts_with("version = "));
+    let version = versions.map(|line| line.split('"').nth(1).unwrap()).next().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_freestone-fs")).arg("--version").output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.starts_with(&format!("freestone-fs {version} (library virtiofsd ")), "{said}");
+}
+
+#[test]
 fn sigterm_ends_the_server_and_its_sandbox() {
     let mut server = Server::start(&["--queues=2"]);
     let mut guest = server.guest(3);

@@ -228,6 +228,9 @@ Examples:
     freestone fs serve /srv/data --socket /run/data-fs.sock --profile throughput --vcpus 8
   The flags of virtiofsd and their reasons:
     freestone fs serve /srv/data --socket /run/data-fs.sock --profile throughput --vcpus 8 --explain
+  Four request queues, for a guest with Linux 6.11 or newer, served by freestone-fs:
+    freestone fs serve /srv/data --socket /run/data-fs.sock --profile throughput --queues 4
+    freestone fs attach qemu --socket /run/data-fs.sock --tag data --queues 4
   Options for QEMU, and the mount in the guest:
     freestone fs attach qemu --socket /run/data-fs.sock --tag data
     mount -t virtiofs data /mnt

@@ -224,6 +224,12 @@ fn invalid_arguments_are_refused_before_anything_starts() {
         (&[text(&tree), "--socket", text(&socket), "--vcpus", "0"], "0 is not in 1..=1024".into()),
         (&[text(&tree), "--socket", text(&socket), "--vcpus", "1025"], "1025 is not in 1..=1024".into()),
         (&[text(&tree), "--socket", text(&socket), "--nofile", "1"], "1 is not in 1024..".into()),
+        (&[text(&tree), "--socket", text(&socket), "--queues", "0"], "0 is not in 1..=63".into()),
+        (&[text(&tree), "--socket", text(&socket), "--queues", "64"], "64 is not in 1..=63".into()),
+        (
+            &[text(&tree), "--socket", text(&socket), "--", "--queues=2"],
+            "--queues: freestone fs serve".into(),
+        ),
         (&[text(&tree), "--socket", text(&socket), "--profile", "fast"], "throughput, latency, cache".into()),
         (&[text(&tree), "--socket", text(&socket), "--", "--fd=3"], "--fd: freestone fs serve sets".into()),
         (&[text(&tree), "--socket", text(&socket), "--", "xattr"], "xattr: want a flag of virtiofsd".into()),
@@ -246,7 +252,7 @@ fn a_virtiofsd_that_is_missing_old_or_another_program_is_named() {
     };
     for (version, reason) in [
         ("virtiofsd 1.10.9", "version 1.10.9 is too old"),
-        ("virtiofsd version 7.2.17 (Debian 1:7.2)", "it is the one of QEMU 7.2.17"),
+        ("virtiofsd version 7.2.17 (Debian 1:7.2)", "version 7.2.17 is of QEMU's former program"),
         ("cat 1.13.2", "does not print a version of virtiofsd"),
     ] {
         let said = said(version);
@@ -267,6 +273,68 @@ fn a_virtiofsd_that_is_missing_old_or_another_program_is_named() {
     ]);
     assert!(said.contains("/nowhere/v: cannot be started: No such file") && code == 1, "{said}");
     assert!(!place.path("s").exists());
+}
+
+#[test]
+fn several_queues_are_served_by_freestone_fs() {
+    let place = Place::new();
+    let ours = format!("freestone-fs {} (library virtiofsd 1.14.0)", env!("CARGO_PKG_VERSION"));
+    let start = |version: &str, more: &[&str]| {
+        let mut command = place.command(more);
+        command.env("FAKE_VERSION", version);
+        Running::start(command)
+    };
+    let mut running = start(&ours, &["--queues", "4", "--profile", "cache", "--vcpus", "8"]);
+    let event = running.event("ready");
+    assert_eq!(
+        (&event["program"], &event["version"]),
+        (&json!("freestone-fs"), &json!(env!("CARGO_PKG_VERSION")))
+    );
+    assert!(place.arguments().ends_with(&["--queues=4", "--cache=always", "--writeback"].map(str::to_owned)));
+    place.order("[INFO  freestone_fs::serve] Client connected, servicing requests");
+    running.event("connected");
+    place.order("exit 1");
+    running.event("ended");
+    let (code, said) = running.end();
+    assert!(said.contains("freestone-fs ended while a guest used ") && code == 1, "{said}");
+    for (version, queues, reason) in [
+        ("virtiofsd 1.13.2", "2", "--version does not print a version of freestone-fs; want "),
+        ("freestone-fs 0.0.1", "2", "version 0.0.1 is of another release than this program; want "),
+        (&ours, "1", "does not print a version of virtiofsd; want 1.11 or newer"),
+    ] {
+        let (code, said) = start(version, &["--queues", queues]).end();
+        assert!(said.contains(reason) && said.lines().count() == 1 && code == 1, "{said}");
+    }
+}
+
+#[test]
+fn a_freestone_fs_is_searched_next_to_this_program_and_in_libexec() {
+    let place = Place::new();
+    let [bin, libexec] = ["bin", "libexec"].map(|name| place.path(name));
+    let program = bin.join("freestone");
+    fs::create_dir(&bin).unwrap();
+    fs::create_dir(&libexec).unwrap();
+    fs::copy(freestone().get_program(), &program).unwrap();
+    let explain = || {
+        Command::new(&program)
+            .args(["fs", "serve", "--explain", "--queues", "2", text(&place.path("tree"))])
+            .args(["--socket", text(&place.path("s"))])
+            .env("FAKE_VERSION", concat!("freestone-fs ", env!("CARGO_PKG_VERSION")))
+            .env("PATH", "/usr/bin:/bin")
+            .output()
+            .unwrap()
+    };
+    let said = String::from_utf8(explain().stderr).unwrap();
+    assert!(
+        said.contains(&format!("not found in {}, {} and PATH", bin.display(), libexec.display())),
+        "{said}"
+    );
+    for directory in [libexec, bin] {
+        let fake = directory.join("freestone-fs");
+        fs::copy(FAKE, &fake).unwrap();
+        let line = String::from_utf8(explain().stdout).unwrap();
+        assert!(line.starts_with(&format!("{} ", fake.display())), "{line}");
+    }
 }
 
 #[test]
@@ -433,6 +501,8 @@ fn lines_for_hypervisors_name_the_socket_and_the_tag() {
     let line = String::from_utf8(output.stdout).unwrap();
     assert!(line.contains("share=on") && line.contains("id=virtiofs-home,path=/run/fs.sock"), "{line}");
     assert!(line.ends_with("vhost-user-fs-pci,chardev=virtiofs-home,tag=home,queue-size=1024\n"), "{line}");
+    let many = run(&["fs", "attach", "qemu", "--socket", "/s", "--queues", "4"]).stdout;
+    assert!(String::from_utf8(many).unwrap().ends_with("queue-size=1024,num-request-queues=4\n"));
     let all = String::from_utf8(run(&["fs", "attach", "--socket", "/s"]).stdout).unwrap();
     for name in ["qemu:", "libvirt-domain:", "libvirt-filesystem:", "cloud-hypervisor:", "mount:", "fstab:"] {
         assert!(all.contains(name), "{all}");

@@ -51,15 +51,19 @@ pub fn in_xml(text: &str) -> String {
 /// the queue has no room for (`fs/fuse/virtio_fs.c`): under QEMU's default, 128, none of 1 MiB.
 const VIRTIO_FS_QUEUE_SIZE: u16 = 1024;
 
-/// Lines that attach a virtio-fs device with this `tag` to virtiofsd at `socket`, and mount it in
-/// the guest. Neither QEMU's nor libvirt's lines connect again: a new virtiofsd does not know the
+/// Lines that attach a virtio-fs device with this `tag` to the server at `socket`, and mount it in
+/// the guest. It has `queues` request queues, but one under libvirt, whose configuration has no
+/// number of them. Neither QEMU's nor libvirt's lines connect again: a new server does not know the
 /// guest's open files.
-pub fn virtio_fs(socket: &str, tag: &str) -> Attach {
+pub fn virtio_fs(socket: &str, tag: &str, queues: u16) -> Attach {
     let mut lines = Lines::default();
     let queue_size = VIRTIO_FS_QUEUE_SIZE;
     let id = format!("virtiofs-{tag}");
     let chardev = format!("socket,id={id},path={}", in_qemu(socket));
-    let device = format!("vhost-user-fs-pci,chardev={id},tag={tag},queue-size={queue_size}");
+    let mut device = format!("vhost-user-fs-pci,chardev={id},tag={tag},queue-size={queue_size}");
+    if queues > 1 {
+        device += &format!(",num-request-queues={queues}");
+    }
     let memory = "memory-backend-memfd,id=mem,size=MEMORY,share=on";
     let machine = ["-object", memory, "-machine", "memory-backend=mem"];
     lines.add("qemu", [[&machine[..], &["-chardev", &chardev, "-device", &device]].concat()]);
@@ -72,7 +76,7 @@ pub fn virtio_fs(socket: &str, tag: &str) -> Attach {
         in_xml(tag),
     );
     lines.add_text("libvirt-filesystem", filesystem);
-    let fs = format!("tag={tag},socket={socket},num_queues=1,queue_size={queue_size}");
+    let fs = format!("tag={tag},socket={socket},num_queues={queues},queue_size={queue_size}");
     lines.add("cloud-hypervisor", [["--memory", "size=MEMORY,shared=on", "--fs", &fs]]);
     lines.add("mount", [["mount", "-t", "virtiofs", tag, &format!("/mnt/{tag}")]]);
     lines.add_text("fstab", format!("{tag} /mnt/{tag} virtiofs defaults,nofail 0 0"));
@@ -85,7 +89,7 @@ mod tests {
 
     #[test]
     fn words_are_quoted_for_the_program_that_reads_them() {
-        let Attach { lines, argv } = virtio_fs("/a b,c'/s<", "t");
+        let Attach { lines, argv } = virtio_fs("/a b,c'/s<", "t", 1);
         let words = &argv["qemu"][0];
         assert_eq!(words[5], "socket,id=virtiofs-t,path=/a b,,c'/s<");
         assert!(lines["qemu"].contains(r"'socket,id=virtiofs-t,path=/a b,,c'\''/s<'"), "{}", lines["qemu"]);
@@ -95,7 +99,7 @@ mod tests {
 
     #[test]
     fn every_hypervisor_shares_its_memory_and_gets_a_long_queue() {
-        let Attach { lines, argv } = virtio_fs("/run/s", "home");
+        let Attach { lines, argv } = virtio_fs("/run/s", "home", 1);
         let qemu = "-object memory-backend-memfd,id=mem,size=MEMORY,share=on -machine memory-backend=mem \
                     -chardev socket,id=virtiofs-home,path=/run/s \
                     -device vhost-user-fs-pci,chardev=virtiofs-home,tag=home,queue-size=1024";
@@ -112,5 +116,9 @@ mod tests {
         );
         assert_eq!(argv["mount"], [["mount", "-t", "virtiofs", "home", "/mnt/home"]]);
         assert_eq!(lines["fstab"], "home /mnt/home virtiofs defaults,nofail 0 0");
+        let Attach { lines: many, .. } = virtio_fs("/run/s", "home", 4);
+        assert_eq!(many["qemu"], format!("{qemu},num-request-queues=4"));
+        assert!(many["cloud-hypervisor"].contains(",num_queues=4,"), "{}", many["cloud-hypervisor"]);
+        assert_eq!(many["libvirt-filesystem"], lines["libvirt-filesystem"]);
     }
 }

@@ -4,6 +4,9 @@
 //!   guest ─ virtio-fs ─► virtiofsd (speaks FUSE) ◄─ supervise: flags of a profile, socket, restarts, end
 //! ```
 //!
+//! With several request queues, the server is `freestone-fs`, a program of the same release that
+//! stands on virtiofsd's library. It has virtiofsd's flags and the words of its log.
+//!
 //! This program never speaks FUSE itself, and no request of a guest passes through it.
 
 pub mod process;
@@ -30,7 +33,7 @@ const MAX_SOCKET_PATH: usize = 107;
 /// Longest tag, in bytes: virtio 1.2 section 5.11.4.
 const MAX_TAG: usize = 36;
 /// Flags of virtiofsd that this program sets.
-const OWN_FLAGS: [&str; 9] = [
+const OWN_FLAGS: [&str; 10] = [
     "--shared-dir",
     "--socket",
     "--socket-path",
@@ -40,7 +43,10 @@ const OWN_FLAGS: [&str; 9] = [
     "--syslog",
     "--sandbox",
     "--print-capabilities",
+    "--queues",
 ];
+/// Most request queues: those of `freestone-fs`.
+const MAX_QUEUES: i64 = 63;
 
 /// The arguments of `freestone fs`.
 #[derive(clap::Args, Debug)]
@@ -55,8 +61,8 @@ pub struct FsArgs {
 /// The commands.
 #[derive(Debug, clap::Subcommand)]
 pub enum FsCommand {
-    /// Serve a directory to a virtual machine with virtiofsd, until SIGTERM, SIGINT or the end of
-    /// the machine
+    /// Serve a directory to a virtual machine with virtiofsd or freestone-fs, until SIGTERM, SIGINT
+    /// or the end of the machine
     Serve(ServeArgs),
     /// Print the options of virtual machine monitors for a socket, and the mount of the guest
     Attach(AttachArgs),
@@ -74,7 +80,12 @@ pub struct ServeArgs {
     /// The kind of use, which decides the flags of virtiofsd
     #[arg(long, value_enum, default_value = "latency")]
     profile: Profile,
-    /// Processors of the guest, 1 to 1024: threads of the profile throughput [default: 4]
+    /// Request queues, 1 to 63. More than one are served by freestone-fs, each by a thread of its
+    /// own; guests use them from Linux 6.11 on
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=MAX_QUEUES))]
+    queues: u16,
+    /// Processors of the guest, 1 to 1024: threads of the profile throughput with one queue
+    /// [default: 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     vcpus: Option<u16>,
     /// Limit of open files of virtiofsd, 1024 or more [default: virtiofsd's, under dense 32768]
@@ -90,7 +101,8 @@ pub struct ServeArgs {
     /// Group of the socket, by number [default: the user's]
     #[arg(long, value_name = "GID")]
     socket_group: Option<u32>,
-    /// The program [default: the first of /usr/libexec, /usr/lib/qemu and PATH that is new enough]
+    /// The program [default: the first of /usr/libexec, /usr/lib/qemu and PATH that is new enough;
+    /// with several queues the freestone-fs next to this program, or of ../libexec or PATH]
     #[arg(long, value_name = "PATH")]
     virtiofsd: Option<PathBuf>,
     /// Print the command line of virtiofsd and the reason of each flag, and end
@@ -110,6 +122,9 @@ pub struct AttachArgs {
     /// The socket of freestone fs serve
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
+    /// Request queues, 1 to 63, and no more than those of freestone fs serve
+    #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=MAX_QUEUES))]
+    queues: u16,
     /// Name by which the guest mounts the file system
     #[arg(long, value_name = "NAME", default_value = "fs", value_parser = tag)]
     tag: String,
@@ -159,7 +174,7 @@ fn attach(args: &AttachArgs, output: Output) -> Result<(), Error> {
     let text = socket
         .to_str()
         .ok_or_else(|| Error::Usage(format!("--socket {}: want a path in UTF-8", socket.display())))?;
-    let Attach { mut lines, mut argv } = virtio_fs(text, &args.tag);
+    let Attach { mut lines, mut argv } = virtio_fs(text, &args.tag, args.queues);
     if let Some(program) = &args.program {
         if !lines.contains_key(program) {
             let known = lines.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -196,7 +211,7 @@ fn absolute(socket: &Path) -> Result<PathBuf, Error> {
         .map_err(|error| Error::Usage(format!("--socket {}: {error}", socket.display())))
 }
 
-/// A virtiofsd to start, of which everything that can be checked before has been checked.
+/// A server to start, of which everything that can be checked before has been checked.
 struct ServePlan {
     program: Program,
     profile: Profile,
@@ -216,9 +231,9 @@ impl ServePlan {
             return Err(Error::Usage("--sandbox chroot: it needs root".into()));
         }
         args.flags.iter().try_for_each(|flag| check_flag(flag))?;
-        let program = Program::find(args.virtiofsd.as_deref())?;
+        let program = Program::find(args.virtiofsd.as_deref(), args.queues)?;
         let mut flags = own_flags(&directory, args.sandbox);
-        flags.extend(args.profile.flags(args.vcpus, args.nofile));
+        flags.extend(args.profile.flags(args.vcpus, args.nofile, args.queues));
         let given = args.flags.iter().map(|text| Flag { text: text.clone(), why: "given after --" });
         flags.extend(given);
         let usual = if args.socket_group.is_some() { 0o660 } else { 0o600 };
@@ -242,8 +257,9 @@ impl ServePlan {
     fn line(&self) -> String {
         let (directory, socket) = (self.directory.display(), self.socket.display());
         format!(
-            "{directory} at {socket}, profile {}, virtiofsd {}",
+            "{directory} at {socket}, profile {}, {} {}",
             self.profile.name(),
+            self.program.name,
             self.program.version
         )
     }
@@ -254,6 +270,7 @@ impl ServePlan {
             "directory": self.directory,
             "socket": self.socket.display().to_string(),
             "profile": self.profile.name(),
+            "program": self.program.name,
             "version": self.program.version,
             "argv": argv,
         })
@@ -350,7 +367,7 @@ mod tests {
     /// A plan for this directory.
     pub(super) fn plan(directory: &str) -> ServePlan {
         ServePlan {
-            program: Program { path: "/virtiofsd".into(), version: "1.13.2".into() },
+            program: Program { name: "virtiofsd", path: "/virtiofsd".into(), version: "1.13.2".into() },
             profile: Profile::Latency,
             directory: directory.into(),
             socket: "/s".into(),

@@ -35,21 +35,23 @@ pub enum Heard {
 
 /// A process, which is killed when this is dropped.
 pub struct Process {
+    name: &'static str,
     child: Child,
 }
 
 impl Process {
-    /// Starts `command` (program and arguments) with the listener as its standard input. `hear` is
-    /// called by another thread.
+    /// Starts `command` (program and arguments), which messages call `name`, with the listener as
+    /// its standard input. `hear` is called by another thread.
     ///
     /// # Errors
     /// When the process or the thread cannot be started.
     pub fn start(
+        name: &'static str,
         command: &[OsString],
         listener: &UnixListener,
         hear: impl Fn(Heard) + Send + 'static,
     ) -> Result<Process, Error> {
-        let failed = |error: io::Error| Error::Runtime(format!("virtiofsd: cannot be started: {error}"));
+        let failed = |error: io::Error| Error::Runtime(format!("{name}: cannot be started: {error}"));
         let listener = OwnedFd::from(listener.try_clone().map_err(failed)?);
         let mut child = Command::new(SELF);
         child.arg(EXEC).arg(std::process::id().to_string()).args(command);
@@ -58,7 +60,7 @@ impl Process {
         // A terminal's signals are for the supervisor, which ends virtiofsd.
         child.process_group(0);
         child.stdin(listener).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut process = Process { child: child.spawn().map_err(failed)? };
+        let mut process = Process { name, child: child.spawn().map_err(failed)? };
         let log = process.child.stderr.take().expect("piped");
         let ended = pidfd_open(process.pid(), PidfdFlags::empty()).map_err(|error| failed(error.into()))?;
         let follow = move || follow(log, &ended, &hear);
@@ -87,7 +89,8 @@ impl Process {
     /// When the system refuses.
     pub fn wait(&mut self) -> Result<ExitStatus, Error> {
         self.kill();
-        self.child.wait().map_err(|error| Error::Runtime(format!("virtiofsd: its end is unknown: {error}")))
+        let name = self.name;
+        self.child.wait().map_err(|error| Error::Runtime(format!("{name}: its end is unknown: {error}")))
     }
 }
 

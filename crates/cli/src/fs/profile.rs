@@ -1,4 +1,4 @@
-//! Profiles: the flags of virtiofsd for a kind of use, each with its reason.
+//! Profiles: the flags of the server for a kind of use, each with its reason.
 
 use clap::ValueEnum;
 use rustix::process::{Resource, getrlimit};
@@ -36,8 +36,9 @@ impl Profile {
         self.to_possible_value().expect("no profile is hidden").get_name().to_owned()
     }
 
-    /// Its flags for a guest with `vcpus` processors. `files` replaces the limit of open files.
-    pub fn flags(self, vcpus: Option<u16>, files: Option<u64>) -> Vec<Flag> {
+    /// Its flags for a guest with `vcpus` processors and `queues` request queues. `files` replaces
+    /// the limit of open files.
+    pub fn flags(self, vcpus: Option<u16>, files: Option<u64>, queues: u16) -> Vec<Flag> {
         let flag = |name: &str, value: String, why| Flag { text: format!("--{name}={value}"), why };
         let threads = |count: u16, why| flag("thread-pool-size", count.to_string(), why);
         let cache = |policy: &str, why| flag("cache", policy.to_owned(), why);
@@ -46,15 +47,22 @@ impl Profile {
                        virtiofsd opens files";
             flag("inode-file-handles", "prefer".into(), why)
         };
-        let no_pool =
-            || threads(0, "one thread answers a small request sooner than a pool, which hands it over");
-        let mut flags = match self {
+        let threads = match self {
+            _ if queues > 1 => flag(
+                "queues",
+                queues.to_string(),
+                "request queues, each with a thread of its own: the guest spreads its processors over them",
+            ),
+            Profile::Throughput => threads(
+                vcpus.unwrap_or(0).max(MIN_THREADS),
+                "requests that wait for storage do so side by side: a thread for each processor of the guest, \
+                 at least 4",
+            ),
+            _ => threads(0, "one thread answers a small request sooner than a pool, which hands it over"),
+        };
+        let mut flags = vec![threads];
+        flags.extend(match self {
             Profile::Throughput => vec![
-                threads(
-                    vcpus.unwrap_or(0).max(MIN_THREADS),
-                    "requests that wait for storage do so side by side: a thread for each processor of the guest, \
-                     at least 4",
-                ),
                 cache("never", "the guest keeps no copy of data, and sees changes by others at once"),
                 Flag {
                     text: "--allow-direct-io".into(),
@@ -63,14 +71,12 @@ impl Profile {
                 handles(),
             ],
             Profile::Latency => vec![
-                no_pool(),
                 cache(
                     "auto",
                     "the guest keeps names and attributes for a second, and data until the file changes",
                 ),
             ],
             Profile::Cache => vec![
-                no_pool(),
                 cache(
                     "always",
                     "the guest keeps names, attributes and data: nothing else may change the tree",
@@ -81,7 +87,6 @@ impl Profile {
                 },
             ],
             Profile::Dense => vec![
-                no_pool(),
                 cache(
                     "metadata",
                     "the guest keeps names and attributes, and data is in the host's memory once for all guests: \
@@ -89,7 +94,7 @@ impl Profile {
                 ),
                 handles(),
             ],
-        };
+        });
         let limit = files.or_else(|| (self == Profile::Dense).then(dense_files));
         let why = "bounds the memory of the host that a guest takes by opening files";
         flags.extend(limit.map(|limit| flag("rlimit-nofile", limit.to_string(), why)));
@@ -107,7 +112,10 @@ mod tests {
     use super::*;
 
     fn texts(profile: Profile, vcpus: Option<u16>, files: Option<u64>) -> String {
-        let flags = profile.flags(vcpus, files);
+        texts_of(profile.flags(vcpus, files, 1))
+    }
+
+    fn texts_of(flags: Vec<Flag>) -> String {
         assert!(flags.iter().all(|flag| !flag.why.is_empty()));
         flags.into_iter().map(|flag| flag.text).collect::<Vec<_>>().join(" ")
     }
@@ -126,6 +134,13 @@ mod tests {
             dense,
             "--thread-pool-size=0 --cache=metadata --inode-file-handles=prefer --rlimit-nofile=5000"
         );
+    }
+
+    #[test]
+    fn several_queues_take_the_place_of_a_pool() {
+        let expected = "--queues=4 --cache=never --allow-direct-io --inode-file-handles=prefer";
+        assert_eq!(texts_of(Profile::Throughput.flags(Some(16), None, 4)), expected);
+        assert_eq!(texts_of(Profile::Latency.flags(None, None, 2)), "--queues=2 --cache=auto");
     }
 
     #[test]

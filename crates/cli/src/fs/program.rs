@@ -1,4 +1,5 @@
-//! The program virtiofsd: where it is, and whether its version has the flags of the profiles.
+//! The programs virtiofsd and freestone-fs: where they are, and whether their versions have the
+//! flags of the profiles.
 
 use crate::error::Error;
 use std::io::Read;
@@ -15,56 +16,120 @@ const MIN_VERSION: (u32, u32) = (1, 11);
 const VERSION_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of a version's text that are read.
 const MAX_OUTPUT: u64 = 4096;
+/// The version of this program.
+const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
 const INSTALL: &str =
     "want 1.11 or newer: install the package virtiofsd (Debian 13 has it), or give --virtiofsd PATH";
 
-/// A virtiofsd that is new enough.
+/// A server that can be started.
 #[derive(Debug)]
 pub struct Program {
+    /// Its name in messages.
+    pub name: &'static str,
     /// Where it is.
     pub path: PathBuf,
     /// As it prints it.
     pub version: String,
 }
 
+/// The two servers.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// One request queue.
+    Virtiofsd,
+    /// Several: a program of this release, since its flags are no interface for others.
+    FreestoneFs,
+}
+
 impl Program {
-    /// The program at `chosen`, or the first of the usual places and of PATH that is new enough.
+    /// The program for this number of request queues: at `chosen`, or the first of the usual places
+    /// and of PATH that is new enough.
     ///
     /// # Errors
-    /// When there is none, or only older ones, which are named.
-    pub fn find(chosen: Option<&Path>) -> Result<Program, Error> {
+    /// When there is none, or only other ones, which are named.
+    pub fn find(chosen: Option<&Path>, queues: u16) -> Result<Program, Error> {
+        let kind = if queues > 1 { Kind::FreestoneFs } else { Kind::Virtiofsd };
+        let (name, wanted) = (kind.name(), kind.wanted());
         if let Some(path) = chosen {
-            return Program::at(path).map_err(|found| Error::Runtime(format!("{found}; {INSTALL}")));
+            return Program::at(path, kind).map_err(|found| Error::Runtime(format!("{found}; {wanted}")));
         }
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let directories = DIRECTORIES.iter().map(PathBuf::from).chain(std::env::split_paths(&path));
+        let own = kind.directories();
+        let directories = own.iter().cloned().chain(std::env::split_paths(&path));
         let mut found = Vec::new();
-        for path in directories.map(|directory| directory.join("virtiofsd")).filter(|path| path.is_file()) {
-            match Program::at(&path) {
+        for path in directories.map(|directory| directory.join(name)).filter(|path| path.is_file()) {
+            match Program::at(&path, kind) {
                 Ok(program) => return Ok(program),
                 Err(other) if found.contains(&other) => {}
                 Err(other) => found.push(other),
             }
         }
         if found.is_empty() {
-            found.push(format!("virtiofsd: not found in {} and PATH", DIRECTORIES.join(", ")));
+            let own: Vec<_> = own.iter().map(|directory| directory.display().to_string()).collect();
+            found.push(format!("{name}: not found in {} and PATH", own.join(", ")));
         }
-        Err(Error::Runtime(format!("{}; {INSTALL}", found.join("; "))))
+        Err(Error::Runtime(format!("{}; {wanted}", found.join("; "))))
     }
 
     /// The program at `path`; the error says what is there instead.
-    fn at(path: &Path) -> Result<Program, String> {
-        let name = path.display();
-        let text = version_text(path).map_err(|error| format!("virtiofsd {name}: {error}"))?;
-        match Version::parse(&text) {
-            Some(Version::Rust(version, numbers)) if numbers >= MIN_VERSION => {
-                Ok(Program { path: path.into(), version })
+    fn at(path: &Path, kind: Kind) -> Result<Program, String> {
+        let name = kind.name();
+        let failed = |error: String| format!("{name} {}: {error}", path.display());
+        let version = version_text(path).and_then(|text| kind.version(&text)).map_err(failed)?;
+        Ok(Program { name, path: path.into(), version })
+    }
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Kind::Virtiofsd => "virtiofsd",
+            Kind::FreestoneFs => "freestone-fs",
+        }
+    }
+
+    /// The places before those of PATH.
+    fn directories(self) -> Vec<PathBuf> {
+        match self {
+            Kind::Virtiofsd => DIRECTORIES.map(PathBuf::from).into(),
+            Kind::FreestoneFs => {
+                let own = std::env::current_exe().unwrap_or_default();
+                let bin = own.parent().unwrap_or(Path::new("/usr/bin"));
+                vec![bin.into(), bin.parent().unwrap_or(bin).join("libexec")]
             }
-            Some(Version::Rust(version, _)) => Err(format!("virtiofsd {name}: version {version} is too old")),
-            Some(Version::Qemu(version)) => Err(format!(
-                "virtiofsd {name}: it is the one of QEMU {version}, which the program of the same name replaced"
-            )),
-            None => Err(format!("virtiofsd {name}: --version does not print a version of virtiofsd")),
+        }
+    }
+
+    fn wanted(self) -> String {
+        match self {
+            Kind::Virtiofsd => INSTALL.into(),
+            Kind::FreestoneFs => {
+                format!("want {OWN_VERSION}: install the package freestone-fs, or give --virtiofsd PATH")
+            }
+        }
+    }
+
+    /// The version of the output of `--version`, if it will do; the error says why not.
+    fn version(self, text: &str) -> Result<String, String> {
+        match self {
+            Kind::Virtiofsd => match Version::parse(text) {
+                Some(Version::Rust(version, numbers)) if numbers >= MIN_VERSION => Ok(version),
+                Some(Version::Rust(version, _)) => Err(format!("version {version} is too old")),
+                Some(Version::Qemu(version)) => {
+                    Err(format!("version {version} is of QEMU's former program of this name"))
+                }
+                None => Err("--version does not print a version of virtiofsd".into()),
+            },
+            Kind::FreestoneFs => {
+                let mut words = text.split_whitespace();
+                match (words.next(), words.next()) {
+                    (Some("freestone-fs"), Some(OWN_VERSION)) => Ok(OWN_VERSION.into()),
+                    (Some("freestone-fs"), Some(version)) => {
+                        Err(format!("version {version} is of another release than this program"))
+                    }
+                    _ => Err("--version does not print a version of freestone-fs".into()),
+                }
+            }
         }
     }
 }
@@ -126,6 +191,20 @@ fn version_text(path: &Path) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn freestone_fs_is_of_the_same_release() {
+        let version = |text: &str| Kind::FreestoneFs.version(text);
+        assert_eq!(version(&format!("freestone-fs {OWN_VERSION} (library x 1)\n")), Ok(OWN_VERSION.into()));
+        let other = version("freestone-fs 0.0.9").unwrap_err();
+        assert_eq!(other, "version 0.0.9 is of another release than this program");
+        for text in ["", "freestone-fs", "virtiofsd 1.13.2"] {
+            assert!(
+                version(text).unwrap_err().contains("does not print a version of freestone-fs"),
+                "{text}"
+            );
+        }
+    }
 
     #[test]
     fn the_two_programs_of_this_name_are_told_apart() {

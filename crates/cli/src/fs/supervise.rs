@@ -1,4 +1,5 @@
-//! Supervision: virtiofsd is started, watched, restarted where no guest has used it, and ended.
+//! Supervision: virtiofsd, or freestone-fs, is started, watched, restarted where no guest has used
+//! it, and ended.
 //!
 //! ```text
 //!   Starting ─ "Waiting for…" ─► Waiting ─ "Client connected" ─► Serving
@@ -24,7 +25,7 @@ use std::process::ExitStatus;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-/// Words of virtiofsd's log, which it has had since its first version.
+/// Words of the log of virtiofsd since its first version, and of freestone-fs.
 const WAITING: &str = "Waiting for vhost-user socket connection";
 const CONNECTED: &str = "Client connected";
 const DISCONNECTED: &str = "Client disconnected";
@@ -114,8 +115,8 @@ struct Run {
 
 impl Run {
     /// Takes a line of the log; whether it begins another phase.
-    fn follow(&mut self, line: String) -> bool {
-        tracing::debug!("virtiofsd: {line}");
+    fn follow(&mut self, line: String, name: &str) -> bool {
+        tracing::debug!("{name}: {line}");
         let before = self.phase;
         self.phase = before.after(&line);
         self.lines.push_back(line);
@@ -157,15 +158,15 @@ struct Row {
 
 impl Row {
     fn after(&mut self, run: &Run, plan: &ServePlan) -> Next {
-        let ending = run.ending();
+        let (ending, name) = (run.ending(), plan.program.name);
         if run.is_stopped {
             return Next::End(Ok(()));
         }
         match run.phase {
-            Phase::Starting => Next::End(Err(format!("virtiofsd ended before it was ready: {ending}"))),
+            Phase::Starting => Next::End(Err(format!("{name} ended before it was ready: {ending}"))),
             Phase::Serving if run.is_disconnected() => Next::End(Ok(())),
             Phase::Serving => Next::End(Err(format!(
-                "virtiofsd ended while a guest used {}: {ending}; the guest has lost its mount: restart the guest, or \
+                "{name} ended while a guest used {}: {ending}; the guest has lost its mount: restart the guest, or \
                  start this command again, replace the guest's device, and mount again",
                 plan.directory.display()
             ))),
@@ -175,7 +176,7 @@ impl Row {
                 }
                 if self.restarts == MAX_RESTARTS {
                     let times = MAX_RESTARTS + 1;
-                    return Next::End(Err(format!("virtiofsd ended {times} times in a row: {ending}")));
+                    return Next::End(Err(format!("{name} ended {times} times in a row: {ending}")));
                 }
                 self.restarts += 1;
                 Next::Restart(FIRST_PAUSE * (1 << (self.restarts - 1)))
@@ -202,7 +203,7 @@ impl Supervisor<'_> {
             let _ = sender.send(Event::Heard(heard)); // fails where the program is ending
         };
         let listener = self.listener.as_ref().expect("no restart after a client has connected");
-        let mut process = Process::start(&self.plan.command(), listener, hear)?;
+        let mut process = Process::start(self.plan.program.name, &self.plan.command(), listener, hear)?;
         let started = Instant::now();
         let mut run = Run::default();
         let mut deadline = Some(started + READY_WITHOUT_WORD);
@@ -210,7 +211,7 @@ impl Supervisor<'_> {
             match self.next_event(deadline) {
                 Some(Event::Heard(Heard::Ended)) => break,
                 Some(Event::Heard(Heard::Line(line))) => {
-                    if run.follow(line) {
+                    if run.follow(line, self.plan.program.name) {
                         deadline = deadline.filter(|_| run.is_stopped);
                         self.announce(run.phase, &process);
                     }
@@ -227,7 +228,8 @@ impl Supervisor<'_> {
                     deadline = None;
                 }
                 None => {
-                    tracing::warn!("virtiofsd: its log does not report that it is ready; it runs");
+                    let name = self.plan.program.name;
+                    tracing::warn!("{name}: its log does not report that it is ready; it runs");
                     run.phase = Phase::Waiting;
                     deadline = None;
                     self.announce(run.phase, &process);
@@ -270,7 +272,8 @@ impl Supervisor<'_> {
         match phase {
             Phase::Starting => {}
             Phase::Waiting if self.was_ready => {
-                self.output.event("restarted", "virtiofsd runs again", json!({ "virtiofsd": pid }));
+                let text = format!("{} runs again", self.plan.program.name);
+                self.output.event("restarted", text, json!({ "virtiofsd": pid }));
             }
             Phase::Waiting => {
                 self.was_ready = true;
@@ -299,8 +302,9 @@ impl Supervisor<'_> {
             self.output.event("disconnected", "the guest has disconnected", json!({}));
             return;
         }
-        tracing::error!("virtiofsd: ended with {}; the last lines of its log:", run.status);
-        run.lines.iter().for_each(|line| tracing::error!("virtiofsd: {line}"));
+        let name = self.plan.program.name;
+        tracing::error!("{name}: ended with {}; the last lines of its log:", run.status);
+        run.lines.iter().for_each(|line| tracing::error!("{name}: {line}"));
         let fields = json!({
             "exit_code": run.status.code(),
             "signal": run.status.signal(),
@@ -311,7 +315,7 @@ impl Supervisor<'_> {
             },
             "log": run.lines,
         });
-        self.output.event("ended", format!("virtiofsd ended with {}", run.status), fields);
+        self.output.event("ended", format!("{name} ended with {}", run.status), fields);
     }
 }
 
