@@ -1,9 +1,11 @@
-"""`freestone fs serve` with trixie's virtiofsd: a guest works on a directory of the host; virtiofsd is killed."""
+"""`freestone fs serve` with trixie's virtiofsd, and with freestone-fs on several queues: a guest works on a directory of
+the host; virtiofsd is killed."""
 
 import hashlib
 import json
 import os
 import random
+import re
 import select
 import signal
 import statistics
@@ -14,9 +16,10 @@ import paths
 from lab import needs_freestone
 from runner import nightly
 from server import Server
-from workload import FIO_JSON, MIB, fio_result
+from workload import FIO_JSON, MIB, fio_result, fio_verify
 
 CPUS = 2
+QUEUES = 4
 END_TIMEOUT_S = 120
 FSX_STEPS = 2000
 ROUNDS = 10
@@ -27,8 +30,10 @@ WITHOUT_SHARED_MAPS = ("throughput", "dense")
 @needs_freestone
 def a_guest_works_on_a_directory_and_a_killed_virtiofsd_is_reported(lab):
     kept, killed = _serve(lab, "throughput", "kept"), _serve(lab, "throughput", "killed")
-    guest = _boot(lab, kept, killed)
+    queues = _serve(lab, "throughput", "queues", queues=CPUS)
+    guest = _boot(lab, kept, killed, queues)
     _work(guest, kept)
+    _read_from_each_processor(guest, queues)
     _write(os.path.join(kept.directory_served, "late"), b"by the host\n")
     assert guest.sh(f"cat {kept.mount}/late") == "by the host\n", "the guest keeps names or data"
     os.kill(killed.virtiofsd(), signal.SIGKILL)
@@ -37,6 +42,8 @@ def a_guest_works_on_a_directory_and_a_killed_virtiofsd_is_reported(lab):
     assert not os.path.exists(killed.socket)
     guest.sh(f"sha256sum --quiet -c {kept.sums}")  # the other one is not affected
     _end(lab, kept)
+    counts = _requests(queues)
+    assert len(counts) == CPUS and all(counts), counts
 
 
 @needs_freestone
@@ -75,6 +82,30 @@ def a_guest_exercises_a_directory_under_dense(lab):
 
 @nightly
 @needs_freestone
+def a_guest_exercises_a_directory_over_four_queues(lab):
+    counts = _exercise(lab, "latency", QUEUES)
+    assert len(counts) == QUEUES and all(counts), counts
+    return f"requests of the queues: {counts}"
+
+
+@nightly
+@needs_freestone
+def a_guest_exercises_a_directory_over_four_queues_without_caches(lab):
+    counts = _exercise(lab, "throughput", QUEUES)
+    assert len(counts) == QUEUES and all(counts), counts
+    return f"requests of the queues: {counts}"
+
+
+@nightly
+@needs_freestone
+def a_guest_with_one_queue_exercises_a_directory_of_a_server_with_four(lab):
+    """As a guest before Linux 6.11."""
+    counts = _exercise(lab, "latency", QUEUES, used=1)
+    assert len(counts) == QUEUES and counts[0] and not any(counts[1:]), counts
+
+
+@nightly
+@needs_freestone
 def profiles_are_compared_with_the_defaults_of_virtiofsd(lab):
     """Rates of reads as a multiple of those under latency, whose flags are virtiofsd's defaults, from interleaved rounds."""
     servers = [_serve(lab, profile, profile) for profile in ("latency", "throughput", "cache", "dense")]
@@ -100,25 +131,28 @@ def profiles_are_compared_with_the_defaults_of_virtiofsd(lab):
 
 
 class FsServer(Server):
-    """`freestone fs serve` on a directory with files."""
+    """`freestone fs serve` on a directory with files. The device has as many of the server's request queues as `used`."""
 
     name = "freestone fs serve"
 
-    def __init__(self, lab, profile, tag):
+    def __init__(self, lab, profile, tag, queues=1, used=None):
         super().__init__(image=None, log=os.path.join(lab.directory, f"{tag}.log"))
         self.profile, self.tag, self.mount = profile, tag, f"/mnt/{tag}"
+        self.queues, self.used = queues, used or queues
         self.directory_served = os.path.join(self.directory, "tree")
         self.sums = os.path.join(self.directory, "sums")
         _make_tree(self.directory_served, self.mount, self.sums)
 
     def command(self):
-        return [paths.FREESTONE, "fs", "serve", self.directory_served, "--socket", self.socket, "--profile", self.profile,
-                "--vcpus", str(CPUS), "--virtiofsd", os.path.join(blkio.TRIXIE_BIN, "virtiofsd")]
+        command = [paths.FREESTONE, "fs", "serve", self.directory_served, "--socket", self.socket, "--profile", self.profile]
+        if self.queues > 1:  # the freestone-fs next to freestone, whose log has the requests of each queue
+            return command + ["--queues", str(self.queues), "--log", "debug"]
+        return command + ["--vcpus", str(CPUS), "--virtiofsd", os.path.join(blkio.TRIXIE_BIN, "virtiofsd")]
 
     def device(self):
         """QEMU's options for the device, without those for the guest's memory, which the lab has."""
-        lines = subprocess.run([paths.FREESTONE, "fs", "attach", "qemu", "--json", "--socket", self.socket, "--tag", self.tag],
-                               check=True, stdout=subprocess.PIPE).stdout
+        lines = subprocess.run([paths.FREESTONE, "fs", "attach", "qemu", "--json", "--socket", self.socket, "--tag", self.tag,
+                                "--queues", str(self.used)], check=True, stdout=subprocess.PIPE).stdout
         words = json.loads(lines)["argv"]["qemu"][0]
         return words[words.index("-chardev"):]
 
@@ -136,9 +170,9 @@ class FsServer(Server):
         return code, paths.tail(self.log, 100)
 
 
-def _serve(lab, profile, tag):
+def _serve(lab, profile, tag, queues=1, used=None):
     blkio.require_trixie()
-    server = FsServer(lab, profile, tag)
+    server = FsServer(lab, profile, tag, queues, used)
     lab.callback(server.__exit__)
     lab.parts.append(server)
     return server.__enter__()
@@ -147,7 +181,8 @@ def _serve(lab, profile, tag):
 def _boot(lab, *servers):
     """Boot a guest that has mounted what the servers serve."""
     devices = [word for server in servers for word in server.device()]
-    guest = lab.boot_alone(cpus=CPUS, qemu_arguments=devices)
+    cpus = max([CPUS] + [server.queues for server in servers])
+    guest = lab.boot_alone(cpus=cpus, qemu_arguments=devices)
     guest.sh("modprobe virtiofs || true")
     for server in servers:
         guest.sh(f"mkdir -p {server.mount} && mount -t virtiofs {server.tag} {server.mount}")
@@ -162,10 +197,27 @@ def _end(lab, server):
     assert not os.path.exists(server.socket)
 
 
-def _exercise(lab, profile):
+def _read_from_each_processor(guest, server):
+    """Linux chooses the queue of a request by the processor that sends it."""
+    for cpu in range(server.queues):
+        guest.sh(f"echo 3 >/proc/sys/vm/drop_caches; taskset -c {cpu} sha256sum --quiet -c {server.sums}")
+
+
+def _requests(server):
+    """Those of each request queue, as freestone-fs counts them at its end."""
+    return [int(count) for count in re.findall(r"request queues ([\d ]+)", paths.tail(server.log, 100))[-1].split()]
+
+
+def _exercise(lab, profile, queues=1, used=None):
     fsx = subprocess.run([os.path.join(paths.HERE, "fsx")], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    server = _serve(lab, profile, "tree")
+    server = _serve(lab, profile, "tree", queues, used)
     guest = _boot(lab, server)
+    if queues > 1:
+        _read_from_each_processor(guest, server)
+        one = f"taskset -c $cpu {fio_verify(f'{server.mount}/verify.$cpu', '1m')}"
+        guest.sh(f"""
+            pids=; for cpu in $(seq 0 {queues - 1}); do {one} & pids="$pids $!"; done
+            for pid in $pids; do wait $pid || exit 1; done; rm {server.mount}/verify.*""", timeout_s=600)
     _work(guest, server)
     maps = 0 if profile in WITHOUT_SHARED_MAPS else 5
     weights = [f"{name} = {weight}" for name, weight in (
@@ -177,6 +229,7 @@ def _exercise(lab, profile):
     in_guest = guest.sh(f"sync; sha256sum <{server.mount}/exercised").split()[0]
     assert _sum(os.path.join(server.directory_served, "exercised")) == in_guest
     _end(lab, server)
+    return _requests(server) if queues > 1 else []
 
 
 def _rate(guest, server, options):
