@@ -2,9 +2,10 @@
 
 use crate::requests::{Chain, Memory, Requests};
 use nix::sched::{CloneFlags, unshare};
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
@@ -25,9 +26,12 @@ pub type SharedMemory = GuestMemoryAtomic<Memory>;
 /// Longest virtqueue, in descriptors: virtio 1.2 section 2.7.
 const MAX_QUEUE_SIZE: usize = 32768;
 
+/// Called with the reason when a queue cannot continue.
+type Fail = Arc<dyn Fn(String) + Send + Sync>;
+
 thread_local! {
-    /// Whether this thread has a working directory and a file mode mask of its own.
-    static IS_SEPARATE: Cell<bool> = const { Cell::new(false) };
+    /// From the first request of a queue until its thread ends.
+    static THREAD: RefCell<Option<QueueThread>> = const { RefCell::new(None) };
 }
 
 /// A virtio-fs device.
@@ -38,8 +42,7 @@ pub struct Device<F: FileSystem + Sync> {
     has_event_idx: AtomicBool,
     /// Requests of each queue; the first is the hiprio queue.
     counts: Vec<AtomicU64>,
-    /// Called with the reason when a queue cannot continue.
-    fail: Box<dyn Fn(String) + Send + Sync>,
+    fail: Fail,
 }
 
 impl<F: FileSystem + Sync> Device<F> {
@@ -57,7 +60,7 @@ impl<F: FileSystem + Sync> Device<F> {
             tag,
             has_event_idx: AtomicBool::new(false),
             counts: (0..=queues).map(|_| AtomicU64::new(0)).collect(),
-            fail: Box::new(fail),
+            fail: Arc::new(fail),
         }
     }
 
@@ -74,7 +77,7 @@ impl<F: FileSystem + Sync> Device<F> {
     /// the queue waits for them. It is free after each round, so that a guest cannot keep the
     /// monitor waiting.
     fn serve(&self, queue: usize, vring: &VringMutex<SharedMemory>) -> Result<(), String> {
-        separate().map_err(|error| format!("queue {queue}: unshare(CLONE_FS): {error}"))?;
+        QueueThread::enter(queue, &self.fail)?;
         loop {
             let mut ring = vring.get_mut();
             if !ring.get_queue().ready() || !ring.is_enabled() {
@@ -118,14 +121,29 @@ impl<F: FileSystem + Sync> Device<F> {
     }
 }
 
-/// Gives this thread a working directory and a file mode mask of its own: the library changes them
-/// for some requests.
-fn separate() -> nix::Result<()> {
-    if !IS_SEPARATE.get() {
-        unshare(CloneFlags::CLONE_FS)?;
-        IS_SEPARATE.set(true);
+/// A thread of the library, which ends when it cannot read the eventfd of its queue, too.
+struct QueueThread {
+    queue: usize,
+    fail: Fail,
+}
+
+impl QueueThread {
+    /// Gives this thread, at its first request, a working directory and a file mode mask of its
+    /// own: the library of virtiofsd changes them for some requests.
+    fn enter(queue: usize, fail: &Fail) -> Result<(), String> {
+        if THREAD.with_borrow(Option::is_none) {
+            unshare(CloneFlags::CLONE_FS)
+                .map_err(|error| format!("queue {queue}: unshare(CLONE_FS): {error}"))?;
+            THREAD.set(Some(QueueThread { queue, fail: fail.clone() }));
+        }
+        Ok(())
     }
-    Ok(())
+}
+
+impl Drop for QueueThread {
+    fn drop(&mut self) {
+        (self.fail)(format!("queue {}: its thread has ended", self.queue));
+    }
 }
 
 /// The configuration space, virtio 1.2 section 5.11.4: tag and number of request queues.
@@ -215,6 +233,15 @@ impl<F: FileSystem + Send + Sync + 'static> VhostUserBackend for Device<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_a_queue_is_a_failure() {
+        let (sender, failures) = std::sync::mpsc::channel();
+        let sender = std::sync::Mutex::new(sender);
+        let fail: Fail = Arc::new(move |reason| sender.lock().unwrap().send(reason).unwrap());
+        thread::spawn(move || (0..2).try_for_each(|_| QueueThread::enter(3, &fail))).join().unwrap().unwrap();
+        assert_eq!(failures.try_iter().collect::<Vec<_>>(), ["queue 3: its thread has ended"]);
+    }
 
     #[test]
     fn the_configuration_space_has_the_tag_and_the_number_of_request_queues() {
