@@ -162,6 +162,7 @@ install: ## Programs, C library, manual pages, completions, units, user and udev
 	cargo build --release --locked -p freestone-libblkio
 	cargo build --release --locked -p freestone -p freestone-daemon --bin freestone --bin freestoned
 	cargo build --release --locked -p freestone-csi --bin freestone-csi
+	cargo build --release --locked $(FS)
 	packaging/install $(PREFIX)
 
 packages: ## .deb and .rpm of the programs, the C library and their debug information, in target/packages; needs Go
