@@ -7,6 +7,9 @@ use std::time::Duration;
 
 const NQN: &str = "nqn.2014-08.org.example:killed";
 const KILLS: usize = 2;
+const HOST: &str = "nqn.2014-08.org.example:host";
+const KEY: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+const OTHER: &str = "NVMeTLSkey-1:01:ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj/jBqb2:";
 
 #[test]
 fn a_target_that_is_killed_under_load_loses_nothing() {
@@ -39,30 +42,37 @@ fn a_target_that_is_killed_under_load_loses_nothing() {
     assert_eq!(server.stop().0, 0);
 }
 
+/// A file that only its owner may read.
+fn secret_file(dir: &tempfile::TempDir, name: &str, text: &str) -> String {
+    let path = dir.path().join(name);
+    secrets::write(&path, text).unwrap();
+    path.display().to_string()
+}
+
+/// Loads a device for a second. Returns whether all was well, and what was printed, in which none
+/// of these secrets is.
+fn verified_load(device: &str, secrets: &[&str]) -> (bool, String) {
+    let args = ["bench", "--log", "trace", "--device", device, "--rw", "randall", "--verify", "--time", "1"];
+    let output = freestone().args(args).output().unwrap();
+    let said = [&output.stdout[..], &output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert!(!secrets.iter().any(|secret| said.contains(secret)), "{said}");
+    (output.status.success(), said)
+}
+
 #[test]
 fn host_and_target_prove_to_each_other_who_they_are() {
-    const HOST: &str = "nqn.2014-08.org.example:host";
     const SECRET: &str = "DHHC-1:01:Rf8y5+e9Ojte9c9rSi2001pCK3PD9ldfyFwjgMZGmppOqurY:";
     const OF_TARGET: &str = "DHHC-1:00:UXd4h42Y65lhbGJjuMYxBibkg5fTSyqamwk98bpgfR7eJWVa:";
     let dir = tempfile::tempdir().unwrap();
-    let file = |name: &str, text: &str| {
-        let path = dir.path().join(name);
-        secrets::write(&path, text).unwrap();
-        path.display().to_string()
-    };
+    let file = |name: &str, text: &str| secret_file(&dir, name, text);
     let keys = file("keys", &format!("# ours\n{HOST} {SECRET} {OF_TARGET}\n"));
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let export = format!("nvme-tcp:listen={address},nqn={NQN},auth-keys={keys}");
     let (server, _) = Server::start(&["--device", "mem:size=4M", "--export", &export]);
     let bench = |more: &str| {
         let device = format!("nvme-tcp:address={address},nqn={NQN},hostnqn={HOST}{more}");
-        let args =
-            ["bench", "--log", "trace", "--device", &device, "--rw", "randall", "--verify", "--time", "1"];
-        let output = freestone().args(args).output().unwrap();
-        let said = [&output.stdout[..], &output.stderr].concat();
-        let said = String::from_utf8_lossy(&said).into_owned();
-        assert!(!said.contains(&SECRET[10..]) && !said.contains(&OF_TARGET[10..]), "{said}");
-        (output.status.success(), said)
+        verified_load(&device, &[&SECRET[10..], &OF_TARGET[10..]])
     };
     let (key, of_target) = (file("key", SECRET), file("of-target", &format!("{OF_TARGET}\n")));
     let both = format!(",dhchap-key={key},dhchap-ctrl-key={of_target}");
@@ -84,15 +94,8 @@ fn host_and_target_prove_to_each_other_who_they_are() {
 
 #[test]
 fn host_and_target_encrypt_what_they_say() {
-    const HOST: &str = "nqn.2014-08.org.example:host";
-    const KEY: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
-    const OTHER: &str = "NVMeTLSkey-1:01:ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj/jBqb2:";
     let dir = tempfile::tempdir().unwrap();
-    let file = |name: &str, text: &str| {
-        let path = dir.path().join(name);
-        secrets::write(&path, text).unwrap();
-        path.display().to_string()
-    };
+    let file = |name: &str, text: &str| secret_file(&dir, name, text);
     let (key, other) = (file("key", &format!("{KEY}\n")), file("other", OTHER));
     let keys = file("keys", &format!("{HOST} {KEY}\n"));
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -100,13 +103,7 @@ fn host_and_target_encrypt_what_they_say() {
     let (server, _) = Server::start(&["--device", "mem:size=4M", "--export", &export]);
     let bench = |more: &str| {
         let device = format!("nvme-tcp:address={address},nqn={NQN},hostnqn={HOST}{more}");
-        let args =
-            ["bench", "--log", "trace", "--device", &device, "--rw", "randall", "--verify", "--time", "1"];
-        let output = freestone().args(args).output().unwrap();
-        let said = [&output.stdout[..], &output.stderr].concat();
-        let said = String::from_utf8_lossy(&said).into_owned();
-        assert!(!said.contains(&KEY[16..]) && !said.contains(&OTHER[16..]), "{said}");
-        (output.status.success(), said)
+        verified_load(&device, &[&KEY[16..], &OTHER[16..]])
     };
     let (is_good, said) = bench(&format!(",tls-key={key}"));
     assert!(is_good && said.contains("verified"), "{said}");
@@ -129,9 +126,6 @@ fn host_and_target_encrypt_what_they_say() {
 /// A server in its sandbox reads its key again when the target has restarted with another one.
 #[test]
 fn a_key_that_has_changed_is_read_again_in_the_sandbox() {
-    const HOST: &str = "nqn.2014-08.org.example:host";
-    const KEY: &str = "NVMeTLSkey-1:01:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
-    const OTHER: &str = "NVMeTLSkey-1:01:ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj/jBqb2:";
     let dir = tempfile::tempdir().unwrap();
     let (key, keys) = (dir.path().join("key"), dir.path().join("keys"));
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
