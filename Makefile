@@ -97,6 +97,7 @@ nightly: ## Slow suites: the book, programs built twice, the oldest Rust, AArch6
 	packaging/book
 	tests/reproducible
 	tests/check-msrv --build
+	cargo clippy --release --locked $(FS) --all-targets -- -D warnings
 	tests/aarch64
 	LOOM_MAX_PREEMPTIONS=5 tests/loom
 	tests/miri

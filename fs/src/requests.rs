@@ -62,7 +62,7 @@ impl<F: FileSystem + Sync> Requests<F> {
             // A lock that is poisoned belongs to a server that is ending.
             INIT | DESTROY => {
                 let mut has_session = self.has_session.write().unwrap_or_else(PoisonError::into_inner);
-                let result = self.pass_on(memory, chain.clone());
+                let result = self.pass_on(header, memory, chain.clone());
                 let is_granted = matches!(result, Ok(len) if len > size_of::<OutHeader>());
                 *has_session = header.opcode == INIT && is_granted;
                 result
@@ -70,7 +70,7 @@ impl<F: FileSystem + Sync> Requests<F> {
             opcode => {
                 let has_session = self.has_session.read().unwrap_or_else(PoisonError::into_inner);
                 match *has_session {
-                    true => self.pass_on(memory, chain.clone()),
+                    true => self.pass_on(header, memory, chain.clone()),
                     false if SILENT.contains(&opcode) => Ok(0),
                     false => Ok(fail(memory, chain.clone(), header.unique, EIO)),
                 }
@@ -92,9 +92,13 @@ impl<F: FileSystem + Sync> Requests<F> {
         self.server.destroy();
     }
 
-    fn pass_on(&self, memory: &Memory, chain: Chain) -> Result<usize, String> {
+    /// Refuses a chain without room for an answer: the library would panic.
+    fn pass_on(&self, header: InHeader, memory: &Memory, chain: Chain) -> Result<usize, String> {
         let reader = Reader::new(memory, chain.clone()).map_err(|error| error.to_string())?;
         let writer = Writer::new(memory, chain).map_err(|error| error.to_string())?;
+        if writer.available_bytes() < size_of::<OutHeader>() && !SILENT.contains(&header.opcode) {
+            return Err(format!("room of {} bytes for the answer", writer.available_bytes()));
+        }
         self.server.handle_message(reader, writer, None::<&mut ()>).map_err(|error| error.to_string())
     }
 

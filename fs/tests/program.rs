@@ -333,3 +333,70 @@ fn sigterm_ends_the_server_and_its_sandbox() {
     assert_eq!(end, RecvTimeoutError::Disconnected);
     assert_eq!(server.end(), Some(1));
 }
+
+/// Numbers of a seed (xorshift).
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+
+    /// A number near one of these.
+    fn near(&mut self, values: &[u64]) -> u64 {
+        values[self.below(values.len() as u64) as usize].wrapping_add(self.below(32)).wrapping_sub(16)
+    }
+}
+
+/// A chain of random descriptors, and a request of random content.
+fn offer_noise(guest: &mut Guest, queue: usize, numbers: &mut Numbers) {
+    let operation = if numbers.below(8) == 0 { numbers.0 as u32 } else { numbers.below(52) as u32 };
+    let body: Vec<u8> = (0..numbers.below(128)).map(|_| numbers.below(4) as u8).collect();
+    let mut bytes = request(operation, numbers.0, numbers.below(3), &body);
+    if numbers.below(4) == 0 {
+        bytes[..4].copy_from_slice(&(numbers.0 as u32).to_le_bytes());
+    }
+    // No answer is written over a ring.
+    let places = [guest.buffer(queue, 0), guest.buffer(queue, 1), MEMORY, u64::MAX];
+    guest.put(&bytes, places[0]);
+    let mut chain: Vec<Descriptor> = (0..QUEUE_SIZE)
+        .map(|index| {
+            let address = numbers.near(&places);
+            let len = numbers.near(&[16, 40, BUFFER, 1 << 20, u64::from(u32::MAX)]) as u32;
+            (address, len, numbers.below(8) as u16, index + numbers.below(3) as u16)
+        })
+        .collect();
+    // Often a chain that leads to a request.
+    if numbers.below(2) == 0 {
+        chain[0] = (places[0], bytes.len() as u32, NEXT, 1);
+        chain[1] = (places[1], numbers.near(&[16, 144, BUFFER - 16]) as u32, WRITE, 0);
+    }
+    guest.describe(queue, &chain);
+    guest.offer(queue);
+    guest.kick(queue);
+}
+
+#[test]
+fn noise_on_all_queues_at_once_is_answered() {
+    for seed in 1..=4 {
+        let mut server = Server::start(&["--queues=4"]);
+        let mut guest = server.guest(5);
+        let mut numbers = Numbers(seed);
+        guest.init(1);
+        for _ in 0..1000 {
+            (0..5).for_each(|queue| offer_noise(&mut guest, queue, &mut numbers));
+            for queue in 0..5 {
+                guest.wait(queue);
+            }
+        }
+        for queue in 1..=4 {
+            guest.init(queue);
+            assert_eq!(guest.ask(queue, LOOKUP, 1, b"missing\0"), Err(ENOENT));
+        }
+        drop(guest);
+        assert_eq!(server.end(), Some(0));
+    }
+}
