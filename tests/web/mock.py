@@ -66,7 +66,7 @@ class State:
             listener.put(event)
 
     def add_device(self, name, spec, **more):
-        self.devices[name] = {"name": name, "spec": spec, "capacity_bytes": 256 * GIB, "block_bytes": 4096, "read_only": False, "free_bytes": None, "error": None, "drive": None, **more}
+        self.devices[name] = {"name": name, "spec": spec, "capacity_bytes": 256 * GIB, "block_bytes": 4096, "read_only": False, "free_bytes": None, "full_in_s": None, "error": None, "drive": None, **more}
 
     def add_array(self, name, level, members, **more):
         parity = {"0": 0, "1": len(members) - 1, "10": 1, "5": 1, "6": 2, "7.3": 3}.get(level, 2)
@@ -75,7 +75,7 @@ class State:
             "name": name, "uuid": named("array", name), "level": level, "consistency": "bitmap" if level.startswith("1") else "ppl", "groups": 1,
             "data": data, "parity": parity, "strip_bytes": 131072, "block_bytes": 4096, "capacity_bytes": data * 4096 * GIB, "scrub": None, "error": None,
             "members": [{"slot": slot, "uuid": named("member", f"{name}/{slot}"), "device": device, "state": "live", "reason": None, "drive": None} for slot, device in enumerate(members)],
-            "spares": [], **more}
+            "spares": [], "full_in_s": None, **more}
 
     def add_volume(self, name, on, size, **more):
         self.volumes[name] = {"name": name, "uuid": named("volume", name), "backing": on, "size_bytes": size, "extents": 1, "qos": {}, "group": None, "min_qos": {}, "moving_to": None, **more}

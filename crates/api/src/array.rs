@@ -44,6 +44,10 @@ pub struct Array {
     pub capacity_bytes: u64,
     /// Bytes free for new volumes; null without a pool.
     pub free_bytes: Option<u64>,
+    /// Estimated seconds until its pool is full, by a linear fit to the used bytes of the last day.
+    /// Null with less than six hours of history, when use does not grow, or beyond ten years.
+    #[serde(default)]
+    pub full_in_s: Option<u64>,
     /// The running reshape.
     pub reshape: Option<Reshape>,
     /// Slots, in order.

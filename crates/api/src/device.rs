@@ -19,6 +19,10 @@ pub struct Device {
     pub read_only: bool,
     /// Bytes free for new volumes; null without a pool.
     pub free_bytes: Option<u64>,
+    /// Estimated seconds until its pool is full, by a linear fit to the used bytes of the last day.
+    /// Null with less than six hours of history, when use does not grow, or beyond ten years.
+    #[serde(default)]
+    pub full_in_s: Option<u64>,
     /// Names of the volumes in its pool.
     pub volumes: Vec<String>,
     /// Names of the exports that serve the whole device.

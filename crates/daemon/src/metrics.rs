@@ -385,6 +385,13 @@ fn arrays(page: &mut Page, engine: &Engine) {
             .iter()
             .for_each(|free| page.sample("array_free_bytes", &[("array", &array.name)], free));
     }
+    page.begin("pool_full_in_seconds", "gauge", "Estimated time until a pool is full.");
+    let devices = engine.devices().into_iter().map(|device| (device.name, device.full_in_s));
+    for (backing, full_in_s) in
+        arrays.iter().map(|array| (array.name.clone(), array.full_in_s)).chain(devices)
+    {
+        full_in_s.iter().for_each(|left| page.sample("pool_full_in_seconds", &[("backing", &backing)], left));
+    }
     page.begin("array_mismatched_rows", "gauge", "Rows whose parity differed in the last scrub.");
     for array in &arrays {
         let rows = array.scrub.as_ref().map(|scrub| scrub.mismatched_rows);

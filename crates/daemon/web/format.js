@@ -50,6 +50,9 @@ export function duration(seconds) {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
+/** Seconds as `5 hours` or `12 days`: an estimate. */
+export const days = (seconds) => (seconds < 48 * 3600 ? counted(Math.round(seconds / 3600), "hour") : counted(Math.round(seconds / 86400), "day"));
+
 /** Nanoseconds since 1970 as the time of day, with the date unless it is today's. */
 export function time(ns) {
   const date = new Date(ns / 1e6);

@@ -4,7 +4,7 @@ import { patch, post, remove, segment } from "./api.js";
 import { operands, option, size } from "./command.js";
 import { explain, openDialog } from "./dialog.js";
 import { h, hidden, link, address, newId, setText } from "./dom.js";
-import { bytes, duration, parseBytes } from "./format.js";
+import { bytes, days, duration, isKnown, parseBytes } from "./format.js";
 import { find, refreshNow, state } from "./store.js";
 
 /** A part of a view under a heading. */
@@ -28,12 +28,16 @@ export function figure(number, second) {
   return [h("span", { class: "big" }, number), hidden(", "), h("span", { class: "second" }, second)];
 }
 
-/** Bytes that are free of a capacity, as a number and a bar of what is used. */
-export function freeOf(name, capacity_bytes, free_bytes) {
-  if (!(capacity_bytes > 0) || free_bytes === null || free_bytes === undefined) return [bytes(free_bytes)];
+/** Bytes that are free of the capacity of an array or device: a number, a bar of what is used, and when it will be full. */
+export function freeOf({ name, capacity_bytes, free_bytes, full_in_s }) {
+  if (!(capacity_bytes > 0) || !isKnown(free_bytes)) return [bytes(free_bytes)];
   const used = 1 - free_bytes / capacity_bytes;
-  return [bytes(free_bytes), h("meter", { min: 0, max: 1, high: 0.9, value: used, "aria-label": `${(used * 100).toFixed(0)} % of ${name} used` })];
+  const bar = h("meter", { min: 0, max: 1, high: 0.9, value: used, "aria-label": `${(used * 100).toFixed(0)} % of ${name} used` });
+  return [bytes(free_bytes), bar, isKnown(full_in_s) ? h("p", { class: "why", title: "By a linear fit to the use of the last day." }, `full in ${days(full_in_s)}`) : null];
 }
+
+/** The part of an array or device on which `freeOf` depends. */
+export const freeDepends = ({ capacity_bytes, free_bytes, full_in_s }) => [capacity_bytes, free_bytes, isKnown(full_in_s) ? days(full_in_s) : null];
 
 /** Reports the result of an action next to its button. */
 export class Message {

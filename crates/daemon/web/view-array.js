@@ -8,7 +8,7 @@ import { badge, h, links, newId, setText, someLinks } from "./dom.js";
 import { driveColumns, driveName, setDrive } from "./drive.js";
 import { bandwidth, bytes, count, counted, latency, parseBytes, some, time } from "./format.js";
 import { Toolbar, rowActions } from "./menu.js";
-import { act, button, freeOf, JobList, Message, section } from "./parts.js";
+import { act, button, freeDepends, freeOf, JobList, Message, section } from "./parts.js";
 import { peak, Plots, sparkline } from "./plots.js";
 import { arrayBadge, isExposed, redundancyText } from "./redundancy.js";
 import { find, history, refreshNow, volumesOn } from "./store.js";
@@ -134,7 +134,7 @@ class ArrayView {
     facts.set("Redundancy", redundancyText(array));
     facts.set("Level", array.level ?? "–");
     facts.set("Capacity", bytes(array.capacity_bytes));
-    facts.set("Free for volumes", freeOf(this.name, array.capacity_bytes, array.free_bytes), [array.capacity_bytes, array.free_bytes]);
+    facts.set("Free for volumes", freeOf(array), freeDepends(array));
     facts.set("Shape", shapeText(array));
     facts.set("After a crash", CONSISTENCY[array.consistency] ?? "–");
     facts.set("Scrub", scrubText(array.scrub));
@@ -146,7 +146,7 @@ class ArrayView {
   }
 
   updateSpares(array) {
-    const signature = JSON.stringify(array.spares);
+    const signature = JSON.stringify(array.spares.map((spare) => [spare.device, driveName(spare.drive)]));
     if (this.sparesList.signature === signature) return;
     this.sparesList.signature = signature;
     this.sparesList.replaceChildren(...(array.spares.length === 0 ? [h("li", { class: "muted" }, "None. A failed member is not replaced automatically.")]
@@ -171,16 +171,17 @@ class ArrayView {
   /** The chosen member: what its row has no room for. */
   updateDetail() {
     const member = this.array?.members.find(({ slot }) => String(slot) === this.select.value);
-    const signature = JSON.stringify([member?.slot, member?.uuid, member?.device, member?.drive]);
-    if (this.detail.signature === signature) return;
-    this.detail.signature = signature;
-    this.detail.replaceChildren();
+    const signature = JSON.stringify([member?.slot, member?.uuid, member?.device]);
+    if (this.detail.signature !== signature) {
+      // Another device: values of the former one that it lacks must go.
+      this.detail.signature = signature;
+      this.details = new Facts(`Slot ${member?.slot}`, { class: "details" });
+      this.detail.replaceChildren(member ? this.details.element : "");
+    }
     if (!member) return;
-    const facts = new Facts(`Slot ${member.slot}`, { class: "details" });
-    facts.set("Device", member.device ? copyable(member.device) : "–", member.device);
-    facts.set("UUID", member.uuid ?? "–");
-    setDrive(facts, member.drive);
-    this.detail.append(facts.element);
+    this.details.set("Device", member.device ? copyable(member.device) : "–", member.device);
+    this.details.set("UUID", member.uuid ?? "–");
+    setDrive(this.details, member.drive);
   }
 
   /** The largest number of all members: small plots of one column have one scale, so that the odd one out shows. */

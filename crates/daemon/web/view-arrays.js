@@ -4,7 +4,7 @@ import { post } from "./api.js";
 import { flag, operands, option, size } from "./command.js";
 import { h, link, links, address } from "./dom.js";
 import { bytes, counted, parseBytes, parseCount } from "./format.js";
-import { button, freeOf, Message } from "./parts.js";
+import { button, freeDepends, freeOf, Message } from "./parts.js";
 import { arrayBadge, isExposed, redundancyText } from "./redundancy.js";
 import { refreshNow, state } from "./store.js";
 import { Table } from "./table.js";
@@ -58,8 +58,7 @@ export function openArrays() {
       { label: "Level", sort: (array) => array.level ?? "", text: (array) => array.level ?? "–" },
       { label: "Members", text: (array) => `${array.members.filter((member) => member.state === "live").length} of ${array.members.length} live${array.spares.length > 0 ? `, ${counted(array.spares.length, "spare")}` : ""}` },
       { label: "Capacity", isNumber: true, sort: (array) => array.capacity_bytes, text: (array) => bytes(array.capacity_bytes) },
-      { label: "Free", isNumber: true, sort: (array) => array.free_bytes ?? -1, depends: (array) => [array.capacity_bytes, array.free_bytes],
-        nodes: (array) => freeOf(array.name, array.capacity_bytes, array.free_bytes) },
+      { label: "Free", isNumber: true, sort: (array) => array.free_bytes ?? -1, depends: freeDepends, nodes: freeOf },
       { label: "Volumes", isNumber: true, sort: (array) => array.volumes.length, text: (array) => String(array.volumes.length) },
       { label: "Exports", depends: (array) => array.exports, nodes: (array) => links("exports", array.exports) },
       { label: "Jobs", text: (array) => runningJobs(array).map((job) => `${job.kind} ${job.total_bytes > 0 ? Math.floor((job.done_bytes / job.total_bytes) * 100) : 0} %`).join(", ") || "–" },

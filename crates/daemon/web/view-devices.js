@@ -7,7 +7,7 @@ import { address, badge, h, link, links, someLinks } from "./dom.js";
 import { driveColumns, setDrive } from "./drive.js";
 import { bytes, counted, some } from "./format.js";
 import { Toolbar } from "./menu.js";
-import { button, freeOf, Message } from "./parts.js";
+import { button, freeDepends, freeOf, Message } from "./parts.js";
 import { find, refreshNow, state } from "./store.js";
 import { Facts, Table } from "./table.js";
 
@@ -55,8 +55,7 @@ export function openDevices() {
       { label: "State", depends: (device) => device.error, nodes: (device) => [badge(stateOf(device)), device.error ? h("p", { class: "why" }, device.error) : null] },
       { label: "Specification", depends: (device) => device.spec, nodes: (device) => copyable(device.spec) },
       { label: "Capacity", isNumber: true, sort: (device) => device.capacity_bytes ?? -1, text: (device) => bytes(device.capacity_bytes) },
-      { label: "Free", isNumber: true, sort: (device) => device.free_bytes ?? -1, depends: (device) => [device.capacity_bytes, device.free_bytes],
-        nodes: (device) => freeOf(device.name, device.capacity_bytes, device.free_bytes) },
+      { label: "Free", isNumber: true, sort: (device) => device.free_bytes ?? -1, depends: freeDepends, nodes: freeOf },
       ...driveColumns(),
       { label: "Access", isShort: true, text: (device) => (device.read_only ? "read-only" : "read-write") },
       { label: "Volumes", isNumber: true, text: (device) => String(device.volumes.length) },
@@ -96,7 +95,7 @@ export function openDevice(name) {
       facts.set("Capacity", bytes(now.capacity_bytes));
       facts.set("Block", bytes(now.block_bytes));
       facts.set("Access", now.read_only ? "read-only" : "read-write");
-      facts.set("Free for volumes", freeOf(name, now.capacity_bytes, now.free_bytes), [now.capacity_bytes, now.free_bytes]);
+      facts.set("Free for volumes", freeOf(now), freeDepends(now));
       setDrive(facts, now.drive);
       facts.set("Volumes", someLinks("volumes", now.volumes), now.volumes);
       facts.set("Exported directly", links("exports", now.exports), now.exports);

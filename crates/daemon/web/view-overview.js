@@ -24,6 +24,9 @@ function firstSteps(message) {
     h("ul", { class: "cards" }, FIRST.map(({ title, text, label, run }) => h("li", null, h("h3", null, title), h("p", null, text), button(label, () => run(message))))));
 }
 
+// The temperature of a drive changes all the time.
+const withoutDrive = ({ drive: _, ...member }) => member;
+
 export function openOverview() {
   const message = new Message();
   const list = h("ul", { class: "problems", "aria-label": "Problems" });
@@ -55,7 +58,7 @@ export function openOverview() {
   const updatePicture = () => {
     const { arrays, devices, volumes, exports } = state;
     const signature = JSON.stringify([
-      arrays.map((array) => [array.name, array.level, array.state, array.redundancy_left, array.members, array.spares]),
+      arrays.map((array) => [array.name, array.level, array.state, array.redundancy_left, [...array.members, ...array.spares].map(withoutDrive)]),
       devices.map((device) => [device.name, device.capacity_bytes, device.error]),
       volumes.map((volume) => [volume.name, volume.backing, volume.size_bytes, volume.exports]),
       exports.map((item) => [item.name, item.kind, item.state, item.volumes]),

@@ -31,6 +31,7 @@ pub fn array(report: ArrayReport, status: &Status) -> api::Array {
         block_bytes: report.block_size,
         capacity_bytes: report.capacity,
         free_bytes: None,
+        full_in_s: None,
         reshape: report.reshape.as_ref().map(reshape),
         members: report.members.into_iter().map(member).collect(),
         spares: report.spares.into_iter().map(spare).collect(),

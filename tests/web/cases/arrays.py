@@ -17,6 +17,18 @@ def the_list_says_how_each_array_is(web):
     expect(page.get_by_role("row").filter(has_text="fast")).to_contain_text(re.compile(r"✓ optimal\s*1 more member may fail"))
 
 
+def an_array_that_fills_says_when_it_is_full(web):
+    web.start("healthy")
+    with web.mock.state.lock:
+        web.mock.state.arrays["data"]["full_in_s"] = 12 * 86400
+        web.mock.state.arrays["fast"]["full_in_s"] = 3600
+    page = web.open(view="#/arrays")
+    expect(page.get_by_role("row").filter(has=page.get_by_role("link", name="data", exact=True))).to_contain_text("full in 12 days")
+    expect(page.get_by_role("row").filter(has=page.get_by_role("link", name="fast", exact=True))).to_contain_text("full in 1 hour")
+    web.go("#/arrays/data")
+    expect(page.locator(".facts")).to_contain_text("full in 12 days")
+
+
 def _warning(page):
     return page.get_by_role("alert").filter(has_text="No redundancy left on")
 

@@ -1,5 +1,6 @@
 //! Arrays for people.
 
+use crate::daemon::device::full_in;
 use crate::daemon::drive;
 use api::{Array, ArrayState, Job, JobKind, Level, Member, Reshape};
 use base::Size;
@@ -34,6 +35,7 @@ pub fn array(array: &Array) -> String {
     let rows = [
         ("level", level(level_name(array.level), array.groups, array.data, array.parity)),
         ("capacity", format!("{} ({} bytes)", Size(array.capacity_bytes), array.capacity_bytes)),
+        ("full in", full_in(array.full_in_s)),
         ("strip", Size(array.strip_bytes.into()).to_string()),
         ("block size", Size(array.block_bytes.into()).to_string()),
         ("redundancy", redundancy(array)),

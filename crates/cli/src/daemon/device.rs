@@ -192,6 +192,13 @@ fn size(bytes: Option<u64>) -> String {
     bytes.map(|bytes| Size(bytes).to_string()).unwrap_or_default()
 }
 
+/// When a pool is full, by its recent use: `12d 4h`. Empty if that is unknown.
+pub fn full_in(full_in_s: Option<u64>) -> String {
+    // Whole hours: it is an estimate.
+    let hours = full_in_s.map(|seconds| Duration::from_secs(seconds / 3600 * 3600));
+    hours.map(|hours| humantime::format_duration(hours).to_string()).unwrap_or_default()
+}
+
 fn list(devices: &[Device]) -> String {
     let row = |device: &Device| {
         let used_by = device.volumes.len() + device.exports.len();
@@ -217,6 +224,7 @@ fn show(device: &Device) -> String {
         ),
         ("block size", device.block_bytes.map(|bytes| bytes.to_string()).unwrap_or_default()),
         ("free", size(device.free_bytes)),
+        ("full in", full_in(device.full_in_s)),
         ("volumes", device.volumes.join(", ")),
         ("exports", device.exports.join(", ")),
         ("error", device.error.clone().unwrap_or_default()),

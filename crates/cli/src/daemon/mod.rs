@@ -12,7 +12,7 @@ pub mod array;
 mod completion;
 mod connection;
 mod core;
-mod device;
+pub mod device;
 pub mod drive;
 mod event;
 mod export;

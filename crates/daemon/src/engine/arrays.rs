@@ -2,7 +2,7 @@
 
 use super::authority::Authority;
 use super::change::Effects;
-use super::{Engine, checks};
+use super::{Engine, Live, checks};
 use crate::api_error::{ApiError, Kind};
 use crate::state::{ArrayRecord, State, Target};
 use api::{Array, ArrayAction, Done, Member, NewArray};
@@ -165,7 +165,7 @@ impl Engine {
     /// Every array.
     pub fn arrays(&self) -> Vec<Array> {
         let live = self.live();
-        live.state.arrays.iter().map(|record| self.with_drives(live.array_report(record))).collect()
+        live.state.arrays.iter().map(|record| self.array_report(&live, record)).collect()
     }
 
     /// The array with this name or UUID.
@@ -175,7 +175,13 @@ impl Engine {
     pub fn array(&self, key: &str) -> Result<Array, ApiError> {
         let live = self.live();
         let record = find_record(&live.state.arrays, key)?;
-        Ok(self.with_drives(live.array_report(record)))
+        Ok(self.array_report(&live, record))
+    }
+
+    fn array_report(&self, live: &Live, record: &ArrayRecord) -> Array {
+        let array = live.array_report(record);
+        let full_in_s = self.full_in_s(&record.name, array.free_bytes);
+        self.with_drives(Array { full_in_s, ..array })
     }
 
     /// The members of an array.

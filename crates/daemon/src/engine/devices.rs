@@ -51,7 +51,9 @@ impl Engine {
     }
 
     fn device_report(&self, live: &Live, record: &DeviceRecord) -> Device {
-        Device { drive: self.drives.of(&record.spec), ..live.device_report(record) }
+        let device = live.device_report(record);
+        let full_in_s = self.full_in_s(&record.name, device.free_bytes);
+        Device { drive: self.drives.of(&record.spec), full_in_s, ..device }
     }
 
     /// Opens a device, now and at every start. With a size, creates its image first; the image

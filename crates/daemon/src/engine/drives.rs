@@ -186,7 +186,7 @@ impl Live {
 }
 
 impl Engine {
-    /// Adds what is known of the drives of members and spares.
+    /// Adds the drives of members and spares.
     pub(super) fn with_drives(&self, mut array: Array) -> Array {
         let of = |device: &Option<String>| self.drives.of(device.as_ref()?);
         array.members.iter_mut().for_each(|member| member.drive = of(&member.device));

@@ -1,14 +1,17 @@
 //! The history of the last day: every ten seconds a thread takes the counters of all objects. It
 //! is in memory only, so it begins with the daemon.
 
+mod room;
 mod series;
 
 use super::Engine;
+use super::bases::Base;
 use super::samples::sample;
 use crate::api_error::ApiError;
 use api::{Event, History, HistoryMarker, Sample};
 use block::Op;
 use layers::stats::Snapshot;
+use room::Room;
 use series::{Before, Book, Counted, Counters, KEPT_S, PERIOD_S};
 use stack::array::wall_ns;
 use std::collections::{BTreeMap, VecDeque};
@@ -32,6 +35,7 @@ pub(super) struct Kept(Mutex<Inner>);
 struct Inner {
     before: Before,
     book: Book,
+    room: Room,
     /// Running jobs by their identifier, with their backing.
     jobs: BTreeMap<String, String>,
     /// Beginnings and ends of jobs, each with the job's backing.
@@ -207,11 +211,29 @@ impl Engine {
     fn record(&self) {
         let counted = self.counted();
         let jobs = self.jobs().into_iter().map(|job| (job.id, job.backing)).collect();
+        let used = self.used_of_pools();
         let at_ns = wall_ns();
         let mut kept = self.history.lock();
         let loads = kept.before.loads(counted);
         kept.book.record(at_ns, &loads);
         kept.note_jobs(at_ns, jobs);
+        kept.room.record(self.started.elapsed().as_secs(), &used);
+    }
+
+    /// Seconds until the pool of an array or device with so many free bytes is full, if the history
+    /// tells.
+    pub(super) fn full_in_s(&self, backing: &str, free_bytes: Option<u64>) -> Option<u64> {
+        self.history.lock().room.full_in_s(backing, free_bytes?)
+    }
+
+    /// The used bytes of all pools.
+    fn used_of_pools(&self) -> Vec<(String, u64)> {
+        let live = self.live();
+        let used = |(name, base): (&String, &Result<Base, ApiError>)| {
+            let capacity = base.as_ref().ok()?.device.limits().capacity;
+            Some((name.clone(), capacity.saturating_sub(live.volumes_on(name).1?)))
+        };
+        live.bases.iter().filter_map(used).collect()
     }
 
     /// The counters of all objects, in the order in which they get room: arrays and devices,

@@ -64,7 +64,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use volume::Uuid;
 use work::Task;
 use zeroing::Zeroing;
@@ -122,6 +122,7 @@ pub struct Engine {
     history: history::Kept,
     drives: drives::Drives,
     started_ns: u64,
+    started: Instant,
     /// Held by whoever changes something, as long as that takes.
     changing: Mutex<()>,
     /// An array has grown: what stands on it has to look.
@@ -197,6 +198,7 @@ impl Engine {
             history: history::Kept::default(),
             drives: drives::Drives::default(),
             started_ns: wall_ns(),
+            started: Instant::now(),
             changing: Mutex::default(),
             wants_refresh: AtomicBool::new(false),
             may_have_leftovers: AtomicBool::new(false),

@@ -70,7 +70,7 @@ pub trait Resource: Serialize + Clone {
 
 impl Resource for Device {
     fn essence(self) -> Device {
-        Device { drive: None, ..self }
+        Device { drive: None, full_in_s: None, ..self }
     }
 }
 
@@ -82,6 +82,7 @@ impl Resource for Array {
         Array {
             members,
             spares,
+            full_in_s: None,
             reshape,
             is_clean: true,
             generation: 0,
