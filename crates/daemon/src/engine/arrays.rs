@@ -153,6 +153,7 @@ impl PlannedAction {
             engine.refresh();
         }
         engine.events.emit("array", &name, word, &*done.text);
+        engine.read_new_drives();
         Ok(done)
     }
 }
@@ -199,6 +200,7 @@ impl Engine {
     pub fn create_array(&self, new: &NewArray) -> Result<Array, ApiError> {
         let _alone = self.change();
         self.plan_array(new)?.commit(self)?;
+        self.read_new_drives();
         self.array(&new.name)
     }
 

@@ -64,6 +64,7 @@ impl Engine {
     pub fn create_device(&self, new: &NewDevice) -> Result<Device, ApiError> {
         let _alone = self.change();
         self.plan_device(new)?.commit(self)?;
+        self.read_new_drives();
         self.device(&new.name)
     }
 

@@ -19,6 +19,9 @@ const PERIOD: Duration = Duration::from_secs(60);
 /// A drive that has not answered for so long is reported. The kernel's own limit for a command is
 /// usually 60 s.
 const ANSWER: Duration = Duration::from_secs(10);
+/// How long a change waits for the first answers of drives that it adds: so its answer, and later
+/// ones, have their facts.
+const FIRST_ANSWER: Duration = Duration::from_secs(1);
 /// Most reads at a time of drives that may still answer in time.
 const MAX_READS: usize = 4;
 /// Most threads that wait for drives. Further drives are not read until one has ended.
@@ -186,6 +189,20 @@ impl Live {
 }
 
 impl Engine {
+    /// Reads the drives that are new, and waits for them, but not for long. Called within a change,
+    /// and never with a lock of the objects.
+    pub(super) fn read_new_drives(&self) {
+        let limit = Instant::now() + FIRST_ANSWER;
+        loop {
+            let devices = self.live().texts_of_devices();
+            self.drives.look(devices.clone(), Instant::now(), read);
+            if devices.iter().all(|device| self.drives.of(device).is_some()) || Instant::now() >= limit {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Adds the drives of members and spares.
     pub(super) fn with_drives(&self, mut array: Array) -> Array {
         let of = |device: &Option<String>| self.drives.of(device.as_ref()?);

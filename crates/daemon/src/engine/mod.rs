@@ -211,6 +211,7 @@ impl Engine {
         });
         engine.discover();
         engine.bring_about();
+        engine.read_new_drives();
         engine.events.emit(
             "daemon",
             "freestoned",

@@ -37,12 +37,33 @@ impl SysfsFacts {
             serial: serial().or_else(|| text(&place.join("serial"))),
             firmware: text(&device.join("firmware_rev")).or_else(|| text(&device.join("rev"))),
             size_bytes: number(place.join("size")).and_then(|sectors| sectors.checked_mul(SECTOR_BYTES)),
-            address: text(&device.join("address")).or_else(|| name(&device)),
-            temperature_celsius: temperature(&device),
+            address: address(&device).or_else(|| name(&device)),
+            temperature_celsius: controllers(&device).iter().find_map(|place| temperature(place)),
             ..Drive::default()
         };
         Some(SysfsFacts { drive, is_nvme: name(&place)?.starts_with("nvme") })
     }
+}
+
+/// The directories of a drive's controllers. A namespace that Linux may reach over several paths
+/// belongs to a subsystem, which has them. Any other device is its own.
+fn controllers(device: &Path) -> Vec<PathBuf> {
+    let is_subsystem =
+        device.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("nvme-subsys"));
+    if !is_subsystem {
+        return vec![device.to_owned()];
+    }
+    let entries = std::fs::read_dir(device).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut controllers: Vec<PathBuf> = entries.filter(|place| place.join("address").exists()).collect();
+    controllers.sort();
+    controllers
+}
+
+/// The addresses of a drive's controllers: `0000:01:00.0`.
+fn address(device: &Path) -> Option<String> {
+    let addresses: Vec<String> =
+        controllers(device).iter().filter_map(|place| text(&place.join("address"))).collect();
+    plain(addresses.join(", ").as_bytes())
 }
 
 /// The content of an attribute.
@@ -144,6 +165,29 @@ mod tests {
             assert_eq!(facts.drive, want);
         }
         assert!(SysfsFacts::read(&links.join("259:2")).is_none());
+    }
+
+    #[test]
+    fn a_namespace_of_several_paths_has_the_addresses_of_its_controllers() {
+        let root = tempfile::tempdir().unwrap();
+        let subsystem = root.path().join("nvme-subsys0");
+        put(
+            &subsystem,
+            &[
+                ("model", b"Fast\n"),
+                ("nvme0/address", b"0000:01:00.0\n"),
+                ("nvme1/address", b"0000:02:00.0\n"),
+                ("nvme1/hwmon4/temp1_input", b"50000\n"),
+                ("nvme0n1/size", b"2\n"),
+            ],
+        );
+        symlink("..", subsystem.join("nvme0n1/device")).unwrap();
+        let SysfsFacts { drive, is_nvme } = SysfsFacts::read(&subsystem.join("nvme0n1")).unwrap();
+        assert!(is_nvme && drive.model == some("Fast"));
+        assert_eq!(
+            (drive.address, drive.temperature_celsius),
+            (some("0000:01:00.0, 0000:02:00.0"), Some(50))
+        );
     }
 
     #[test]
