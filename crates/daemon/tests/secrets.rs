@@ -157,6 +157,7 @@ fn no_content_of_a_secret_file_is_in_an_answer_the_log_or_an_event() {
         ("nvme-tcp", "auth-keys"),
         ("nvme-tcp", "dhchap-ctrl-key"),
         ("nvme-tcp", "dhchap-key"),
+        ("nvme-tcp", "tls-key"),
         ("nvme-tcp", "tls-keys"),
     ];
     assert_eq!(read, all, "options that read a file with secrets");
