@@ -15,7 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 REPO = os.path.dirname(os.path.dirname(HERE))
 sys.path[:0] = [HERE, os.path.join(REPO, "tests", "lab"), os.path.join(REPO, "target", "csi", "messages")]
 
-from driver import MIB, WRITERS, Driver, block, mount  # noqa: E402
+from driver import MIB, Driver, block, mount  # noqa: E402
 
 # Unmounting has 30 s, and the system gets some time.
 MOST_OF_AN_UNSTAGE_S = 90
@@ -103,7 +103,7 @@ def volume_size(driver, volume):
 
 def blocks_are_a_device_and_foreign_data_is_kept(driver):
     """A block volume is the disk itself; a file system is not made over its data."""
-    volume = Volume(driver, "blocks", block(WRITERS))
+    volume = Volume(driver, "blocks", block())
     volume.attach()
     volume.publish()
     assert stat.S_ISBLK(os.stat(volume.target).st_mode)
