@@ -209,14 +209,25 @@ impl Stats {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// The clients that are connected, and the bytes of each NVMe host. Takes locks that requests
-    /// do not.
-    pub fn client_list(&self) -> ClientsReport {
-        if let Some(reported) = &*lock(&self.reported) {
-            return reported.clone();
+    /// The clients that are connected, the oldest first. Takes locks that requests do not.
+    pub fn client_connections(&self) -> Vec<Connection> {
+        match &*lock(&self.reported) {
+            Some(reported) => reported.connections.clone(),
+            None => lock(&self.listed).connections(),
         }
-        let listed = lock(&self.listed);
-        ClientsReport { connections: listed.connections(), hosts: listed.hosts() }
+    }
+
+    /// The bytes of each NVMe host since the start, by its NQN. Takes locks that requests do not.
+    pub fn client_hosts(&self) -> BTreeMap<String, Moved> {
+        match &*lock(&self.reported) {
+            Some(reported) => reported.hosts.clone(),
+            None => lock(&self.listed).hosts(),
+        }
+    }
+
+    /// [`Stats::client_connections`] and [`Stats::client_hosts`].
+    pub fn client_list(&self) -> ClientsReport {
+        ClientsReport { connections: self.client_connections(), hosts: self.client_hosts() }
     }
 
     /// Replaces the clients by those of another process.

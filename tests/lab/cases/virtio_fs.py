@@ -83,17 +83,13 @@ def a_guest_exercises_a_directory_under_dense(lab):
 @nightly
 @needs_freestone
 def a_guest_exercises_a_directory_over_four_queues(lab):
-    counts = _exercise(lab, "latency", QUEUES)
-    assert len(counts) == QUEUES and all(counts), counts
-    return f"requests of the queues: {counts}"
+    return _exercise_all_queues(lab, "latency")
 
 
 @nightly
 @needs_freestone
 def a_guest_exercises_a_directory_over_four_queues_without_caches(lab):
-    counts = _exercise(lab, "throughput", QUEUES)
-    assert len(counts) == QUEUES and all(counts), counts
-    return f"requests of the queues: {counts}"
+    return _exercise_all_queues(lab, "throughput")
 
 
 @nightly
@@ -206,6 +202,12 @@ def _read_from_each_processor(guest, server):
 def _requests(server):
     """Those of each request queue, as freestone-fs counts them at its end."""
     return [int(count) for count in re.findall(r"request queues ([\d ]+)", paths.tail(server.log, 100))[-1].split()]
+
+
+def _exercise_all_queues(lab, profile):
+    counts = _exercise(lab, profile, QUEUES)
+    assert len(counts) == QUEUES and all(counts), counts
+    return f"requests of the queues: {counts}"
 
 
 def _exercise(lab, profile, queues=1, used=None):

@@ -15,16 +15,14 @@ impl Engine {
         let live = self.live();
         live.export_record(name)?;
         let running = live.exports.get(name).and_then(|running| running.as_ref().ok());
-        Ok(running
-            .map(|running| grouped(running.export.stats().client_list().connections))
-            .unwrap_or_default())
+        Ok(running.map(|running| grouped(running.export.stats().client_connections())).unwrap_or_default())
     }
 
     /// The bytes of each NVMe host since the start of each export, by export and NQN.
     pub fn nvme_hosts(&self) -> Vec<(String, BTreeMap<String, Moved>)> {
         let live = self.live();
         let running = live.exports.iter().filter_map(|(name, running)| Some((name, running.as_ref().ok()?)));
-        running.map(|(name, running)| (name.clone(), running.export.stats().client_list().hosts)).collect()
+        running.map(|(name, running)| (name.clone(), running.export.stats().client_hosts())).collect()
     }
 }
 

@@ -179,12 +179,15 @@ impl Live {
     /// The devices, members and spares whose drives are read.
     fn texts_of_devices(&self) -> BTreeSet<String> {
         let devices = self.state.devices.iter().map(|record| record.spec.clone());
-        let running = self.arrays.values();
-        let members = running.flat_map(|array| {
+        devices.chain(self.texts_of_members()).collect()
+    }
+
+    /// The members and spares of arrays that run.
+    fn texts_of_members(&self) -> impl Iterator<Item = String> {
+        self.arrays.values().flat_map(|array| {
             let slots = array.array().slots().into_iter();
             slots.filter_map(|slot| slot.device).chain(array.status().spares)
-        });
-        devices.chain(members).collect()
+        })
     }
 }
 
@@ -214,13 +217,10 @@ impl Engine {
     /// Returns the facts of the drives of all devices, members and spares, by the name of the
     /// device or the text of the member.
     pub fn drives(&self) -> BTreeMap<String, Drive> {
-        let devices = self.devices().into_iter().filter_map(|device| Some((device.name, device.drive?)));
-        let arrays = self.arrays().into_iter();
-        let members = arrays.flat_map(|array| {
-            let members = array.members.into_iter().map(|member| (member.device, member.drive));
-            members.chain(array.spares.into_iter().map(|spare| (spare.device, spare.drive)))
-        });
-        devices.chain(members.filter_map(|(device, drive)| Some((device?, drive?)))).collect()
+        let live = self.live();
+        let devices = live.state.devices.iter().map(|record| (record.name.clone(), record.spec.clone()));
+        let members = live.texts_of_members().map(|text| (text.clone(), text));
+        devices.chain(members).filter_map(|(name, text)| Some((name, self.drives.of(&text)?))).collect()
     }
 }
 

@@ -211,13 +211,17 @@ impl Engine {
     fn record(&self) {
         let counted = self.counted();
         let jobs = self.jobs().into_iter().map(|job| (job.id, job.backing)).collect();
-        let used = self.used_of_pools();
+        let now_s = self.started.elapsed().as_secs();
+        let is_due = self.history.lock().room.is_due(now_s);
+        let used = is_due.then(|| self.used_of_pools());
         let at_ns = wall_ns();
         let mut kept = self.history.lock();
         let loads = kept.before.loads(counted);
         kept.book.record(at_ns, &loads);
         kept.note_jobs(at_ns, jobs);
-        kept.room.record(self.started.elapsed().as_secs(), &used);
+        if let Some(used) = used {
+            kept.room.record(now_s, &used);
+        }
     }
 
     /// Seconds until the pool of an array or device with so many free bytes is full, if the history

@@ -20,10 +20,14 @@ pub struct Room {
 }
 
 impl Room {
-    /// Takes the used bytes of all pools, if the next point is due. `now_s` is the time by a clock
-    /// that is never set.
+    /// Whether the next point is due. `now_s` is the time by a clock that is never set.
+    pub fn is_due(&self, now_s: u64) -> bool {
+        self.last_s.is_none_or(|last_s| now_s >= last_s + PERIOD_S)
+    }
+
+    /// Takes the used bytes of all pools, if the next point is due.
     pub fn record(&mut self, now_s: u64, used: &[(String, u64)]) {
-        if self.last_s.is_some_and(|last_s| now_s < last_s + PERIOD_S) {
+        if !self.is_due(now_s) {
             return;
         }
         self.last_s = Some(now_s);
