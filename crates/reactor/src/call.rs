@@ -23,7 +23,7 @@ use crate::core::Core;
 use crate::remote::{CoreRef, CoreStopped, Deliver, Refused};
 use crate::sync::{AtomicBool, UnsafeCell, is_broken};
 use crate::task::WaitingTask;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,6 +33,10 @@ use std::task::{Context, Poll};
 pub trait CallRequest: Send + Sized + 'static {
     /// The answer.
     type Answer: Send + 'static;
+
+    /// Whether the request arrives after all messages that were sent to its core before. One that
+    /// need not takes the route between the two cores, which costs less.
+    const IS_ORDERED: bool;
 
     /// Begins to carry out the request, on the called core. It ends when `reply` is used.
     fn start(self, core: &Core, reply: Reply<Self>);
@@ -45,13 +49,17 @@ pub struct Call<Q: CallRequest>(Arc<Slot<Q>>);
 /// that has ended.
 pub struct Reply<Q: CallRequest>(Option<Arc<Slot<Q>>>);
 
+/// The fields that an answer changes come first, in as few cache lines as possible.
+#[repr(C)]
 struct Slot<Q: CallRequest> {
-    content: UnsafeCell<Content<Q>>,
     /// Whether the called core's hand has the content.
     is_called: AtomicBool,
     caller: WaitingTask,
+    content: UnsafeCell<Content<Q>>,
 }
 
+/// The number of the variant comes first, next to a short answer.
+#[repr(u8)]
 enum Content<Q: CallRequest> {
     Empty,
     Request(Q),
@@ -67,9 +75,9 @@ unsafe impl<Q: CallRequest> Send for Slot<Q> {}
 impl<Q: CallRequest> Default for Call<Q> {
     fn default() -> Call<Q> {
         Call(Arc::new(Slot {
-            content: UnsafeCell::new(Content::Empty),
             is_called: AtomicBool::new(false),
             caller: WaitingTask::default(),
+            content: UnsafeCell::new(Content::Empty),
         }))
     }
 }
@@ -83,15 +91,23 @@ impl<Q: CallRequest> Call<Q> {
     ///
     /// # Panics
     /// If an earlier future of this call was dropped before the call had ended.
-    pub async fn run(&mut self, core: &CoreRef, mut request: Q) -> Result<Q::Answer, CoreStopped> {
-        while let Err((refused, back)) = self.try_send(core, request) {
-            match refused {
-                Refused::Stopped => return Err(CoreStopped),
-                Refused::Full => request = back,
+    pub fn run<'a>(
+        &'a mut self,
+        core: &'a CoreRef,
+        request: Q,
+    ) -> impl Future<Output = Result<Q::Answer, CoreStopped>> + 'a {
+        // The request goes into the call's memory at once, and is not a part of the future.
+        self.fill(request);
+        async move {
+            while let Err(refused) = self.try_send(core) {
+                if let Refused::Stopped = refused {
+                    self.clear();
+                    return Err(CoreStopped);
+                }
+                crate::yield_now().await;
             }
-            crate::yield_now().await;
+            poll_fn(|cx| self.poll_answer(cx)).await
         }
-        poll_fn(|cx| self.poll_answer(cx)).await
     }
 
     /// Whether the called core still works on the request.
@@ -99,21 +115,25 @@ impl<Q: CallRequest> Call<Q> {
         self.0.is_called.load(Ordering::Acquire)
     }
 
-    fn try_send(&mut self, core: &CoreRef, request: Q) -> Result<(), (Refused, Q)> {
-        core.try_deliver(self.hand_over(request)).map_err(|refused| {
-            // SAFETY: the message was not sent, so the called core has no hand in this call.
-            let content = unsafe { self.0.exchange(Content::Empty) };
-            self.0.is_called.store(false, Ordering::Relaxed);
-            let Content::Request(request) = content else { unreachable!("the request is still here") };
-            (refused, request)
-        })
-    }
-
-    /// Makes the called core's hand, to be sent there by a queue that orders memory.
-    fn hand_over(&mut self, request: Q) -> Arc<Slot<Q>> {
+    fn fill(&mut self, request: Q) {
         assert!(!self.is_under_way(), "a call serves one request at a time");
         // SAFETY: this is the only hand.
         drop(unsafe { self.0.exchange(Content::Request(request)) });
+    }
+
+    fn clear(&mut self) {
+        // SAFETY: the request was not sent, so the called core has no hand in this call.
+        drop(unsafe { self.0.exchange(Content::Empty) });
+    }
+
+    fn try_send(&mut self, core: &CoreRef) -> Result<(), Refused> {
+        // The called core has no hand in a call that was not sent.
+        let sent = core.try_deliver(self.hand_over(), Q::IS_ORDERED);
+        sent.inspect_err(|_| self.0.is_called.store(false, Ordering::Relaxed))
+    }
+
+    /// Makes the called core's hand, to be sent there by a queue that orders memory.
+    fn hand_over(&mut self) -> Arc<Slot<Q>> {
         self.0.is_called.store(true, Ordering::Relaxed);
         self.0.clone()
     }

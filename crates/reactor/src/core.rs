@@ -1,10 +1,13 @@
 //! One core: its turn, its sleep, and its tasks, timers, sources and buffers.
 
+pub(crate) mod posts;
+
 use crate::buffer::{BufferPool, WeakPool};
 use crate::clock::{Clock, MonotonicClock, VirtualClock};
 use crate::doorbell::Doorbell;
 use crate::park::{Park, UringPark, VirtualPark};
 use crate::remote::{CoreRef, Inbox};
+use crate::route::{Route, Sender};
 use crate::source::{PollWindow, Registered, Source, SourceHandle};
 use crate::task::{Body, Task, TaskFuture};
 use crate::timer::{Sleep, Timers};
@@ -38,6 +41,14 @@ struct Inner {
     index: usize,
     body: &'static Body,
     inbox: Arc<Inbox>,
+    /// Routes from other cores.
+    routes: RefCell<Vec<Arc<Route>>>,
+    /// Routes to other cores.
+    senders: RefCell<Vec<Sender>>,
+    /// Something was sent that the receiving core may not have noticed, as it sleeps or has ended.
+    has_unannounced: Cell<bool>,
+    /// Turns without work before the core sleeps: more posts may be about to come.
+    patience: Cell<u32>,
     clock: Box<dyn Clock>,
     rng: RefCell<Rng>,
     timers: Timers,
@@ -76,7 +87,7 @@ pub struct Stopwatch {
 /// Turns between two readings of the clock while the core has work. Idle sources and timers wait
 /// that much longer.
 const TURNS_PER_TICK: u64 = 8;
-/// Messages run in one turn.
+/// Messages of other threads run in one turn.
 const MESSAGES_PER_TURN: usize = 32;
 /// Bits of a park token that hold the source's place. The rest is a generation, which distinguishes
 /// late events of a removed source from those of its successor.
@@ -99,19 +110,6 @@ pub fn current() -> Core {
         Rc::increment_strong_count(inner);
         Core(Rc::from_raw(inner))
     }
-}
-
-/// Queues `task` if the calling thread runs its core; returns whether it does.
-#[inline]
-pub(crate) fn wake_locally(task: &'static Task) -> bool {
-    let inner = CURRENT.get();
-    // SAFETY: as in `current`.
-    let Some(inner) = (unsafe { inner.as_ref() }) else { return false };
-    let is_ours = ptr::eq(inner.body, task.body);
-    if is_ours {
-        inner.queue(task);
-    }
-    is_ours
 }
 
 /// Makes a core the current one of its thread until dropped.
@@ -156,10 +154,16 @@ impl Core {
         poll: PollWindow,
     ) -> Core {
         let body = Body::take(park.take_wake_fd().map(Doorbell::new));
+        let inbox = Inbox::new(body);
+        body.set_inbox(inbox.clone());
         Core(Rc::new(Inner {
             index,
             body,
-            inbox: Inbox::new(body),
+            inbox,
+            routes: RefCell::default(),
+            senders: RefCell::default(),
+            has_unannounced: Cell::new(false),
+            patience: Cell::new(0),
             clock,
             rng: RefCell::new(Rng::new(seed)),
             timers: Timers::default(),
@@ -276,22 +280,40 @@ impl Core {
     /// Adds a task. The call boxes the future: tasks are made when queues start, not for each
     /// request.
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
-        self.start_task(TaskFuture::Boxed(Box::pin(future)));
+        let task = self.new_task_of(TaskFuture::Boxed(Box::pin(future)));
+        self.0.queue(task);
     }
 
-    /// Adds a task for a request, whose result is dropped. The request's memory is from the core's
-    /// free list, and so is the task: the call allocates nothing once the core is warm.
-    pub fn spawn_request(&self, request: IoFuture<'static>) {
-        self.start_task(TaskFuture::Pooled(request));
+    /// Carries out a request, whose result is dropped: now as far as it gets without waiting, and
+    /// the rest as a task. The request's memory is from the core's free list, and so is the task:
+    /// the call allocates nothing once the core is warm.
+    pub fn start_request(&self, request: IoFuture<'static>) {
+        let task = self.new_task_of(TaskFuture::Pooled(request));
+        // SAFETY: a task that has just been made is not running.
+        unsafe { self.poll(task) };
     }
 
-    fn start_task(&self, future: TaskFuture) {
+    fn new_task_of(&self, future: TaskFuture) -> &'static Task {
         let free = self.0.free_tasks.borrow_mut().pop();
         let task = free.unwrap_or_else(|| self.new_task());
         // SAFETY: the task was free, so its future is not running. This is its core's thread, as
         // `Core` is not `Send`.
         unsafe { task.set_future(Some(future)) };
-        self.0.queue(task);
+        task
+    }
+
+    /// Polls a task, and frees it if it has ended.
+    ///
+    /// # Safety
+    /// The task is not running.
+    #[inline]
+    unsafe fn poll(&self, task: &'static Task) {
+        // SAFETY: this is the core's thread, and by contract the future does not run.
+        if unsafe { task.poll() } {
+            // SAFETY: the future has just returned.
+            unsafe { task.set_future(None) };
+            self.0.free_tasks.borrow_mut().push(task);
+        }
     }
 
     #[cold]
@@ -368,7 +390,9 @@ impl Core {
     /// themselves.
     pub fn with_current<R>(&self, work: impl FnOnce() -> R) -> R {
         let _entered = self.enter();
-        work()
+        let result = work();
+        self.0.announce_posts();
+        result
     }
 
     /// Runs one turn, for callers that schedule several cores themselves. Returns whether the turn
@@ -383,6 +407,9 @@ impl Core {
     pub(crate) fn drop_tasks(&self) {
         let _entered = self.enter();
         self.0.inbox.close();
+        let mut routes = self.0.routes.take();
+        routes.extend(self.0.inbox.take_new_routes());
+        routes.iter().for_each(|route| route.drain());
         let tasks = self.0.body.tasks();
         for task in &tasks {
             // SAFETY: no task runs now, and this is the core's thread.
@@ -391,6 +418,7 @@ impl Core {
         // Last, because dropping a future may wake tasks that were dropped before.
         self.0.ready.borrow_mut().clear();
         tasks.iter().for_each(|task| task.is_queued.set(false));
+        self.0.announce_posts();
     }
 
     /// Ends a simulated core before the others, as the end of its thread does. It still takes
@@ -410,6 +438,11 @@ impl Core {
         if self.turn_entered() {
             self.0.idle_since_ns.set(u64::MAX);
         } else if self.0.active.borrow().is_empty() && self.0.ready.borrow().is_empty() {
+            if let Some(patience) = self.0.patience.get().checked_sub(1) {
+                self.0.patience.set(patience);
+                std::hint::spin_loop();
+                return;
+            }
             self.0.idle_since_ns.set(u64::MAX);
             self.sleep_until_event();
         } else if self.0.turns.get().is_multiple_of(TURNS_PER_TICK) {
@@ -422,7 +455,7 @@ impl Core {
         let now_ns = self.now_ns();
         if let Some(ns) = now_ns.checked_sub(self.0.idle_since_ns.replace(now_ns)) {
             // Only this core writes.
-            let polled_ns = &self.0.inbox.polled_ns;
+            let polled_ns = &self.0.inbox.polled_ns.0;
             polled_ns.store(polled_ns.load(Ordering::Relaxed) + ns, Ordering::Relaxed);
         }
     }
@@ -437,6 +470,10 @@ impl Core {
         if !inner.inbox.is_empty() {
             is_busy |= self.run_messages();
         }
+        if inner.inbox.has_new_routes() {
+            self.take_new_routes();
+        }
+        is_busy |= self.run_posts();
         if inner.body.has_woken() {
             inner.body.take_woken(|task| {
                 inner.foreign_wakes.set(inner.foreign_wakes.get() + 1);
@@ -450,6 +487,7 @@ impl Core {
             is_busy |= inner.timers.fire(inner.clock.now_ns()) > 0;
         }
         inner.park.borrow_mut().check(&mut |token, goes_on| self.note_event(token, goes_on));
+        inner.announce_posts();
         is_busy
     }
 
@@ -470,12 +508,8 @@ impl Core {
         for _ in 0..count {
             let Some(task) = self.0.ready.borrow_mut().pop_front() else { break };
             task.is_queued.set(false);
-            // SAFETY: this is the core's thread, and tasks run from here only, one at a time.
-            if unsafe { task.poll() } {
-                // SAFETY: the future has just returned.
-                unsafe { task.set_future(None) };
-                self.0.free_tasks.borrow_mut().push(task);
-            }
+            // SAFETY: tasks that were made before run from here only, one at a time.
+            unsafe { self.poll(task) };
         }
         count > 0
     }
@@ -541,8 +575,9 @@ impl Core {
         let inner = &*self.0;
         inner.buffers.trim();
         inner.trimmed.borrow_mut().retain(|(pool, stock)| pool.trim(*stock));
+        self.forget_routes();
         inner.body.begin_sleep();
-        if inner.inbox.is_empty() && !inner.body.has_woken() {
+        if inner.inbox.is_empty() && !inner.body.has_woken() && !self.has_posts() {
             inner.sleeps.set(inner.sleeps.get() + 1);
             let timeout_ns = inner.timers.next_deadline().map(|at| at.saturating_sub(self.now_ns()));
             let mut park = inner.park.borrow_mut();
@@ -558,6 +593,7 @@ impl Core {
         inner.ready.borrow().is_empty()
             && inner.inbox.is_empty()
             && !inner.body.has_woken()
+            && !self.has_posts()
             && inner.active.borrow().is_empty()
             && !is_due()
     }

@@ -70,6 +70,8 @@ mod peer_event;
 mod permits;
 mod queue_channel;
 mod remote;
+mod ring;
+mod route;
 mod serving_slots;
 mod simulated;
 mod source;

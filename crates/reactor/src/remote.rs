@@ -3,8 +3,11 @@
 #[cfg(loom)]
 use self::modelled::ArrayQueue;
 use crate::core::Core;
+use crate::core::posts::{self, Posted};
+use crate::ring::Padded;
+use crate::route::{Post, Route};
 use crate::simulated::receive;
-use crate::sync::{AtomicBool, AtomicU64, is_broken};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, fence, is_broken};
 use crate::task::Body;
 #[cfg(not(loom))]
 use crossbeam_queue::ArrayQueue;
@@ -33,6 +36,16 @@ pub(crate) enum Message {
 }
 
 impl Message {
+    /// The address of what the receiver reads first.
+    pub(crate) fn memory(&self) -> *const u8 {
+        match self {
+            Message::Work(work) => std::ptr::from_ref(&**work).cast(),
+            Message::Reused(message) => {
+                message.0.as_ref().map_or(std::ptr::null(), |it| Arc::as_ptr(it).cast())
+            }
+        }
+    }
+
     /// Runs the message, on its core.
     pub(crate) fn run(self, core: &Core) {
         match self {
@@ -53,20 +66,32 @@ impl Drop for Reused {
     }
 }
 
+/// The messages of other threads to a core. A queue that all threads share keeps the order in which
+/// they were sent; routes from other cores bring those that need no order.
 pub(crate) struct Inbox {
     messages: ArrayQueue<Message>,
-    body: &'static Body,
+    pub(crate) body: &'static Body,
     /// The core has ended and reads no more messages.
     is_closed: AtomicBool,
+    /// Routes from other cores that the core has not taken yet.
+    new_routes: Mutex<Vec<Arc<Route>>>,
+    has_new_routes: AtomicBool,
     /// Nanoseconds that the core has polled without finding work; kept here because other threads
     /// read it.
-    pub(crate) polled_ns: AtomicU64,
+    pub(crate) polled_ns: Padded<AtomicU64>,
 }
 
 impl Inbox {
     pub(crate) fn new(body: &'static Body) -> Arc<Inbox> {
         let (messages, is_closed) = (ArrayQueue::new(INBOX), AtomicBool::new(false));
-        Arc::new(Inbox { messages, body, is_closed, polled_ns: AtomicU64::new(0) })
+        Arc::new(Inbox {
+            messages,
+            body,
+            is_closed,
+            new_routes: Mutex::default(),
+            has_new_routes: AtomicBool::new(false),
+            polled_ns: Padded::default(),
+        })
     }
 
     #[inline]
@@ -78,9 +103,34 @@ impl Inbox {
         self.messages.pop()
     }
 
+    /// Refuses further messages and loses those that wait in the queue. The core then drains its
+    /// routes; a sender that adds to a route later drains it.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         while self.messages.pop().is_some() {}
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::SeqCst)
+    }
+
+    /// Adds a route from another core. Its first post is announced as the others.
+    pub(crate) fn add_route(&self, route: Arc<Route>) {
+        lock(&self.new_routes).push(route);
+        self.has_new_routes.store(true, Ordering::Release);
+    }
+
+    /// Whether [`Inbox::take_new_routes`] has something to return.
+    #[inline]
+    pub(crate) fn has_new_routes(&self) -> bool {
+        self.has_new_routes.load(Ordering::Acquire)
+    }
+
+    /// The routes that were added since the last call.
+    pub(crate) fn take_new_routes(&self) -> Vec<Arc<Route>> {
+        self.has_new_routes.store(false, Ordering::Relaxed);
+        std::mem::take(&mut *lock(&self.new_routes))
     }
 
     /// Called after a push. If the core emptied the inbox for the last time before that push, the
@@ -92,6 +142,11 @@ impl Inbox {
             self.close();
         }
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> crate::sync::MutexGuard<'_, T> {
+    // Nothing that can panic runs under this lock.
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// The core has ended.
@@ -141,18 +196,38 @@ impl CoreRef {
     pub fn run(&self, work: impl FnOnce(&Core) + Send + 'static) -> Result<(), CoreStopped> {
         let mut message = Message::Work(Box::new(work));
         loop {
-            if self.inbox.is_closed.load(Ordering::SeqCst) {
+            if self.is_stopped() {
                 return Err(CoreStopped);
             }
-            match self.inbox.messages.push(message) {
+            match self.send(message) {
                 Ok(()) => break,
                 Err(back) => message = back,
             }
             std::thread::yield_now();
         }
+        Ok(())
+    }
+
+    /// Sends a message by the queue that all threads share, if there is room. It arrives after
+    /// those that were sent before.
+    fn send(&self, message: Message) -> Result<(), Message> {
+        self.inbox.messages.push(message)?;
         self.inbox.body.end_sleep();
         self.inbox.clear_if_closed();
         Ok(())
+    }
+
+    /// Sends a message by the route of the calling core, if it has room, or as [`CoreRef::send`]
+    /// where there is no route. The calling core announces it at the end of its turn.
+    fn send_by_route(&self, message: Message) -> Result<(), Message> {
+        match posts::post(&self.inbox, Post::Message(message)) {
+            Posted::Sent => Ok(()),
+            Posted::Full(Post::Message(back)) => Err(back),
+            Posted::NoRoute(Post::Message(message)) => self.send(message),
+            Posted::Full(Post::Wake(..)) | Posted::NoRoute(Post::Wake(..)) => {
+                unreachable!("a post that is refused comes back as it is")
+            }
+        }
     }
 
     /// As [`CoreRef::run`], but does not wait while the inbox is full. For cores that send each
@@ -162,44 +237,42 @@ impl CoreRef {
     /// [`NotSent::Full`] with `work` if the inbox is full; [`NotSent::Stopped`] if the core has
     /// ended.
     pub fn try_run(&self, work: Box<dyn FnOnce(&Core) + Send>) -> Result<(), NotSent> {
-        if self.inbox.is_closed.load(Ordering::SeqCst) {
+        if self.is_stopped() {
             return Err(NotSent::Stopped);
         }
-        match self.inbox.messages.push(Message::Work(work)) {
-            Err(Message::Work(work)) => return Err(NotSent::Full(work)),
+        match self.send(Message::Work(work)) {
+            Err(Message::Work(work)) => Err(NotSent::Full(work)),
             Err(Message::Reused(_)) => unreachable!("the queue returns the message that it refuses"),
-            Ok(()) => {}
+            Ok(()) => Ok(()),
         }
-        self.inbox.body.end_sleep();
-        self.inbox.clear_if_closed();
-        Ok(())
     }
 
-    /// As [`CoreRef::try_run`], for a message whose memory the sender uses again.
-    pub(crate) fn try_deliver(&self, message: Arc<dyn Deliver>) -> Result<(), Refused> {
+    /// As [`CoreRef::try_run`], for a message whose memory the sender uses again. Unless it is
+    /// ordered, it may overtake messages that were sent before.
+    pub(crate) fn try_deliver(&self, message: Arc<dyn Deliver>, is_ordered: bool) -> Result<(), Refused> {
         if self.is_stopped() {
             return Err(Refused::Stopped);
         }
-        if let Err(back) = self.inbox.messages.push(Message::Reused(Reused(Some(message)))) {
+        let message = Message::Reused(Reused(Some(message)));
+        let sent = if is_ordered { self.send(message) } else { self.send_by_route(message) };
+        if let Err(back) = sent {
             if let Message::Reused(mut back) = back {
                 back.0 = None; // the caller has it again
             }
             return Err(Refused::Full);
         }
-        self.inbox.body.end_sleep();
-        self.inbox.clear_if_closed();
         Ok(())
     }
 
     /// Nanoseconds that the core has polled so far without finding work. Periods of a few turns are
     /// not counted.
     pub fn polled_ns(&self) -> u64 {
-        self.inbox.polled_ns.load(Ordering::Relaxed)
+        self.inbox.polled_ns.0.load(Ordering::Relaxed)
     }
 
     /// Whether the core has ended.
     pub fn is_stopped(&self) -> bool {
-        self.inbox.is_closed.load(Ordering::SeqCst)
+        self.inbox.is_closed()
     }
 
     /// Whether both are the same core.

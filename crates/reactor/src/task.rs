@@ -6,12 +6,15 @@
 //! without work.
 
 use crate::doorbell::Doorbell;
+use crate::remote::Inbox;
+use crate::ring::Padded;
 use crate::sync::{AtomicBool, AtomicPtr, Mutex, MutexGuard, fence, is_broken};
 use block::IoFuture;
 use std::cell::{Cell, UnsafeCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, RawWaker, RawWakerVTable, Waker};
 
@@ -22,7 +25,9 @@ pub(crate) enum TaskFuture {
     Pooled(IoFuture<'static>),
 }
 
-/// A task header. Fields without an atomic belong to the thread of the core that runs the body.
+/// A task header. Fields without an atomic belong to the thread of the core that runs the body. It
+/// has cache lines of its own: a wake by another core takes no neighbour away.
+#[repr(align(64))]
 pub(crate) struct Task {
     future: UnsafeCell<Option<TaskFuture>>,
     pub(crate) is_queued: Cell<bool>,
@@ -71,9 +76,14 @@ fn clone(task: *const ()) -> RawWaker {
 }
 
 fn wake(task: *const ()) {
+    wake_for(task, ptr::null());
+}
+
+/// Wakes a task that is about to read what is at `hint`, or at an unknown place.
+fn wake_for(task: *const (), hint: *const u8) {
     // SAFETY: wakers are made by `Task::waker` only, and headers live for ever.
     let task: &'static Task = unsafe { &*task.cast::<Task>() };
-    if !crate::core::wake_locally(task) {
+    if !crate::core::posts::wake_from_core(task, hint) {
         task.body.wake_remotely(task);
     }
 }
@@ -98,22 +108,26 @@ impl WaitingTask {
         self.0.swap(waker.data().cast_mut().cast(), Ordering::AcqRel);
     }
 
-    /// Wakes the task, if one waits.
+    /// Wakes the task, if one waits. It is about to read what is near this.
     pub(crate) fn wake(&self) {
+        let hint = ptr::from_ref(self).cast();
         let task = self.0.swap(ptr::null_mut(), Ordering::AcqRel);
         if !task.is_null() {
-            wake(task.cast_const().cast());
+            wake_for(task.cast_const().cast(), hint);
         }
     }
 }
 
 /// The state of a core that other threads access. Never freed; one core after the other uses it.
 pub(crate) struct Body {
-    woken: AtomicPtr<Task>,
-    is_asleep: AtomicBool,
+    woken: Padded<AtomicPtr<Task>>,
+    /// Apart from `woken`: others read it for every message, and it rarely changes.
+    is_asleep: Padded<AtomicBool>,
     /// The doorbell that the core's park watches; `None` while no core runs this body.
     doorbell: Mutex<Option<Doorbell>>,
     headers: Mutex<Vec<&'static Task>>,
+    /// The inbox of the core that runs this body; `None` while no core does.
+    inbox: Mutex<Option<Arc<Inbox>>>,
 }
 
 // SAFETY: only the one thread whose core runs the body accesses the cells in the headers.
@@ -133,18 +147,30 @@ impl Body {
 
     fn new() -> &'static Body {
         Box::leak(Box::new(Body {
-            woken: AtomicPtr::new(ptr::null_mut()),
-            is_asleep: AtomicBool::new(false),
+            woken: Padded(AtomicPtr::new(ptr::null_mut())),
+            is_asleep: Padded(AtomicBool::new(false)),
             doorbell: Mutex::new(None),
             headers: Mutex::new(Vec::new()),
+            inbox: Mutex::new(None),
         }))
     }
 
     /// Returns the body to the pool when its core ends. All futures of its tasks were dropped.
     pub(crate) fn give_back(&'static self) {
         lock(&self.doorbell).take();
+        lock(&self.inbox).take();
         self.take_woken(|_| ());
         FREE_BODIES.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(self);
+    }
+
+    /// The inbox of the core that runs this body.
+    pub(crate) fn inbox(&self) -> Option<Arc<Inbox>> {
+        lock(&self.inbox).clone()
+    }
+
+    /// Sets the inbox of the core that runs this body.
+    pub(crate) fn set_inbox(&self, inbox: Arc<Inbox>) {
+        *lock(&self.inbox) = Some(inbox);
     }
 
     /// A header for a new task.
@@ -170,10 +196,10 @@ impl Body {
             return; // already on the list
         }
         let pointer = ptr::from_ref(task).cast_mut();
-        let mut head = self.woken.load(Ordering::Relaxed);
+        let mut head = self.woken.0.load(Ordering::Relaxed);
         loop {
             task.next_remote.store(head, Ordering::Relaxed);
-            match self.woken.compare_exchange_weak(head, pointer, Ordering::Release, Ordering::Relaxed) {
+            match self.woken.0.compare_exchange_weak(head, pointer, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(now) => head = now,
             }
@@ -184,12 +210,12 @@ impl Body {
     /// Whether another thread has woken a task.
     #[inline]
     pub(crate) fn has_woken(&self) -> bool {
-        !self.woken.load(Ordering::Relaxed).is_null()
+        !self.woken.0.load(Ordering::Relaxed).is_null()
     }
 
     /// Takes the tasks that other threads have woken.
     pub(crate) fn take_woken(&self, mut with: impl FnMut(&'static Task)) {
-        let mut head = self.woken.swap(ptr::null_mut(), Ordering::Acquire);
+        let mut head = self.woken.0.swap(ptr::null_mut(), Ordering::Acquire);
         while !head.is_null() {
             // SAFETY: the list holds headers, which live for ever.
             let task: &'static Task = unsafe { &*head };
@@ -209,14 +235,20 @@ impl Body {
     pub(crate) fn begin_sleep(&self) {
         // The flag changes by read-modify-write only, here and below: loom treats a plain store to
         // it as unordered.
-        self.is_asleep.swap(true, Ordering::Relaxed);
+        self.is_asleep.0.swap(true, Ordering::Relaxed);
         if !is_broken("a core that goes to sleep puts a fence before its last look") {
             fence(Ordering::SeqCst);
         }
     }
 
     pub(crate) fn woke_up(&self) {
-        self.is_asleep.swap(false, Ordering::Relaxed);
+        self.is_asleep.0.swap(false, Ordering::Relaxed);
+    }
+
+    /// Whether the core sleeps, or did a short time ago.
+    #[inline]
+    pub(crate) fn is_perhaps_asleep(&self) -> bool {
+        self.is_asleep.0.load(Ordering::Relaxed)
     }
 
     /// Wakes the core if it sleeps. Called after a message or a woken task was added.
@@ -224,7 +256,7 @@ impl Body {
         if !is_broken("a thread that wakes a core puts a fence before its look") {
             fence(Ordering::SeqCst);
         }
-        if self.is_asleep.load(Ordering::Relaxed) && self.is_asleep.swap(false, Ordering::Relaxed) {
+        if self.is_asleep.0.load(Ordering::Relaxed) && self.is_asleep.0.swap(false, Ordering::Relaxed) {
             // Under the lock, so that the descriptor cannot be closed and reused in between.
             if let Some(doorbell) = lock(&self.doorbell).as_ref() {
                 doorbell.ring();

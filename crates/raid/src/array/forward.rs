@@ -27,9 +27,12 @@ use std::rc::Rc;
 impl CallRequest for Forwarded {
     type Answer = IoResult;
 
+    // It waits at the gate and for its rows, whatever else arrives before or after.
+    const IS_ORDERED: bool = false;
+
     fn start(self, core: &Core, reply: Reply<Forwarded>) {
         let Some(owner) = registry::find(self.array) else { return reply.send(Err(IoError::DeviceGone)) };
-        core.spawn_request(IoFuture::new(async move {
+        core.start_request(IoFuture::new(async move {
             reply.send(owner.carry_out(self.request).await);
             Ok(())
         }));
@@ -56,7 +59,7 @@ impl StripeOwner {
             let call = in_use.call.as_mut().expect("just taken");
             match call.run(&owners[owner], Forwarded { array: self.shared.id, request }).await {
                 Ok(result) => return result,
-                Err(CoreStopped) => self.shared.take_over().await?,
+                Err(CoreStopped) => Box::pin(self.shared.take_over()).await?,
             }
         }
     }
@@ -81,7 +84,8 @@ impl StripeOwner {
     async fn carry_out(&self, request: StripeRequest) -> IoResult {
         match request {
             StripeRequest::Read { stripe, strip, offset, data } => {
-                self.read(stripe, strip, offset, data.data()).await
+                // In memory of its own: a write's future would be as large.
+                IoFuture::new(self.read(stripe, strip, offset, data.data())).await
             }
             StripeRequest::Write { rect, data, flags } => {
                 let source = data.map_or(Source::Zeroes, |data| Source::Data(data.data()));

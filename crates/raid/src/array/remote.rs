@@ -28,6 +28,8 @@ struct Work<R>(Box<dyn FnOnce() -> LocalFuture<R> + Send>);
 impl<R: Send + 'static> CallRequest for Work<R> {
     type Answer = R;
 
+    const IS_ORDERED: bool = true;
+
     fn start(self, core: &Core, reply: Reply<Work<R>>) {
         let future = (self.0)();
         core.spawn(async move { reply.send(future.await) });

@@ -1,8 +1,8 @@
 //! Wake-ups between the two sides of a bridge: an eventfd for each side, written to only while that
 //! side waits.
 
-use super::ring::Padded;
 use crate::doorbell::Doorbell;
+use crate::ring::Padded;
 use crate::sync::{AtomicBool, AtomicU64, fence, is_broken};
 use std::io;
 use std::os::fd::RawFd;
@@ -112,8 +112,8 @@ impl Bells {
 
 #[cfg(all(test, loom))]
 mod models {
-    use super::super::ring::{Consumer, ring};
     use super::*;
+    use crate::ring::{Consumer, ring};
     use crate::sync::{model, must_fail};
     use loom::thread;
     use std::sync::Arc;

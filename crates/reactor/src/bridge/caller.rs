@@ -2,9 +2,9 @@
 
 use super::bells::Bells;
 use super::engine::{Engine, EngineParts};
-use super::ring::{Consumer, Producer, ring};
 use super::{Command, Completion};
 use crate::cores::Cores;
+use crate::ring::{Consumer, Producer, ring};
 use crate::source::PollWindow;
 use block::{Data, Device, DeviceError, IoError, IoResult, Queue, Request};
 use std::os::fd::RawFd;

@@ -1,11 +1,11 @@
 //! The core's side: a source that wakes slots. Each slot serves one request at a time.
 
 use super::bells::Bells;
-use super::ring::{Consumer, Producer};
 use super::{Command, Completion};
 use crate::core::{Core, current};
 use crate::cores::Cores;
 use crate::remote::CoreRef;
+use crate::ring::{Consumer, Producer};
 use crate::serving_slots::ServingSlots;
 use crate::source::{Source, SourceHandle};
 use block::{Channel, Device, DeviceError, IoResult, Request};

@@ -13,7 +13,6 @@
 mod bells;
 mod caller;
 mod engine;
-mod ring;
 
 pub use caller::{BridgeOptions, BridgeQueue};
 

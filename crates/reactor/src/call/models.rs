@@ -12,6 +12,7 @@ struct Number(u64);
 
 impl CallRequest for Number {
     type Answer = u64;
+    const IS_ORDERED: bool = false;
 
     fn start(self, _: &Core, reply: Reply<Number>) {
         reply.send(self.0);
@@ -55,6 +56,12 @@ impl Caller {
     }
 }
 
+/// Makes the called core's hand of a call of this number.
+fn send(call: &mut Call<Number>, number: u64) -> Arc<Slot<Number>> {
+    call.fill(Number(number));
+    call.hand_over()
+}
+
 /// A thread answers a call with the number after its own. The queue between the cores has a model
 /// of its own; the start of a thread orders memory as it does.
 fn answer(called: Arc<Slot<Number>>) -> thread::JoinHandle<()> {
@@ -66,17 +73,17 @@ fn answer(called: Arc<Slot<Number>>) -> thread::JoinHandle<()> {
 
 fn a_call_has_its_answer() {
     let (caller, mut call) = (Caller::new(), Call::default());
-    let called = answer(call.hand_over(Number(7)));
+    let called = answer(send(&mut call, 7));
     assert_eq!(caller.wait(&call), Ok(8));
     called.join().unwrap();
 }
 
 fn two_calls_have_their_answers() {
     let (caller, mut call) = (Caller::new(), Call::default());
-    let first = answer(call.hand_over(Number(7)));
+    let first = answer(send(&mut call, 7));
     assert_eq!(caller.wait(&call), Ok(8));
     // The first thread may still be about to wake the task.
-    let second = answer(call.hand_over(Number(8)));
+    let second = answer(send(&mut call, 8));
     assert_eq!(caller.wait(&call), Ok(9));
     first.join().unwrap();
     second.join().unwrap();
@@ -84,7 +91,7 @@ fn two_calls_have_their_answers() {
 
 fn a_lost_call_ends() {
     let (caller, mut call) = (Caller::new(), Call::default());
-    let called = call.hand_over(Number(7));
+    let called = send(&mut call, 7);
     let losing = thread::spawn(move || called.lose());
     assert_eq!(caller.wait(&call), Err(CoreStopped));
     losing.join().unwrap();

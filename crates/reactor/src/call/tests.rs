@@ -15,6 +15,7 @@ enum Ask {
 
 impl CallRequest for Ask {
     type Answer = u64;
+    const IS_ORDERED: bool = false;
 
     fn start(self, core: &Core, reply: Reply<Ask>) {
         match self {
@@ -109,7 +110,7 @@ fn a_task_of_pooled_memory_runs_as_others_do() {
         let done = Rc::new(Cell::new(0));
         for _ in 0..10 {
             let done = done.clone();
-            current().spawn_request(block::IoFuture::new(async move {
+            current().start_request(block::IoFuture::new(async move {
                 yield_now().await;
                 done.set(done.get() + 1);
                 Ok(())

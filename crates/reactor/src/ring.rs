@@ -1,5 +1,5 @@
 //! A ring from one thread to another. It does not check whether it is full: its users bound the
-//! number of values in it.
+//! number of values in it. It does not drop the values that are left in it.
 
 use crate::sync::{AtomicU64, UnsafeCell, is_broken};
 use std::mem::MaybeUninit;
@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 /// long, because processors fetch lines in pairs.
 #[repr(align(128))]
 #[derive(Default)]
-pub(super) struct Padded<T>(pub(super) T);
+pub(crate) struct Padded<T>(pub(crate) T);
 
 struct Ring<T> {
     cells: Box<[UnsafeCell<MaybeUninit<T>>]>,
@@ -21,7 +21,7 @@ struct Ring<T> {
 // SAFETY: the one producer writes a cell before it publishes it, and the one consumer reads it
 // afterwards. By the contract of `Producer::push` the producer writes it again only after that
 // read.
-unsafe impl<T: Copy + Send> Sync for Ring<T> {}
+unsafe impl<T: Send> Sync for Ring<T> {}
 
 impl<T> Ring<T> {
     fn cell(&self, position: u64) -> &UnsafeCell<MaybeUninit<T>> {
@@ -30,27 +30,27 @@ impl<T> Ring<T> {
 }
 
 /// Both ends of a ring for `capacity` values, rounded up to a power of two.
-pub(super) fn ring<T: Copy + Send>(capacity: u32) -> (Producer<T>, Consumer<T>) {
+pub(crate) fn ring<T: Send>(capacity: u32) -> (Producer<T>, Consumer<T>) {
     let cells = (0..capacity.next_power_of_two()).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect();
     let ring = Arc::new(Ring { cells, tail: Padded::default() });
     (Producer { ring: ring.clone(), next: 0, published: 0 }, Consumer { ring, next: 0, seen: 0 })
 }
 
 /// The writing end of a ring.
-pub(super) struct Producer<T> {
+pub(crate) struct Producer<T> {
     ring: Arc<Ring<T>>,
     next: u64,
     published: u64,
 }
 
-impl<T: Copy + Send> Producer<T> {
+impl<T: Send> Producer<T> {
     /// Adds a value; the consumer sees it after the next [`Producer::publish`].
     ///
     /// # Safety
     /// The ring holds fewer values than its capacity. This thread knows that from data that the
     /// consumer published after it had popped values.
     #[inline]
-    pub(super) unsafe fn push(&mut self, value: T) {
+    pub(crate) unsafe fn push(&mut self, value: T) {
         // SAFETY: by contract the read of the cell's last value happened before this write.
         self.ring.cell(self.next).with_mut(|cell| unsafe { (*cell).write(value) });
         self.next += 1;
@@ -58,7 +58,7 @@ impl<T: Copy + Send> Producer<T> {
 
     /// Makes the added values visible to the consumer; returns whether any were new.
     #[inline]
-    pub(super) fn publish(&mut self) -> bool {
+    pub(crate) fn publish(&mut self) -> bool {
         let is_new = self.published != self.next;
         if is_new {
             self.published = self.next;
@@ -73,27 +73,27 @@ impl<T: Copy + Send> Producer<T> {
 
     /// Total of values published.
     #[inline]
-    pub(super) fn published(&self) -> u64 {
+    pub(crate) fn published(&self) -> u64 {
         self.published
     }
 }
 
 /// The reading end of a ring.
-pub(super) struct Consumer<T> {
+pub(crate) struct Consumer<T> {
     ring: Arc<Ring<T>>,
     next: u64,
     seen: u64,
 }
 
-impl<T: Copy + Send> Consumer<T> {
+impl<T: Send> Consumer<T> {
     /// Removes the oldest value.
     #[inline]
-    pub(super) fn pop(&mut self) -> Option<T> {
+    pub(crate) fn pop(&mut self) -> Option<T> {
         if self.next == self.seen && self.available() == 0 {
             return None;
         }
         // SAFETY: the producer wrote the cell before it published it, and writes it again only
-        // after it has learned of this read.
+        // after it has learned of this read, the only one of this value.
         let value = self.ring.cell(self.next).with(|cell| unsafe { (*cell).assume_init_read() });
         self.next += 1;
         Some(value)
@@ -101,14 +101,14 @@ impl<T: Copy + Send> Consumer<T> {
 
     /// Number of values that can be popped.
     #[inline]
-    pub(super) fn available(&mut self) -> usize {
+    pub(crate) fn available(&mut self) -> usize {
         self.seen = self.ring.tail.0.load(Ordering::Acquire);
         (self.seen - self.next) as usize
     }
 
     /// Total of values popped.
     #[inline]
-    pub(super) fn taken(&self) -> u64 {
+    pub(crate) fn taken(&self) -> u64 {
         self.next
     }
 }
