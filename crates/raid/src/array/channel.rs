@@ -249,7 +249,7 @@ impl ArrayChannel {
             return self.write_run(first, source, req.flags).await;
         }
         let rects = std::iter::once(first).chain(runs).flat_map(|run| run.rects(geometry));
-        all(rects.map(|rect| self.write_rect(rect, source, req.flags))).await
+        Box::pin(all(rects.map(|rect| self.write_rect(rect, source, req.flags)))).await
     }
 
     async fn write_rect(&self, rect: Rect, source: Source<'_>, flags: Flags) -> IoResult {
@@ -304,7 +304,7 @@ impl RunWriter for ArrayChannel {
         let rects = run.rects(&self.shared.config.geometry);
         match rects[..] {
             [rect] => self.write_rect(rect, source, flags).await,
-            _ => all(rects.into_iter().map(|rect| self.write_rect(rect, source, flags))).await,
+            _ => Box::pin(all(rects.into_iter().map(|rect| self.write_rect(rect, source, flags)))).await,
         }
     }
 }

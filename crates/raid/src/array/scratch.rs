@@ -3,13 +3,13 @@
 use super::batch::Batch;
 use super::members::MemberRole;
 use crate::config::{MAX_GROUP_MEMBERS, MAX_PARITY};
+use crate::log::Target;
 use crate::parity::Decoder;
 use crate::stripe::plan::ones;
 use arrayvec::ArrayVec;
-use block::{Channel, Segment};
+use block::Segment;
 use reactor::Buffer;
 use std::ops::Range;
-use std::rc::Rc;
 
 /// Lists of one stripe operation, kept for reuse.
 #[derive(Default)]
@@ -26,7 +26,9 @@ pub(crate) struct Scratch {
     /// Checksums of `new`, a full stripe, or nothing.
     pub checksums: Checksums,
     /// The members that get a copy of the log's entry.
-    pub copies: ArrayVec<LogCopy, MAX_PARITY>,
+    pub targets: ArrayVec<Target, MAX_PARITY>,
+    /// The role of each of them.
+    pub roles: ArrayVec<MemberRole, MAX_PARITY>,
     /// The log may have an entry of this write, on some members at least.
     pub is_logged: bool,
     /// Bytes of the strips that contradict each other and keep doing so: parity takes the change of
@@ -34,15 +36,6 @@ pub(crate) struct Scratch {
     pub kept: Vec<Range<usize>>,
     /// Data that this write does not replace could be computed in two ways.
     pub is_ambiguous: bool,
-}
-
-/// A parity member that gets a copy of an entry.
-pub(crate) struct LogCopy {
-    pub parity: usize,
-    pub slot: usize,
-    pub role: MemberRole,
-    pub channel: Rc<dyn Channel>,
-    pub log_offset: u64,
 }
 
 impl Scratch {
@@ -137,27 +130,45 @@ pub(super) fn decode(decoder: &Decoder, scratch: &mut Scratch, lost: u64) {
     }
 }
 
-/// The data strips of a mask that have buffers, with their numbers.
-pub(super) fn strips_of(
-    buffers: &[Option<Buffer>],
-    mask: u64,
-) -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
-    masked(buffers, mask, Buffer::as_slice)
+/// Strips with their numbers.
+pub(super) type StripList<'a> = ArrayVec<(usize, &'a [u8]), MAX_GROUP_MEMBERS>;
+
+/// The data strips of a mask that have buffers.
+pub(super) fn strips_of(buffers: &[Option<Buffer>], mask: u64) -> StripList<'_> {
+    let mut list = StripList::new();
+    add_strips(&mut list, buffers, mask);
+    list
 }
 
-/// The strips of a mask that have new data, with their numbers.
-pub(super) fn new_strips(new: &[Option<NewData>], mask: u64) -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
-    masked(new, mask, NewData::as_slice)
+/// Adds the data strips of a mask that have buffers.
+pub(super) fn add_strips<'a>(list: &mut StripList<'a>, buffers: &'a [Option<Buffer>], mask: u64) {
+    add_masked(list, buffers, mask, Buffer::as_slice);
 }
 
-/// The strips of a mask that have content, with their numbers.
-fn masked<T>(
-    strips: &[Option<T>],
+/// The strips of a mask that have new data.
+pub(super) fn new_strips(new: &[Option<NewData>], mask: u64) -> StripList<'_> {
+    let mut list = StripList::new();
+    add_new_strips(&mut list, new, mask);
+    list
+}
+
+/// Adds the strips of a mask that have new data.
+pub(super) fn add_new_strips<'a>(list: &mut StripList<'a>, new: &'a [Option<NewData>], mask: u64) {
+    add_masked(list, new, mask, NewData::as_slice);
+}
+
+/// Adds the strips of a mask that have content.
+fn add_masked<'a, T>(
+    list: &mut StripList<'a>,
+    strips: &'a [Option<T>],
     mask: u64,
-    bytes: fn(&T) -> &[u8],
-) -> ArrayVec<(usize, &[u8]), MAX_GROUP_MEMBERS> {
-    let chosen = strips.iter().enumerate().filter(|(i, _)| mask >> i & 1 == 1);
-    chosen.filter_map(|(i, strip)| strip.as_ref().map(|strip| (i, bytes(strip)))).collect()
+    bytes: fn(&'a T) -> &'a [u8],
+) {
+    for strip in ones(mask).take_while(|strip| *strip < strips.len()) {
+        if let Some(content) = &strips[strip] {
+            list.push((strip, bytes(content)));
+        }
+    }
 }
 
 /// The parities of a mask that have buffers, with their numbers.
@@ -165,6 +176,13 @@ pub(super) fn parities_of(
     buffers: &mut [Option<Buffer>],
     mask: u64,
 ) -> ArrayVec<(usize, &mut [u8]), MAX_PARITY> {
-    let parities = buffers.iter_mut().enumerate().filter(|(j, _)| mask >> j & 1 == 1);
-    parities.filter_map(|(j, buffer)| buffer.as_mut().map(|buffer| (j, buffer.as_mut_slice()))).collect()
+    let mut parities = ArrayVec::new();
+    for (j, buffer) in buffers.iter_mut().enumerate() {
+        if let Some(buffer) = buffer
+            && mask >> j & 1 == 1
+        {
+            parities.push((j, buffer.as_mut_slice()));
+        }
+    }
+    parities
 }

@@ -133,6 +133,8 @@ impl Clock {
 /// mark: parity may not fit there.
 pub(crate) struct RegionWrite<'a> {
     shared: &'a Shared,
+    /// The core of the write.
+    core: usize,
     /// The region that must be marked as dirty meanwhile.
     dirty: Option<u64>,
     is_logged: bool,
@@ -165,7 +167,7 @@ impl RegionWrite<'_> {
 impl Drop for RegionWrite<'_> {
     fn drop(&mut self) {
         if let (Some(region), false) = (self.dirty, self.has_changed) {
-            self.shared.common.regions.end(region);
+            self.shared.common.regions.end(region, self.core);
         }
     }
 }
@@ -417,8 +419,9 @@ impl Shared {
     /// A write into a stripe begins. Its region's mark, if it needs one, is not taken away before
     /// it has ended.
     #[inline]
-    pub fn begin_write(&self, stripe: u64) -> RegionWrite<'_> {
-        let write = |dirty, is_logged| RegionWrite { shared: self, dirty, is_logged, has_changed: false };
+    pub fn begin_write(&self, stripe: u64, core: usize) -> RegionWrite<'_> {
+        let write =
+            |dirty, is_logged| RegionWrite { shared: self, core, dirty, is_logged, has_changed: false };
         match self.config.consistency {
             Consistency::None => write(None, false),
             Consistency::Ppl => write(None, true),
@@ -426,7 +429,7 @@ impl Shared {
                 let region = self.region_of(stripe);
                 let has_log = self.config.geometry.data > 1;
                 let is_logged =
-                    self.common.regions.begin_unless(region, || has_log && self.common.is_logging());
+                    self.common.regions.begin_unless(region, core, || has_log && self.common.is_logging());
                 write((!is_logged).then_some(region), is_logged)
             }
         }

@@ -26,15 +26,12 @@ impl StripeOwner {
     pub async fn snapshot(&self, scratch: &mut Scratch, rect: &Rect, source: Source<'_>) {
         let config = &self.shared.config;
         let is_mirror_in_place = config.is_mirror() && self.shared.common.is_in_place.load(Ordering::Relaxed);
-        if let Some(segments) = in_place(rect, source, config, is_mirror_in_place) {
-            for (strip, segment) in (rect.first..).zip(segments) {
-                scratch.new[strip] = Some(NewData::InPlace(segment));
-            }
-        }
         for strip in rect.first..rect.first + rect.count {
-            if scratch.new[strip].is_none() {
-                scratch.new[strip] = Some(NewData::Copy(self.buffer(rect.len).await));
-            }
+            let new = match in_place(rect, strip, source, config, is_mirror_in_place) {
+                Some(segment) => NewData::InPlace(segment),
+                None => NewData::Copy(self.buffer(rect.len).await),
+            };
+            scratch.new[strip] = Some(new);
         }
         let is_encoded = rect.count == config.geometry.data && config.matrix != Matrix::Copies;
         match source {
@@ -153,23 +150,21 @@ impl Strip<'_> {
     }
 }
 
-/// The caller's memory of each strip of a rectangle, if each strip's part is one segment that any
-/// member can use, and the memory is stable or need not be.
+/// The caller's memory of one strip of a rectangle, if it is one segment that any member can use,
+/// and is stable or need not be.
 fn in_place(
     rect: &Rect,
+    strip: usize,
     source: Source<'_>,
     config: &ArrayConfig,
     may_change: bool,
-) -> Option<ArrayVec<Segment, MAX_GROUP_MEMBERS>> {
+) -> Option<Segment> {
     let Source::Data(data) = source else { return None };
     if !data.is_stable() && !may_change && !mutant::is(Mutant::NoSnapshot) {
         return None;
     }
-    let part = |strip| {
-        let part = data.part(rect.at_strip(&config.geometry, strip) as usize, rect.len as usize);
-        part.as_single().filter(|segment| segment.base.addr() & (config.block_size as usize - 1) == 0)
-    };
-    (rect.first..rect.first + rect.count).map(part).collect()
+    let part = data.part(rect.at_strip(&config.geometry, strip) as usize, rect.len as usize);
+    part.as_single().filter(|segment| segment.base.addr() & (config.block_size as usize - 1) == 0)
 }
 
 /// Copies the data of a write into the buffers of strips that are not in place.

@@ -137,9 +137,15 @@ impl StripeOwner {
 
     /// Waits until every live member knows of those that this stripe's writes skip.
     pub(super) async fn wait_until_out(&self, stripe: u64) -> IoResult {
-        if mutant::is(Mutant::AckBeforeMemberOut) {
-            return Ok(());
+        let members = &self.shared.members;
+        let is_known = |slot| members.state(slot) != SlotState::Failing && !members.is_leaving(slot);
+        match members.group_slots(stripe).all(is_known) || mutant::is(Mutant::AckBeforeMemberOut) {
+            true => Ok(()),
+            false => Box::pin(self.put_out(stripe)).await,
         }
+    }
+
+    async fn put_out(&self, stripe: u64) -> IoResult {
         for slot in self.shared.members.group_slots(stripe) {
             if self.shared.members.state(slot) == SlotState::Failing {
                 self.shared.member_failed(slot, MemberRole::Current, IoError::DeviceGone).await?;

@@ -208,7 +208,10 @@ impl StripeOwner {
 
     /// A buffer of what was granted.
     pub async fn buffer(&self, len: u32) -> Buffer {
-        self.pool.take(len as usize).await
+        match self.pool.try_take(len as usize) {
+            Some(buffer) => buffer,
+            None => self.pool.take(len as usize).await,
+        }
     }
 
     pub fn scratch(&self) -> Box<Scratch> {
@@ -225,12 +228,24 @@ impl StripeOwner {
 
     pub fn recycle(&self, mut scratch: Box<Scratch>) {
         scratch.batch.clear();
-        let Scratch { batch: _, new, old, parity, encoded, checksums, copies, is_logged, kept, is_ambiguous } =
-            &mut *scratch;
+        let Scratch {
+            batch: _,
+            new,
+            old,
+            parity,
+            encoded,
+            checksums,
+            targets,
+            roles,
+            is_logged,
+            kept,
+            is_ambiguous,
+        } = &mut *scratch;
         (*encoded, *is_logged, *is_ambiguous) = (0, false, false);
         checksums.clear();
         kept.clear();
-        copies.clear();
+        targets.clear();
+        roles.clear();
         new.iter_mut().for_each(|data| *data = None);
         [old, parity].into_iter().flatten().for_each(|buffer| *buffer = None);
         let mut spare = self.scratch.borrow_mut();

@@ -12,14 +12,16 @@
 
 use super::members::{MemberChannel, MemberRole, SlotState};
 use super::request::{Source, StripeRequest, WriteRequest};
-use super::scratch::{LogCopy, NewData, Scratch, decode, new_strips, parities_of, strips_of};
+use super::scratch::{
+    NewData, Scratch, StripList, add_new_strips, add_strips, decode, new_strips, parities_of, strips_of,
+};
 use super::shared::{RegionWrite, Shared};
 use super::spare::{Checks, Compared, Place, rows_of};
 use super::steps::{halved, of_tag, tag_of};
 use super::stop::Stop;
 use super::stripe_owner::StripeOwner;
 use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
-use crate::log::{AppendError, Entry, Target, Ticket};
+use crate::log::{AppendError, Entry, Payload, Redo, Target, Ticket};
 use crate::metadata::intent_bitmap::{DIRTY, STALE, WRITTEN};
 use crate::mutant::{self, Mutant};
 use crate::parity::Matrix;
@@ -81,7 +83,8 @@ impl StripeOwner {
         match self.write_rows(request).await {
             // Blocks of other strips are lost. Once that is noted, these can be written.
             Err((Stop::Error(IoError::Medium), Rows::Untouched)) => {
-                self.give_up_lost(rect.stripe, rect.offset..rect.offset + rect.len).await?;
+                let rows = rect.offset..rect.offset + rect.len;
+                Box::pin(self.give_up_lost(rect.stripe, rows)).await?;
                 self.write_rows(request).await.map_err(|(stop, _)| stop)
             }
             result => result.map_err(|(stop, _)| stop),
@@ -133,9 +136,14 @@ impl StripeOwner {
         let mut write = StripeWrite::begin(self, scratch, request, unreadable)?;
         write.mark_region().await?;
         write.read_old().await?;
-        write.partial_parity();
-        write.log().await?;
-        write.new_parity();
+        match write.entry_content() {
+            Some(content) => {
+                write.partial_parity();
+                write.log(content).await?;
+                write.new_parity();
+            }
+            None => write.whole_parity(),
+        }
         write.check_unlogged()?;
         write.write_new().await?;
         // Until then a member that was skipped may be assembled as a live one: recovery needs the
@@ -208,7 +216,7 @@ impl<'a> StripeWrite<'a> {
         if is_in_vain && !scratch.is_logged {
             return Err(Stop::Error(IoError::Medium));
         }
-        let region = shared.begin_write(rect.stripe);
+        let region = shared.begin_write(rect.stripe, owner.here.index());
         let ticket = None;
         Ok(StripeWrite { owner, scratch, request, unreadable, strips, plan, is_in_vain, region, ticket })
     }
@@ -432,9 +440,30 @@ impl<'a> StripeWrite<'a> {
         }
     }
 
-    /// Makes the entry of this write durable, where one is needed.
-    async fn log(&mut self) -> Result<(), Stop> {
-        let Some(content) = self.entry_content() else { return Ok(()) };
+    /// New parity in `scratch.parity` of a write without an entry in the log. Old and new strips
+    /// are summed in one pass, as nothing keeps the partial parity.
+    fn whole_parity(&mut self) {
+        let StripeWrite { owner, request: WriteRequest { rect, .. }, plan, strips, .. } = *self;
+        let is_modified = plan.method == Method::Modify;
+        let old_strips = if is_modified { rect.mask() } else { strips.data_mask() & !rect.mask() };
+        let fits = old_strips.count_ones() as usize + rect.count <= MAX_GROUP_MEMBERS;
+        let has_old = !matches!(plan.method, Method::Direct | Method::Full);
+        if !has_old || !fits || !self.scratch.kept.is_empty() {
+            self.partial_parity();
+            self.new_parity();
+            return;
+        }
+        let (code, parities) = (&owner.shared.code, plan.parity >> strips.data);
+        let Scratch { old, new, parity, .. } = &mut *self.scratch;
+        let mut list = StripList::new();
+        add_strips(&mut list, old, old_strips);
+        add_new_strips(&mut list, new, rect.mask());
+        let targets = &mut parities_of(parity, parities);
+        if is_modified { code.update(&list, targets) } else { code.encode_some(&list, targets) }
+    }
+
+    /// Makes the entry of this write durable.
+    async fn log(&mut self, content: EntryContent) -> Result<(), Stop> {
         self.ticket = Some(self.append(content).await?);
         if mutant::is(Mutant::RetireEarly) {
             self.retire();
@@ -470,7 +499,8 @@ impl<'a> StripeWrite<'a> {
     async fn append(&mut self, content: EntryContent) -> Result<Ticket, Stop> {
         let (owner, rect, data) = (self.owner, &self.request.rect, self.strips.data);
         let scratch = &mut *self.scratch;
-        scratch.copies.clear();
+        scratch.targets.clear();
+        scratch.roles.clear();
         for strip in ones(self.plan.parity) {
             let Some((slot, role, member)) = owner.reader(rect.stripe, strip) else {
                 owner.gone(rect.stripe, strip).await?;
@@ -478,7 +508,8 @@ impl<'a> StripeWrite<'a> {
             };
             let MemberChannel { channel, layout } = member;
             let (parity, log_offset) = (strip - data, layout.log_offset);
-            scratch.copies.push(LogCopy { parity, slot, role, channel, log_offset });
+            scratch.targets.push(Target { parity, slot, channel, log_offset });
+            scratch.roles.push(role);
         }
         if content == EntryContent::Checksums {
             owner.sum(scratch);
@@ -487,36 +518,26 @@ impl<'a> StripeWrite<'a> {
         // older.
         scratch.is_logged = true;
         let scratch = &*scratch;
-        let is_full = self.plan.method == Method::Full;
-        let mut targets = ArrayVec::<Target<'_>, MAX_PARITY>::new();
-        for LogCopy { parity, slot, channel, log_offset, .. } in &scratch.copies {
-            let partial = match is_full {
-                true => &[][..],
-                false => scratch.parity[*parity].as_ref().expect("just computed").as_slice(),
-            };
-            targets.push(Target { parity: *parity, slot: *slot, channel, log_offset: *log_offset, partial });
-        }
-        let redo: ArrayVec<&[u8], MAX_GROUP_MEMBERS> = match content {
-            EntryContent::NewData => {
-                new_strips(&scratch.new, rect.mask()).into_iter().map(|(_, bytes)| bytes).collect()
-            }
-            EntryContent::Parity | EntryContent::Checksums => ArrayVec::new(),
+        let kept = Kept {
+            scratch,
+            redo: if content == EntryContent::NewData { rect.mask() } else { 0 },
+            is_full: self.plan.method == Method::Full,
         };
         let entry = Entry {
             stripe: rect.stripe,
             offset: rect.offset,
             len: rect.len,
             modified: rect.mask(),
-            redo: &redo,
             checksums: if content == EntryContent::Checksums { &scratch.checksums } else { &[] },
-            targets: &targets,
+            targets: &scratch.targets,
+            payload: &kept,
         };
         match owner.log.append(&entry).await {
             Ok(ticket) => Ok(ticket),
             Err(AppendError::Members(failed)) => {
                 for (slot, error) in failed {
-                    let copy = scratch.copies.iter().find(|copy| copy.slot == slot);
-                    let role = copy.map_or(MemberRole::Current, |copy| copy.role);
+                    let target = scratch.targets.iter().position(|target| target.slot == slot);
+                    let role = target.map_or(MemberRole::Current, |target| scratch.roles[target]);
                     owner.shared.member_failed(slot, role, error).await?;
                 }
                 Err(Stop::Again)
@@ -605,6 +626,32 @@ impl<'a> StripeWrite<'a> {
             return Ok(());
         }
         shared.member_failed(slot, role, error).await
+    }
+}
+
+/// The part of a write that the log keeps.
+struct Kept<'a> {
+    scratch: &'a Scratch,
+    /// The strips whose new data it keeps, bit `i` for strip `i`.
+    redo: u64,
+    /// Whether the write replaces the whole stripe, so that no partial parity is left.
+    is_full: bool,
+}
+
+impl Payload for Kept<'_> {
+    fn partial(&self, parity: usize) -> &[u8] {
+        match self.is_full {
+            true => &[],
+            false => self.scratch.parity[parity].as_ref().expect("just computed").as_slice(),
+        }
+    }
+
+    fn redo(&self) -> Redo<'_> {
+        let mut redo = Redo::new();
+        for strip in ones(self.redo) {
+            redo.extend(self.scratch.new[strip].as_ref().map(NewData::as_slice));
+        }
+        redo
     }
 }
 

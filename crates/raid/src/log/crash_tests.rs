@@ -22,6 +22,22 @@ const SECTOR: usize = 512;
 const STRIPES: u64 = 10;
 const LOG_AT: u64 = 4096;
 
+/// The payload of an entry: partials by parity, and new data.
+struct Kept<'a> {
+    partials: &'a [Vec<u8>],
+    redo: &'a [&'a [u8]],
+}
+
+impl Payload for Kept<'_> {
+    fn partial(&self, parity: usize) -> &[u8] {
+        &self.partials[parity]
+    }
+
+    fn redo(&self) -> Redo<'_> {
+        self.redo.iter().copied().collect()
+    }
+}
+
 fn random(below: u64) -> u64 {
     current().random_u64() % below
 }
@@ -375,14 +391,13 @@ impl World {
             }
             self.code.update(&new, &mut [(j, &mut parities[j])]);
         }
-        let targets: Vec<Target<'_>> = (0..parity)
+        let targets: Vec<Target> = (0..parity)
             .filter(|j| self.is_live(stripe, data + j))
             .map(|j| Target {
                 parity: j,
                 slot: self.slot(stripe, data + j),
-                channel: &self.channels[self.slot(stripe, data + j)],
+                channel: self.channels[self.slot(stripe, data + j)].clone(),
                 log_offset: LOG_AT,
-                partial: &partials[j],
             })
             .collect();
         let redo: Vec<&[u8]> = match new.len() > 1 && !is_full || is_degraded {
@@ -399,8 +414,9 @@ impl World {
             return Err(0);
         }
         if !targets.is_empty() {
-            let (redo, checksums) = (&redo[..], &checksums[..]);
-            let entry = Entry { stripe, offset, len, modified, redo, checksums, targets: &targets };
+            let payload = &Kept { partials: &partials, redo: &redo };
+            let (checksums, targets) = (&checksums[..], &targets[..]);
+            let entry = Entry { stripe, offset, len, modified, checksums, targets, payload };
             match log.append(&entry).await {
                 Ok(granted) => ticket = Some(granted),
                 Err(AppendError::Members(failed)) => {

@@ -16,14 +16,13 @@
 use super::checksum::{Checksum, Key};
 use super::writer::{LaneLog, Memory, Pending, Shared, Staged};
 use crate::ArrayConfig;
-use crate::config::MAX_PARITY;
+use crate::config::MAX_GROUP_MEMBERS;
 use crate::log::Nonce;
 use crate::log::entry::{HEADER_BYTES, Header, Write, entry_bytes, max_entry_bytes};
 use crate::log::size;
 use crate::mutant::{self, Mutant};
 use arrayvec::ArrayVec;
 use block::{Channel, IoError};
-use reactor::{Buffer, Permits};
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -41,30 +40,41 @@ pub struct Entry<'a> {
     pub len: u32,
     /// Modified data strips, bit `i` for strip `i`.
     pub modified: u64,
-    /// New data of the modified strips, ascending by strip, `len` bytes each; may be empty.
-    pub redo: &'a [&'a [u8]],
     /// [`Checksum`] of the new data of each modified strip, ascending. Required for a full stripe
     /// without redo; otherwise it may be empty.
     pub checksums: &'a [u32],
     /// The live parity members of the stripe; not empty.
-    pub targets: &'a [Target<'a>],
+    pub targets: &'a [Target],
+    /// The bytes that the entry keeps.
+    pub payload: &'a dyn Payload,
 }
 
 /// A parity member that gets a copy of an entry.
-#[derive(Clone, Copy)]
-pub struct Target<'a> {
+#[derive(Clone)]
+pub struct Target {
     /// The parity that the member holds in this stripe.
     pub parity: usize,
     /// The member's slot.
     pub slot: usize,
     /// The channel that writes to the member.
-    pub channel: &'a Rc<dyn Channel>,
+    pub channel: Rc<dyn Channel>,
     /// Start of the log on the member, in bytes.
     pub log_offset: u64,
-    /// `Σ c·D` of this parity over the *unmodified* data strips, `len` bytes; empty for a full
-    /// stripe.
-    pub partial: &'a [u8],
 }
+
+/// The bytes that an entry keeps. They do not change while the entry is appended, which asks for
+/// them twice: a list of them for all strips would make every write's future larger.
+pub trait Payload {
+    /// `Σ c·D` of a target's parity over the *unmodified* data strips, `len` bytes; empty for a
+    /// full stripe.
+    fn partial(&self, parity: usize) -> &[u8];
+
+    /// New data of the modified strips, ascending by strip, `len` bytes each; may be empty.
+    fn redo(&self) -> Redo<'_>;
+}
+
+/// New data of strips; see [`Payload::redo`].
+pub type Redo<'a> = ArrayVec<&'a [u8], MAX_GROUP_MEMBERS>;
 
 /// Why an entry is not durable. No state remains: the entry counts as retired.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -133,21 +143,20 @@ impl Log {
     /// strips but not all modified without redo, a full stripe with neither redo nor checksums.
     pub async fn append(&self, entry: &Entry<'_>) -> Result<Ticket, AppendError> {
         let config = &self.shared.config;
-        let entry = &if mutant::is(Mutant::NoRedo) { Entry { redo: &[], ..*entry } } else { *entry };
         let bytes = entry_bytes(entry.check(config));
         if bytes > max_entry_bytes(config) {
             return Err(AppendError::TooLarge(bytes));
         }
         let lane = self.lane(config.lane_of(entry.stripe));
         lane.turn.acquire(1).await;
-        let turn = Turn(&lane.turn);
+        let turn = Turn(&lane);
         let memory = Memory::take(&self.shared, bytes as usize, entry.targets.len()).await;
-        let mut buffers = ArrayVec::new();
         for _ in entry.targets {
-            buffers.push(self.shared.buffers.take(bytes as usize).await);
+            let buffer = self.shared.buffers.take(bytes as usize).await;
+            lane.buffers.borrow_mut().push(buffer);
         }
         room(&lane, entry.targets, bytes).await?;
-        let pending = stage(&lane, entry, bytes, buffers, memory);
+        let pending = stage(&lane, entry, bytes, memory);
         drop(turn);
         let sequence = pending.await.map_err(AppendError::Members)?;
         Ok(Ticket { lane: Some(lane), sequence })
@@ -210,12 +219,14 @@ impl Drop for Log {
     }
 }
 
-/// The right to place entries in a lane, in order of the requests.
-struct Turn<'a>(&'a Permits);
+/// The right to place entries in a lane, in order of the requests, and to use the lane's list of
+/// buffers.
+struct Turn<'a>(&'a LaneLog);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.release(1);
+        self.0.buffers.borrow_mut().clear();
+        self.0.turn.release(1);
     }
 }
 
@@ -225,25 +236,34 @@ impl Entry<'_> {
         let len = self.len as usize;
         let strips = self.modified.count_ones() as usize;
         let is_full = strips == config.geometry.data;
+        let redo = self.redo();
         assert!(strips > 0 && !self.targets.is_empty(), "an entry without strips or targets");
-        assert!(self.redo.is_empty() || self.redo.len() == strips, "redo is for all modified strips");
+        assert!(redo.is_empty() || redo.len() == strips, "redo is for all modified strips");
         assert!(
             self.checksums.is_empty() || self.checksums.len() == strips,
             "checksums are of all modified strips"
         );
-        assert!(self.redo.iter().all(|data| data.len() == len), "redo of {len} bytes a strip");
+        assert!(redo.iter().all(|data| data.len() == len), "redo of {len} bytes a strip");
         let partial = if is_full { 0 } else { len };
         assert!(
-            self.targets.iter().all(|target| target.partial.len() == partial),
+            self.targets.iter().all(|target| self.payload.partial(target.parity).len() == partial),
             "{partial} bytes a partial"
         );
         let can_be_replayed =
-            strips == 1 && !is_full || !self.redo.is_empty() || is_full && !self.checksums.is_empty();
+            strips == 1 && !is_full || !redo.is_empty() || is_full && !self.checksums.is_empty();
         assert!(can_be_replayed || mutant::is(Mutant::NoRedo), "new data or checksums are needed");
-        (partial + self.redo.len() * len) as u64
+        (partial + redo.len() * len) as u64
     }
 
-    fn write(&self, parity: usize) -> Write {
+    fn redo(&self) -> Redo<'_> {
+        let mut redo = self.payload.redo();
+        if mutant::is(Mutant::NoRedo) {
+            redo.clear();
+        }
+        redo
+    }
+
+    fn write(&self, parity: usize, has_redo: bool) -> Write {
         Write {
             stripe: self.stripe,
             offset: self.offset,
@@ -251,7 +271,7 @@ impl Entry<'_> {
             modified: self.modified,
             targets: self.targets.iter().fold(0, |mask, target| mask | 1 << target.parity),
             parity: parity as u16,
-            has_redo: !self.redo.is_empty(),
+            has_redo,
             checksums: self.checksums.iter().copied().collect(),
         }
     }
@@ -259,7 +279,7 @@ impl Entry<'_> {
 
 /// Waits until every target has room for an entry of `bytes`. Requests a marker only if it makes
 /// room.
-async fn room(lane: &Rc<LaneLog>, targets: &[Target<'_>], bytes: u64) -> Result<(), AppendError> {
+async fn room(lane: &Rc<LaneLog>, targets: &[Target], bytes: u64) -> Result<(), AppendError> {
     poll_fn(|cx| {
         let failed: Vec<_> =
             targets.iter().filter_map(|target| Some((target.slot, lane.failure(target.slot)?))).collect();
@@ -273,7 +293,7 @@ async fn room(lane: &Rc<LaneLog>, targets: &[Target<'_>], bytes: u64) -> Result<
             }
             has_room = false;
             if lane.book.borrow().needs_marker(target.slot) {
-                lane.stage_marker(target.slot, target.channel, target.log_offset);
+                lane.stage_marker(target.slot, &target.channel, target.log_offset);
             } else if lane.book.borrow().is_stuck() && lane.is_idle(target.slot) {
                 return Poll::Ready(Err(AppendError::Stuck(lane.number)));
             }
@@ -287,38 +307,31 @@ async fn room(lane: &Rc<LaneLog>, targets: &[Target<'_>], bytes: u64) -> Result<
     .await
 }
 
-/// Gives the entry its sequence, builds its copies and passes them to the writers.
-fn stage(
-    lane: &Rc<LaneLog>,
-    entry: &Entry<'_>,
-    bytes: u64,
-    buffers: ArrayVec<Buffer, MAX_PARITY>,
-    mut memory: Memory,
-) -> Pending {
+/// Gives the entry its sequence, builds its copies in the lane's buffers and passes them to the
+/// writers.
+fn stage(lane: &Rc<LaneLog>, entry: &Entry<'_>, bytes: u64, mut memory: Memory) -> Pending {
     let sequence = lane.book.borrow_mut().begin();
     let pending = Pending::new(lane.clone(), sequence, entry.targets.len());
     let key = lane.shared.key();
-    let mut redo: Option<Checksum<'_>> = None;
-    for (target, mut buffer) in entry.targets.iter().zip(buffers) {
+    let redo = entry.redo();
+    let mut redo_checksum: Option<Checksum<'_>> = None;
+    for (target, mut buffer) in entry.targets.iter().zip(lane.buffers.borrow_mut().drain(..)) {
         let placement = lane.book.borrow_mut().place(target.slot, bytes);
         let (head, payload) = buffer.as_mut_slice().split_at_mut(HEADER_BYTES);
-        let (partial, rest) = payload.split_at_mut(target.partial.len());
-        let (new, padding) = rest.split_at_mut(entry.redo.len() * entry.len as usize);
-        let mut checksum = match &redo {
+        let of_target = entry.payload.partial(target.parity);
+        let (partial, rest) = payload.split_at_mut(of_target.len());
+        let (new, padding) = rest.split_at_mut(redo.len() * entry.len as usize);
+        let mut checksum = match &redo_checksum {
             Some(same) => {
-                entry
-                    .redo
-                    .iter()
-                    .zip(new.chunks_mut(entry.len as usize))
-                    .for_each(|(a, b)| b.copy_from_slice(a));
+                redo.iter().zip(new.chunks_mut(entry.len as usize)).for_each(|(a, b)| b.copy_from_slice(a));
                 same.clone()
             }
-            None => redo.insert(copy_redo(&key, entry.redo, new)).clone(),
+            None => redo_checksum.insert(copy_redo(&key, &redo, new)).clone(),
         };
         // SAFETY: both are slices of one length and do not overlap.
-        unsafe { checksum.copy(target.partial.as_ptr(), partial) };
+        unsafe { checksum.copy(of_target.as_ptr(), partial) };
         padding.fill(0);
-        let write = Some(entry.write(target.parity));
+        let write = Some(entry.write(target.parity, !redo.is_empty()));
         let payload_checksum = checksum.finish();
         let header = Header { payload_checksum, write, ..lane.header(target.slot, placement) };
         head.copy_from_slice(&header.encode(lane.shared.config.geometry.data));

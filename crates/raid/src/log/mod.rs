@@ -97,7 +97,7 @@ mod crash_tests;
 mod tests;
 
 pub use entry::Nonce;
-pub use log::{AppendError, Entry, Log, Target, Ticket, max_len};
+pub use log::{AppendError, Entry, Log, Payload, Redo, Target, Ticket, max_len};
 pub use recover::{PendingWrite, Report, UnreadableUnit, list, recover, unfinished};
 pub use recovery::{BadRange, RecoverError, Recovery, RecoveryMember};
 

@@ -42,6 +42,22 @@ struct Setup {
     channels: Vec<Rc<dyn Channel>>,
 }
 
+/// A payload with one partial for every parity.
+struct Bytes<'a> {
+    partial: &'a [u8],
+    redo: &'a [&'a [u8]],
+}
+
+impl Payload for Bytes<'_> {
+    fn partial(&self, _parity: usize) -> &[u8] {
+        self.partial
+    }
+
+    fn redo(&self) -> Redo<'_> {
+        self.redo.iter().copied().collect()
+    }
+}
+
 const NONCE: Nonce = Nonce([3; 16]);
 const LOG_AT: u64 = 8192;
 const LANE: u64 = 64 << 10;
@@ -63,17 +79,17 @@ impl Setup {
         let partial = [0x11; 4096];
         let target = |parity: usize| {
             let slot = self.config.geometry.member(stripe, 3 + parity);
-            Target { parity, slot, channel: &self.channels[slot], log_offset: LOG_AT, partial: &partial }
+            Target { parity, slot, channel: self.channels[slot].clone(), log_offset: LOG_AT }
         };
-        let targets: Vec<Target<'_>> = (0..2).filter(|j| parities >> j & 1 == 1).map(target).collect();
+        let targets: Vec<Target> = (0..2).filter(|j| parities >> j & 1 == 1).map(target).collect();
         let entry = Entry {
             stripe,
             offset: 0,
             len: 4096,
             modified: 0b10,
-            redo: &[],
             checksums: &[],
             targets: &targets,
+            payload: &Bytes { partial: &partial, redo: &[] },
         };
         self.log.append(&entry).await
     }
@@ -122,21 +138,16 @@ fn an_entry_runs_over_the_end_of_its_lane_and_is_found_there() {
         // Entries with 4 KiB more, so that some wrap at the end of the lane.
         let partial = [0; 8192];
         for _ in 0..20 {
-            let targets = [Target {
-                parity: 0,
-                slot: 4,
-                channel: &setup.channels[4],
-                log_offset: LOG_AT,
-                partial: &partial,
-            }];
+            let targets =
+                [Target { parity: 0, slot: 4, channel: setup.channels[4].clone(), log_offset: LOG_AT }];
             let entry = Entry {
                 stripe: 0,
                 offset: 0,
                 len: 8192,
                 modified: 1,
-                redo: &[],
                 checksums: &[],
                 targets: &targets,
+                payload: &Bytes { partial: &partial, redo: &[] },
             };
             let ticket = setup.log.append(&entry).await.unwrap();
             setup.log.retire(ticket);
@@ -265,28 +276,22 @@ fn an_entry_that_no_lane_can_hold_is_refused_and_max_len_says_what_fits() {
     run_simulated(7, |_| async {
         let setup = Setup::new();
         let (new, partial) = ([0; 8192], [0; 8192]);
-        let targets = [Target {
-            parity: 0,
-            slot: 4,
-            channel: &setup.channels[4],
-            log_offset: LOG_AT,
-            partial: &partial,
-        }];
+        let targets = [Target { parity: 0, slot: 4, channel: setup.channels[4].clone(), log_offset: LOG_AT }];
         let redo: [&[u8]; 2] = [&new, &new];
         let entry = Entry {
             stripe: 0,
             offset: 0,
             len: 8192,
             modified: 3,
-            redo: &redo,
             checksums: &[],
             targets: &targets,
+            payload: &Bytes { partial: &partial, redo: &redo },
         };
         let ticket = setup.log.append(&entry).await.unwrap();
         setup.log.retire(ticket);
         let long = vec![0; 12 << 10];
-        let targets = [Target { partial: &long, ..targets[0] }];
-        let entry = Entry { len: 12 << 10, redo: &[&long, &long], targets: &targets, ..entry };
+        let payload = Bytes { partial: &long, redo: &[&long, &long] };
+        let entry = Entry { len: 12 << 10, payload: &payload, ..entry };
         assert_eq!(setup.log.append(&entry).await.err(), Some(AppendError::TooLarge(40 << 10)));
     });
 }
@@ -403,13 +408,13 @@ fn a_full_stripe_that_was_cut_off_loses_only_the_sector_that_cannot_be_read_and_
         let setup = Setup::new();
         let target = |parity: usize| {
             let slot = setup.config.geometry.member(0, 3 + parity);
-            Target { parity, slot, channel: &setup.channels[slot], log_offset: LOG_AT, partial: &[] }
+            Target { parity, slot, channel: setup.channels[slot].clone(), log_offset: LOG_AT }
         };
         let sums = [1, 2, 3];
         let targets = [target(0), target(1)];
-        let (modified, redo) = (0b111, &[][..]);
-        let entry =
-            Entry { stripe: 0, offset: 0, len: 8192, modified, redo, checksums: &sums, targets: &targets };
+        let payload = &Bytes { partial: &[], redo: &[] };
+        let (modified, checksums, targets) = (0b111, &sums[..], &targets[..]);
+        let entry = Entry { stripe: 0, offset: 0, len: 8192, modified, checksums, targets, payload };
         let _in_flight = setup.log.append(&entry).await.unwrap();
 
         let crashed = Crashed::new(setup, &[(1, 13)], &[]);
@@ -453,7 +458,7 @@ fn a_full_stripe_that_was_written_keeps_sectors_that_are_unreadable_in_different
             let setup = Setup::new();
             let target = |parity: usize| {
                 let slot = setup.config.geometry.member(0, 3 + parity);
-                Target { parity, slot, channel: &setup.channels[slot], log_offset: LOG_AT, partial: &[] }
+                Target { parity, slot, channel: setup.channels[slot].clone(), log_offset: LOG_AT }
             };
             let mut strips: Vec<Vec<u8>> =
                 (0..5).map(|strip| (0..8192).map(|i| (i / 3 + strip) as u8).collect()).collect();
@@ -465,16 +470,9 @@ fn a_full_stripe_that_was_written_keeps_sectors_that_are_unreadable_in_different
             let key = checksum::Key::new(&NONCE);
             let sums: Vec<u32> = data.iter().map(|(_, strip)| checksum::Checksum::of(&key, strip)).collect();
             let targets = [target(0), target(1)];
-            let (modified, redo) = (0b111, &[][..]);
-            let entry = Entry {
-                stripe: 0,
-                offset: 0,
-                len: 8192,
-                modified,
-                redo,
-                checksums: &sums,
-                targets: &targets,
-            };
+            let payload = &Bytes { partial: &[], redo: &[] };
+            let (modified, checksums, targets) = (0b111, &sums[..], &targets[..]);
+            let entry = Entry { stripe: 0, offset: 0, len: 8192, modified, checksums, targets, payload };
             let _in_flight = setup.log.append(&entry).await.unwrap();
 
             let scratched = [(0, 2), (1, 13), (3, 5)];

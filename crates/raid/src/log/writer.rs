@@ -118,6 +118,8 @@ pub(super) struct LaneLog {
     pub book: RefCell<Lane>,
     /// One permit: its holder may wait for room and place an entry.
     pub turn: Permits,
+    /// Buffers for the copies of one entry, of the holder of the turn.
+    pub buffers: RefCell<Vec<Buffer>>,
     /// The appender that waits for room.
     waiting: Cell<Option<Waker>>,
     flights: RefCell<Flights>,
@@ -154,6 +156,7 @@ impl LaneLog {
             number,
             book,
             turn: Permits::new(1),
+            buffers: RefCell::default(),
             waiting: Cell::new(None),
             flights: RefCell::default(),
             queues: RefCell::default(),

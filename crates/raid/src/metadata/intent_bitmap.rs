@@ -32,6 +32,9 @@ const HEAD_BYTES: usize = 64;
 const PAGE: usize = PAGE_BYTES as usize;
 // A model checks one region; every further region costs it time.
 const REGIONS: usize = if cfg!(loom) { 1 } else { REGIONS_PER_PAGE as usize };
+/// Sets of counters of writes. A core uses one of them, so that up to this number of cores never
+/// write to the same cache line.
+const SHARDS: usize = if cfg!(loom) { 2 } else { 8 };
 
 /// The write-intent bitmap of a running array, shared by all cores.
 pub struct IntentBitmap {
@@ -41,11 +44,22 @@ pub struct IntentBitmap {
     regions: AtomicU64,
     /// The present bits: durable, except that a cleared bit may still be set on members.
     now: Box<[AtomicU8]>,
-    /// Writes that have begun in each region, and that have ended; they wrap. For
-    /// [`IntentBitmap::sweep`].
-    begun: Box<[AtomicU32]>,
-    ended: Box<[AtomicU32]>,
+    /// The writes in each region, by shard. For [`IntentBitmap::sweep`].
+    writes: [Box<[Writes]>; SHARDS],
     pages: Box<[Replicated<Vec<u8>>]>,
+}
+
+/// Writes that have begun in a region, and that have ended, counted by the cores of one shard; they
+/// wrap.
+struct Writes {
+    begun: AtomicU32,
+    ended: AtomicU32,
+}
+
+impl Writes {
+    fn new() -> Writes {
+        Writes { begun: AtomicU32::new(0), ended: AtomicU32::new(0) }
+    }
 }
 
 impl IntentBitmap {
@@ -67,8 +81,7 @@ impl IntentBitmap {
             initial,
             regions: AtomicU64::new(config.regions()),
             now: now.into(),
-            begun: (0..regions).map(|_| AtomicU32::new(0)).collect(),
-            ended: (0..regions).map(|_| AtomicU32::new(0)).collect(),
+            writes: std::array::from_fn(|_| (0..regions).map(|_| Writes::new()).collect()),
             pages,
         }
     }
@@ -349,38 +362,52 @@ impl IntentBitmap {
         self.now[region as usize].fetch_and(!bits, Ordering::SeqCst);
     }
 
-    /// Records the begin of a write in the region, before the write reads its bits.
+    /// Records the begin of a write of a core in the region, before the write reads its bits.
     #[inline]
-    pub fn begin(&self, region: u64) {
-        self.begun[region as usize].fetch_add(1, Ordering::SeqCst);
+    pub fn begin(&self, region: u64, core: usize) {
+        self.writes[core % SHARDS][region as usize].begun.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Records the begin of a write in the region, unless `is_logged` returns true: a logged write
-    /// needs no mark. Returns the result of `is_logged`, which is called after the begin is
-    /// recorded. So a thread that enables logging and then sees no write in flight
+    /// Records the begin of a write of a core in the region, unless `is_logged` returns true: a
+    /// logged write needs no mark. Returns the result of `is_logged`, which is called after the
+    /// begin is recorded. So a thread that enables logging and then sees no write in flight
     /// ([`IntentBitmap::sweep_idle`]) knows that no later write needs the mark.
     #[inline]
-    pub fn begin_unless(&self, region: u64, is_logged: impl FnOnce() -> bool) -> bool {
+    pub fn begin_unless(&self, region: u64, core: usize, is_logged: impl FnOnce() -> bool) -> bool {
         if is_broken("a write begins before it asks whether it is logged") {
             let is_logged = is_logged();
             if !is_logged {
-                self.begin(region);
+                self.begin(region, core);
             }
             return is_logged;
         }
-        self.begin(region);
+        self.begin(region, core);
         let is_logged = is_logged();
         if is_logged {
-            self.end(region); // a logged write needs no mark: recovery replays it
+            self.end(region, core); // a logged write needs no mark: recovery replays it
         }
         is_logged
     }
 
-    /// Records the end of a write in the region: data and parity are durable on all members, or the
-    /// region has another mark.
+    /// Records the end of a write of a core in the region: data and parity are durable on all
+    /// members, or the region has another mark.
     #[inline]
-    pub fn end(&self, region: u64) {
-        self.ended[region as usize].fetch_add(1, Ordering::SeqCst);
+    pub fn end(&self, region: u64, core: usize) {
+        self.writes[core % SHARDS][region as usize].ended.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Writes that have begun in a region. Shards only grow: two equal results mean that no write
+    /// has begun in between.
+    fn begun(&self, region: usize) -> u32 {
+        let counts = self.writes.iter().map(|shard| shard[region].begun.load(Ordering::SeqCst));
+        counts.fold(0, u32::wrapping_add)
+    }
+
+    /// Writes that have ended in a region. If as many have begun, counted afterwards, no write was
+    /// in flight when this returned: in no shard can fewer have begun than have ended.
+    fn ended(&self, region: usize) -> u32 {
+        let counts = self.writes.iter().map(|shard| shard[region].ended.load(Ordering::SeqCst));
+        counts.fold(0, u32::wrapping_add)
     }
 
     /// Clears [`DIRTY`], in memory, in every region without a write since the last sweep, and
@@ -390,8 +417,8 @@ impl IntentBitmap {
         let mut cleared = 0;
         for (region, before) in memory.iter_mut().enumerate() {
             // Ended writes are counted first: a write in between counts as in flight.
-            let ended = self.ended[region].load(Ordering::SeqCst);
-            let begun = self.begun[region].load(Ordering::SeqCst);
+            let ended = self.ended(region);
+            let begun = self.begun(region);
             let has_ended = begun == ended || mutant::is(Mutant::MarksClearedInFlight);
             let is_idle = std::mem::replace(before, begun) == begun && has_ended;
             if is_idle && self.has(region as u64, DIRTY) {
@@ -405,8 +432,8 @@ impl IntentBitmap {
     /// whether none is.
     pub fn sweep_idle(&self, region: u64) -> bool {
         let region = region as usize;
-        let ended = self.ended[region].load(Ordering::SeqCst);
-        let begun = self.begun[region].load(Ordering::SeqCst);
+        let ended = self.ended(region);
+        let begun = self.begun(region);
         let has_ended = begun == ended || mutant::is(Mutant::MarksClearedInFlight);
         has_ended && (!self.has(region as u64, DIRTY) || self.clear_dirty(region, begun))
     }
@@ -420,8 +447,7 @@ impl IntentBitmap {
         }
         // A write that begins meanwhile sees that the bit is cleared, or is seen here: `begin`
         // precedes its load of the bit, and this load follows the clearing.
-        let is_idle =
-            self.begun[region].load(Ordering::SeqCst) == begun || is_broken("a sweep looks again for writes");
+        let is_idle = self.begun(region) == begun || is_broken("a sweep looks again for writes");
         if is_broken("the bit goes before the second look") && is_idle {
             self.now[region].fetch_and(!DIRTY, Ordering::SeqCst);
         }
@@ -767,10 +793,10 @@ mod tests {
             let targets = targets(&config, &disks);
             let (map, mut memory) = (IntentBitmap::new(&config, 0), Vec::new());
             for region in 0..2 {
-                map.begin(region);
+                map.begin(region, 0);
                 map.set(region, WRITTEN | DIRTY, &targets).await.unwrap();
             }
-            map.end(0);
+            map.end(0, 0);
             assert_eq!(map.sweep(&mut memory), 0, "region 0 was just written");
             assert_eq!(map.sweep(&mut memory), 1);
             assert_eq!((map.get(0), map.get(1)), (WRITTEN, WRITTEN | DIRTY));

@@ -88,8 +88,8 @@ impl Code {
     /// Computes all parity strips (`parity[j]`) from all data strips (`data[i]`), all of one
     /// length.
     ///
+    /// # Panics
     /// If the number of strips or their lengths differ.
-    /// When the number of strips or their lengths differ.
     pub fn encode(&self, data: &[&[u8]], parity: &mut [&mut [u8]]) {
         assert!(data.len() == self.data && parity.len() == self.parity);
         let job = Job {
@@ -103,8 +103,8 @@ impl Code {
     /// Sets each parity `(j, bytes)` to the sum of the given data strips `(i, bytes)` alone: a
     /// partial parity.
     ///
+    /// # Panics
     /// If the lengths differ.
-    /// When the lengths differ.
     pub fn encode_some(&self, data: &[(usize, &[u8])], parity: &mut [(usize, &mut [u8])]) {
         self.add(data, parity, false);
     }

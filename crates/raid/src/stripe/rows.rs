@@ -6,6 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
@@ -68,16 +69,20 @@ impl RowLocks {
             stripes.entry(stripe).or_insert_with(|| self.spare.borrow_mut().pop().unwrap_or_default());
         let mut claim = Claim { id, rows, is_shared, is_held: false, waker: None };
         claim.is_held = !claims.iter().any(|earlier| earlier.conflicts(&claim));
+        let is_held = claim.is_held;
         claims.push(claim);
-        Lock { guard: Some(RowGuard { locks: self, stripe, id }) }
+        Lock { guard: Some(RowGuard { locks: self, stripe, id }), is_held }
     }
 
     fn release(&self, stripe: u64, id: u64) {
         let mut stripes = self.stripes.borrow_mut();
-        let claims = stripes.get_mut(&stripe).expect("the claim is there until now");
+        let Entry::Occupied(mut of_stripe) = stripes.entry(stripe) else {
+            unreachable!("the claim is there until now")
+        };
+        let claims = of_stripe.get_mut();
         claims.retain(|claim| claim.id != id);
         if claims.is_empty() {
-            let list = stripes.remove(&stripe).expect("just seen");
+            let list = of_stripe.remove();
             let mut spare = self.spare.borrow_mut();
             if spare.len() < SPARE_LISTS {
                 spare.push(list);
@@ -98,12 +103,17 @@ impl RowLocks {
 /// The future of a lock.
 pub struct Lock<'a> {
     guard: Option<RowGuard<'a>>,
+    /// Whether it was held at once.
+    is_held: bool,
 }
 
 impl<'a> Future for Lock<'a> {
     type Output = RowGuard<'a>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<RowGuard<'a>> {
+        if self.is_held {
+            return Poll::Ready(self.guard.take().expect("not polled after its end"));
+        }
         let guard = self.guard.as_ref().expect("not polled after its end");
         let mut stripes = guard.locks.stripes.borrow_mut();
         let claims = stripes.get_mut(&guard.stripe).expect("the claim is there until it is released");

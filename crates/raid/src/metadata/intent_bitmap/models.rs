@@ -31,10 +31,10 @@ fn a_sweep_during_a_write() {
     let writing = {
         let map = map.clone();
         thread::spawn(move || {
-            map.begin(0);
+            map.begin(0, 1);
             mark(&map);
             assert_eq!(map.pages[0].lock().wanted[0] & DIRTY, DIRTY, "a write in flight has no mark");
-            map.end(0);
+            map.end(0, 1);
         })
     };
     map.sweep(&mut vec![0]);
@@ -53,9 +53,9 @@ fn writes_that_begin_to_be_logged() {
     let writing = {
         let (map, is_logging, unlogged) = (map.clone(), is_logging.clone(), unlogged.clone());
         thread::spawn(move || {
-            if !map.begin_unless(0, || is_logging.load(Ordering::SeqCst)) {
+            if !map.begin_unless(0, 1, || is_logging.load(Ordering::SeqCst)) {
                 unlogged.with(|_| ());
-                map.end(0);
+                map.end(0, 1);
             }
         })
     };
