@@ -45,6 +45,7 @@ texts:
 	tests/check-prose
 	tests/check-links
 	tests/check-formats
+	benches/run --help > /dev/null
 
 # Most tests wait more than they compute.
 unit: export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(nproc))

@@ -13,7 +13,7 @@ import tempfile
 
 import paths
 from nvmet import KernelTarget
-from server import as_cases, fio_job
+from servers import as_cases, fio_job
 from ublk_server import UblkServer
 from vm import Guest
 

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 
 import paths
-from server import INITIATOR_CORE, RAMP_S, SERVER_CORE, Server, as_cases, fill, freestone, initiator, measure
+from servers import INITIATOR_CORE, RAMP_S, SERVER_CORE, Server, as_cases, fill, freestone, initiator, measure
 
 GIB = 1 << 30
 MAPPED_GIB, NEW_GIB, COMPRESSED_MIB = 1, 64, 128

@@ -5,7 +5,7 @@ import socket as so
 import tempfile
 
 import paths
-from server import Server, as_cases, fio, freestone, initiator, measure
+from servers import Server, as_cases, fio, freestone, initiator, measure
 
 MEMORY = "mem:size=1G"
 MIB = 1 << 20

@@ -42,5 +42,5 @@ def report(results, run, folder):
         row.append(spread([(data + parity) / data * value for value in ratio(READ)], 2) if READ in found else "")
         rows.append("| " + " | ".join(row) + " |")
     rounds = len(results["cases"][0]["gb_s"][OURS])
-    return ["## Parity", f"{run.split(',')[0]}, {rounds} rounds of {MS} ms; instructions: {results['instructions']}.", NOTE,
+    return ["## Parity", f"{run}, {rounds} rounds of {MS} ms; instructions: {results['instructions']}.", NOTE,
             "\n".join(rows), "![Parity of cold data](parity.svg)"]

@@ -30,7 +30,7 @@ REBUILD_NOTE = (
     "\"rebuild\" counts bytes of surviving strips that a rebuild reads in a second: each strip is copied out, summed and copied in.\n"
     "\"cold XOR\" is the rate of XOR on cold memory, on the same core just before.")
 FOREGROUND_NOTE = (
-    "p99 of 4 KiB requests, 8 in flight, on 4+1 modelled NVMe drives (200,000 requests and 3 GiB a second, 80 µs) without one member.\n"
+    "p99 of 4 KiB requests, 8 in flight, on RAID 6 of 4+2 modelled NVMe drives (200,000 requests and 3 GiB a second, 80 µs) without one member.\n"
     "It is measured before and during a rebuild, which is limited to 1.5 times the latency before (`latency_target`).")
 
 
@@ -116,7 +116,7 @@ def rebuild_tables(cases):
 def report(results, run, folder):
     (folder / "raid_drives.svg").write_text(drives_plot(of(results, "drives")))
     rounds = len(results[0]["rounds"])
-    when = f"{run.split(',')[0]}, {rounds} rounds of {SECONDS} s a case; median (lowest..highest)."
+    when = f"{run}, {rounds} rounds of {SECONDS} s a case; median (lowest..highest)."
     return ["## Arrays: what the engine costs", when, ENGINE_NOTE, engine_table(of(results, "engine")),
             "## Arrays on modelled drives", when, DRIVES_NOTE, drives_table(of(results, "drives")),
             "![Efficiency on modelled drives](raid_drives.svg)",

@@ -146,12 +146,18 @@ def _groups(cases):
              {name: [value / 1e3 for value in values] for name, values in case["iops"].items()}) for case in cases]
 
 
+def date(results, part):
+    """The date of a part's run, after the machine if it was another than the page's."""
+    run = results["runs"][part]
+    other = run.get("machine", results["machine"])
+    machine = "" if other == results["machine"] else f"On {other}: "
+    return f"{machine}{run['date']}"
+
+
 def when(results, part):
     run = results["runs"][part]
     trips = " and ".join(f"{ns:.0f}" for ns in run["round_trip_ns"])
-    other = run.get("machine", results["machine"])
-    machine = "" if other == results["machine"] else f"On {other}: "
-    return f"{machine}{run['date']}, {run['rounds']} rounds of {run['seconds']:g} s a case; round trip {trips} ns before and after."
+    return f"{date(results, part)}, {run['rounds']} rounds of {run['seconds']:g} s a case; round trip {trips} ns before and after."
 
 
 def write(results, folder):
@@ -184,7 +190,7 @@ def write(results, folder):
     if "library" in results:
         parts += library_parts(results["library"], when(results, "library"), folder)
     if "parity" in results:
-        parts += parity.report(results["parity"], when(results, "parity"), folder)
+        parts += parity.report(results["parity"], date(results, "parity"), folder)
     if "raid" in results:
-        parts += raid.report(results["raid"], when(results, "raid"), folder)
+        parts += raid.report(results["raid"], date(results, "raid"), folder)
     (folder / "README.md").write_text("\n\n".join(parts) + "\n")

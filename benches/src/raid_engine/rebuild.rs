@@ -112,7 +112,9 @@ fn cold_xor() -> f64 {
 /// rate in bytes per second is also returned.
 pub fn foreground(op: Op, seconds: f64) -> Value {
     on_core(move |core| async move {
-        let plan = Plan { members: Members::Hollow(NVME_BYTES, NVME), ..PLAN };
+        // A group without redundancy left would be rebuilt at full rate, whatever the latency.
+        let members = Members::Hollow(NVME_BYTES, NVME);
+        let plan = Plan { level: Level::Raid6, count: DATA + 2, members, ..PLAN };
         let array = plan.start().await;
         touch(&array).await;
         array.fail(0).await.expect("parity stands for it");
@@ -123,7 +125,7 @@ pub fn foreground(op: Op, seconds: f64) -> Value {
         let without = running.p99_ns(seconds).await;
         let pace = Pace { latency_target_ns: Some((without * ALLOWED) as u64), ..Pace::default() };
         let jobs = array.keep(Options { pace, ..Options::default() }).expect("a keeper");
-        jobs.add(plan.member(DATA + 1)).await.expect("it fits");
+        jobs.add(plan.member(plan.count)).await.expect("it fits");
         core.sleep((SETTLES_S * 1e9) as u64).await;
         let before = rebuilt(&jobs);
         let during = running.p99_ns(seconds).await;
