@@ -6,8 +6,8 @@
 use crate::array::ArrayArgs;
 use crate::bench::BenchArgs;
 use crate::daemon::{
-    CompletionArgs, CoreArgs, DeviceArgs, EventArgs, ExportArgs, GroupArgs, JobArgs, ManArgs, PortalArgs,
-    StatusArgs, SupportArgs, TopArgs, VolumeArgs,
+    CompletionArgs, CoreArgs, DeviceArgs, EventArgs, ExportArgs, GroupArgs, HistoryArgs, JobArgs, ManArgs,
+    PortalArgs, StatusArgs, SupportArgs, TopArgs, VolumeArgs,
 };
 use crate::discover::DiscoverArgs;
 use crate::error::Error;
@@ -91,6 +91,8 @@ pub enum Command {
     Core(CoreArgs),
     /// List events of the daemon
     Event(EventArgs),
+    /// Print the load of an object of the daemon over the last day, and its events
+    History(HistoryArgs),
     /// Print the readiness of the daemon, or wait for it with --wait
     Status(StatusArgs),
     /// Collect a support bundle
@@ -121,6 +123,7 @@ impl Command {
             | Command::Job(JobArgs { daemon, .. })
             | Command::Core(CoreArgs { daemon, .. })
             | Command::Event(EventArgs { daemon, .. })
+            | Command::History(HistoryArgs { daemon, .. })
             | Command::Status(StatusArgs { daemon, .. })
             | Command::Support(SupportArgs { daemon, .. })
             | Command::Top(TopArgs { daemon, .. }) => daemon.socket = socket,

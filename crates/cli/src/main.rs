@@ -128,6 +128,7 @@ fn run_command(cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
         Command::Job(args) => ask(&args.daemon, &|| args.run()),
         Command::Core(args) => ask(&args.daemon, &|| args.run()),
         Command::Event(args) => ask(&args.daemon, &|| args.run()),
+        Command::History(args) => ask(&args.daemon, &|| args.run()),
         Command::Support(args) => ask(&args.daemon, &|| args.run()),
         Command::Top(args) => ask(&args.daemon, &|| args.run()),
         Command::Completion(args) => {

@@ -11,6 +11,7 @@ mod copies;
 mod export_host;
 mod fs;
 mod grow;
+mod history;
 mod image;
 mod image_served;
 mod labels;

@@ -141,6 +141,18 @@ impl Client {
         path: &[&str],
         query: &[(&'static str, String)],
     ) -> Result<Vec<T>> {
+        self.get_with(path, query)
+    }
+
+    /// Gets the object that a query selects.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn get_with<T: DeserializeOwned>(
+        &self,
+        path: &[&str],
+        query: &[(&'static str, String)],
+    ) -> Result<T> {
         let mut url = self.url(path);
         if !query.is_empty() {
             url.query_pairs_mut().extend_pairs(query);

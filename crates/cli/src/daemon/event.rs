@@ -54,8 +54,6 @@ impl EventArgs {
 }
 
 fn line(event: &Event) -> String {
-    let seconds = event.at_ns / 1_000_000_000;
-    let time =
-        humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + std::time::Duration::from_secs(seconds));
+    let time = super::history::time(event.at_ns);
     format!("{time}  {} {}  {}: {}", event.kind, event.name, event.what, event.text)
 }

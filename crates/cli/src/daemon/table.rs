@@ -4,7 +4,7 @@
 pub fn table<const N: usize>(heading: [&str; N], rows: &[[String; N]]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([heading[column].len()]).max().unwrap_or(0)
+        cells.chain([heading[column].chars().count()]).max().unwrap_or(0)
     };
     let is_number = |column: usize| {
         let is_number = |row: &[String; N]| row[column].chars().next().is_none_or(|c| c.is_ascii_digit());
@@ -39,6 +39,7 @@ mod tests {
         let rows = [["a", "5", ""], ["long", "10", "x y"]].map(|row| row.map(str::to_owned));
         assert_eq!(table(["NAME", "N", "WHAT"], &rows), "NAME   N  WHAT\na      5\nlong  10  x y");
         assert_eq!(table(["NAME"], &[]), "NAME");
+        assert_eq!(table(["µs"], &[["5".to_owned()]]), "µs\n 5");
         assert_eq!(fields(&[("name", "a".into()), ("none", String::new())]), "name        a");
         let long = fields(&[("name", "a".into()), ("most clients", "4".into())]);
         assert_eq!(long, "name          a\nmost clients  4");
