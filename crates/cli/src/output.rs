@@ -33,3 +33,9 @@ impl Output {
         let _ = stdout.flush();
     }
 }
+
+/// A time in nanoseconds since 1970, in UTC to the second.
+pub fn time(at_ns: u64) -> String {
+    let since = std::time::Duration::from_secs(at_ns / 1_000_000_000);
+    humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + since).to_string()
+}

@@ -2,6 +2,7 @@
 
 use crate::daemon::device::full_in;
 use crate::daemon::drive;
+use crate::output::time;
 use api::{Array, ArrayState, Job, JobKind, Level, Member, Reshape};
 use base::Size;
 use hosting::vocabulary::raid_window;
@@ -104,12 +105,6 @@ fn read_errors(most: u32) -> String {
         0 => "not limited".into(),
         most => format!("at most {most} of a member in an hour"),
     }
-}
-
-/// A time in nanoseconds since 1970, in UTC.
-fn time(at_ns: u64) -> String {
-    let since = std::time::Duration::from_secs(at_ns / 1_000_000_000);
-    humantime::format_rfc3339_seconds(std::time::UNIX_EPOCH + since).to_string()
 }
 
 /// Progress of a reshape: `from 5 (2+1): 12.5 % of 3 GiB moved`.

@@ -5,11 +5,12 @@ use super::table::{fields, table};
 use super::volume::{Growth, growth};
 use super::{DaemonArgs, Session, job};
 use crate::error::Error;
+use crate::output::time;
 use crate::parse;
 use api::{Device, DeviceChange, ImageSnapshot, Job, JobChange, NewDevice, NewImageSnapshot};
 use base::Size;
 use client::Method;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 /// The arguments of `freestone device`.
 #[derive(clap::Args, Debug)]
@@ -181,9 +182,7 @@ impl SnapshotCommand {
 
 fn snapshots(known: &[ImageSnapshot]) -> String {
     let row = |snapshot: &ImageSnapshot| {
-        let created = UNIX_EPOCH + Duration::from_nanos(snapshot.created_at_ns);
-        let created = humantime::format_rfc3339_seconds(created).to_string();
-        [snapshot.id.clone(), snapshot.name.clone(), size(snapshot.size_bytes), created]
+        [snapshot.id.clone(), snapshot.name.clone(), size(snapshot.size_bytes), time(snapshot.created_at_ns)]
     };
     table(["ID", "NAME", "SIZE", "CREATED"], &known.iter().map(row).collect::<Vec<_>>())
 }

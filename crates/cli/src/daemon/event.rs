@@ -2,6 +2,7 @@
 
 use super::{DaemonArgs, Session};
 use crate::error::Error;
+use crate::output::time;
 use api::Event;
 use std::io::BufRead;
 
@@ -36,7 +37,7 @@ impl EventArgs {
         match self.command {
             EventCommand::List { follow: false } => {
                 let events: Vec<Event> = session.client.get(&["events"])?;
-                events.iter().for_each(|event| session.print(event, || line(event)));
+                events.iter().for_each(|event| session.print(event, || line_of(event)));
             }
             EventCommand::List { follow: true } => {
                 for text in session.client.follow(&["events", "stream"])?.lines() {
@@ -44,7 +45,7 @@ impl EventArgs {
                         .map_err(|error| Error::Runtime(format!("connection to freestoned lost: {error}")))?;
                     let Some(data) = text.strip_prefix("data:") else { continue };
                     if let Ok(event) = serde_json::from_str::<Event>(data) {
-                        session.print(&event, || line(&event));
+                        session.print(&event, || line_of(&event));
                     }
                 }
             }
@@ -53,7 +54,11 @@ impl EventArgs {
     }
 }
 
-fn line(event: &Event) -> String {
-    let time = super::history::time(event.at_ns);
-    format!("{time}  {} {}  {}: {}", event.kind, event.name, event.what, event.text)
+fn line_of(event: &Event) -> String {
+    line(event.at_ns, &event.kind, &event.name, &event.what, &event.text)
+}
+
+/// Something that happened, in one line.
+pub(super) fn line(at_ns: u64, kind: &str, name: &str, what: &str, text: &str) -> String {
+    format!("{}  {kind} {name}  {what}: {text}", time(at_ns))
 }

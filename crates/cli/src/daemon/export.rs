@@ -4,6 +4,7 @@ use super::labels::{self, LabelsArgs, RelabelArgs, SelectionArgs};
 use super::table::{fields, table};
 use super::{DaemonArgs, Session, qemu};
 use crate::error::Error;
+use crate::output::time;
 use crate::parse;
 use api::{AnaState, Attach, Client, DataPlane, Export, ExportChange, HostsChange, NewExport, NewHost};
 use base::Size;
@@ -11,7 +12,6 @@ use client::Method;
 use spec::CpuList;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::{Duration, UNIX_EPOCH};
 
 /// Limit of bytes of a file with one secret.
 const MAX_SECRET_BYTES: u64 = 4096;
@@ -359,7 +359,6 @@ pub(super) fn option(text: &str) -> Result<(String, String), Error> {
 
 fn clients_table(clients: &[Client]) -> String {
     let row = |client: &Client| {
-        let since = UNIX_EPOCH + Duration::from_nanos(client.since_ns);
         let size = |bytes: Option<u64>| bytes.map(|bytes| Size(bytes).to_string()).unwrap_or_default();
         [
             client.host.clone().unwrap_or_default(),
@@ -368,7 +367,7 @@ fn clients_table(clients: &[Client]) -> String {
             security(client).into(),
             size(client.read_bytes),
             size(client.written_bytes),
-            humantime::format_rfc3339_seconds(since).to_string(),
+            time(client.since_ns),
         ]
     };
     let heading = ["HOST", "ADDRESS", "QUEUES", "SECURITY", "READ", "WRITTEN", "SINCE"];

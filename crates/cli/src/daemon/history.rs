@@ -1,11 +1,11 @@
 //! `freestone history`: the load of an object over the last day.
 
-use super::{DaemonArgs, Session};
+use super::{DaemonArgs, Session, event};
 use crate::error::Error;
+use crate::output::time;
 use api::{History, HistoryMarker, HistoryPoint};
 use base::Size;
 use hosting::text::grouped;
-use std::time::{Duration, UNIX_EPOCH};
 
 /// The daemon keeps points of this length, in seconds.
 const PERIOD_S: u32 = 10;
@@ -74,7 +74,10 @@ fn text(history: &History) -> String {
         true => format!("{}: no interval of {} s is complete", history.object, history.resolution_s),
         false => super::table::table(HEADING, &rows),
     };
-    let lines = history.markers.iter().map(marker);
+    let lines = history
+        .markers
+        .iter()
+        .map(|HistoryMarker { at_ns, kind, name, what, text }| event::line(*at_ns, kind, name, what, text));
     std::iter::once(points).chain(lines).collect::<Vec<_>>().join("\n")
 }
 
@@ -92,17 +95,6 @@ fn cells(point: &HistoryPoint, seconds: u32) -> [String; 7] {
         us(point.p50_ns),
         us(point.p99_ns),
     ]
-}
-
-fn marker(marker: &HistoryMarker) -> String {
-    let HistoryMarker { at_ns, kind, name, what, text } = marker;
-    format!("{}  {kind} {name}  {what}: {text}", time(*at_ns))
-}
-
-/// A time in UTC, to the second.
-pub(super) fn time(at_ns: u64) -> String {
-    let at = UNIX_EPOCH + Duration::from_secs(at_ns / 1_000_000_000);
-    humantime::format_rfc3339_seconds(at).to_string()
 }
 
 #[cfg(test)]
