@@ -7,7 +7,7 @@ use crate::core::posts::{self, Posted};
 use crate::ring::Padded;
 use crate::route::{Post, Route};
 use crate::simulated::receive;
-use crate::sync::{AtomicBool, AtomicU64, Mutex, fence, is_broken};
+use crate::sync::{AtomicBool, AtomicU64, Mutex, fence, is_broken, lock};
 use crate::task::Body;
 #[cfg(not(loom))]
 use crossbeam_queue::ArrayQueue;
@@ -142,11 +142,6 @@ impl Inbox {
             self.close();
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> crate::sync::MutexGuard<'_, T> {
-    // Nothing that can panic runs under this lock.
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// The core has ended.

@@ -19,7 +19,7 @@
 
 use crate::remote::{Inbox, Message};
 use crate::ring::{Consumer, Padded, Producer, ring};
-use crate::sync::{AtomicU64, Mutex, UnsafeCell, is_broken};
+use crate::sync::{AtomicU64, Mutex, UnsafeCell, is_broken, lock};
 use crate::task::Task;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -117,7 +117,7 @@ impl Route {
 
     /// Drops the posts on their way to a core that is closed: their messages are lost.
     pub(crate) fn drain(&self) {
-        let _turn = self.drain.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _turn = lock(&self.drain);
         // SAFETY: the core that is closed takes posts no more, and this is the holder of `drain`.
         while let Some(post) = self.consumer.with_mut(|consumer| unsafe { (*consumer).pop() }) {
             drop(post);

@@ -124,6 +124,11 @@ mod modelled {
     }
 }
 
+/// Locks a mutex whose content is whole even if a thread has panicked with the lock.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// Whether a model breaks this rule of a protocol, to show that it detects that. Always `false`
 /// outside of models.
 #[cfg(not(loom))]

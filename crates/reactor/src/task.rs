@@ -8,7 +8,7 @@
 use crate::doorbell::Doorbell;
 use crate::remote::Inbox;
 use crate::ring::Padded;
-use crate::sync::{AtomicBool, AtomicPtr, Mutex, MutexGuard, fence, is_broken};
+use crate::sync::{AtomicBool, AtomicPtr, Mutex, fence, is_broken, lock};
 use block::IoFuture;
 use std::cell::{Cell, UnsafeCell};
 use std::future::Future;
@@ -263,11 +263,6 @@ impl Body {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that can panic runs under these locks.
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 #[cfg(all(test, loom))]

@@ -60,20 +60,13 @@ impl Inner {
     }
 
     fn post_wake(&self, task: &'static Task, hint: *const u8) -> bool {
-        let senders = &mut *self.senders.borrow_mut();
         // A body may have served a core that has ended before.
-        let is_of = |sender: &Sender| ptr::eq(sender.inbox.body, task.body) && !sender.inbox.is_closed();
-        let Some(at) = senders.iter().position(is_of) else { return self.wake_by_new_route(senders, task) };
-        self.push(&mut senders[at], Post::Wake(task, hint)).is_ok()
-    }
-
-    #[cold]
-    fn wake_by_new_route(&self, senders: &mut Vec<Sender>, task: &'static Task) -> bool {
-        let Some(inbox) = task.body.inbox().filter(|inbox| !inbox.is_closed()) else { return false };
-        let mut sender = Sender::new(inbox);
-        let is_sent = self.push(&mut sender, Post::Wake(task, ptr::null())).is_ok();
-        senders.push(sender);
-        is_sent
+        let is_of = |sender: &&mut Sender| ptr::eq(sender.inbox.body, task.body) && !sender.inbox.is_closed();
+        if let Some(sender) = self.senders.borrow_mut().iter_mut().find(is_of) {
+            return self.push(sender, Post::Wake(task, hint)).is_ok();
+        }
+        let inbox = task.body.inbox().filter(|inbox| !inbox.is_closed());
+        inbox.is_some_and(|inbox| matches!(self.post(&inbox, Post::Wake(task, hint)), Posted::Sent))
     }
 
     fn push(&self, sender: &mut Sender, post: Post) -> Result<(), Post> {
