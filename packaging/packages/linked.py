@@ -27,6 +27,11 @@ def packages(workspace, crates):
     return found, {node["id"]: node for node in metadata["resolve"]["nodes"]}
 
 
+def expression(license):
+    """An SPDX expression; crates of former times have a slash for OR."""
+    return license.replace("/", " OR ")
+
+
 def workspace_of(arguments):
     """The workspace and the crates of the arguments `[--workspace FOLDER] CRATE…`."""
     if arguments[:1] == ["--workspace"]:
