@@ -214,6 +214,11 @@ impl SimDisk {
         rewrite(&mut self.lock().bad, range);
     }
 
+    /// Whether all bytes of `range` can be read.
+    pub fn is_readable(&self, range: &Range<u64>) -> bool {
+        !self.lock().bad.iter().any(|(bad, _)| overlaps(bad, range))
+    }
+
     /// Whether metadata in `range` is unreadable, or rotten by [`SimDisk::rot_metadata`].
     pub fn has_metadata_error(&self, range: &Range<u64>) -> bool {
         let is_there = |(bad, kind): &(_, _)| *kind == Unreadable::Metadata && overlaps(bad, range);

@@ -280,19 +280,31 @@ impl Copies {
         self.0.iter().flatten().max_by_key(|copy| copy.table.generation).map(|copy| &**copy)
     }
 
-    /// Damages the copy that may be, if others can be found without it.
+    /// Damages the copy that may be, if another copy of what was committed can be read without it.
     fn damage(&self, world: &World, fault: &Fault, layout: &Layout, is_live: bool) -> bool {
         let disk = world.disk(fault.slot);
         let copy = mix(world.shape.seed ^ fault.slot as u64) as usize % COPIES;
-        let is_left =
-            |others: Range<usize>| others.into_iter().any(|other| other != copy && self.0[other].is_some());
+        let places = layout.superblocks();
+        let generations = self.0.each_ref().map(|copy| copy.as_ref().map(|copy| copy.table.generation));
+        let is_left = |others: Range<usize>, least: Option<u64>| {
+            let can_be_read = |other: usize| disk.is_readable(&(places[other]..places[other] + COPY_BYTES));
+            others.into_iter().any(|other| other != copy && generations[other] >= least && can_be_read(other))
+        };
         // Where a disk has grown, and the array not yet, only the copies at its front say where the
         // others are.
         let is_at_end = layout.member_bytes == disk.limits().capacity & !(PAGE_BYTES - 1);
-        let may_be_damaged = is_left(if is_at_end { 0..COPIES } else { 0..COPIES / 2 });
+        let may_be_damaged =
+            (is_at_end || is_left(0..COPIES / 2, Some(0))) && is_left(0..COPIES, committed(generations));
         if may_be_damaged {
-            damage_block(&disk, fault, layout.superblocks()[copy], is_live);
+            damage_block(&disk, fault, places[copy], is_live);
         }
         may_be_damaged
     }
+}
+
+/// The generation that a member must not lack: the second highest of its copies. Power may have cut
+/// off the commit of the highest, which then stands in one copy.
+fn committed(mut generations: [Option<u64>; COPIES]) -> Option<u64> {
+    generations.sort_unstable_by(|a, b| b.cmp(a));
+    generations[1].or(generations[0])
 }
