@@ -82,25 +82,28 @@ impl Client {
                 return Err(Error::content(file, fault));
             }
         };
-        Client::presenting(context(SslMethod::tls_client())?, keys.swap_remove(place))
+        let mut context = context(SslMethod::tls_client())?;
+        psk::present(&mut context, keys.swap_remove(place))?;
+        Ok(Client::presenting(context))
     }
 
     /// Uses a key of the caller with its identity; TLS 1.3 only. A server with the same key needs
-    /// no certificate.
+    /// no certificate. A key of 48 bytes is for suites with SHA-384, and any other for those with
+    /// SHA-256.
     ///
     /// # Errors
-    /// The identity is longer than 255 bytes, or the key cannot be used.
+    /// The key cannot be used.
     pub fn with_secret(identity: String, secret: Zeroizing<Vec<u8>>) -> Result<Client, Error> {
         let mut context = context(SslMethod::tls_client())?;
         context.set_min_proto_version(Some(SslVersion::TLS1_3))?;
-        Client::presenting(context, Key { identity, secret })
+        psk::bound::present(&mut context, Key { identity, secret })?;
+        Ok(Client::presenting(context))
     }
 
-    fn presenting(mut context: SslContextBuilder, key: Key) -> Result<Client, Error> {
-        psk::present(&mut context, key)?;
+    fn presenting(mut context: SslContextBuilder) -> Client {
         // A server without the key must not be accepted because of some certificate.
         context.set_verify(SslVerifyMode::PEER);
-        Ok(Client::new(context, false))
+        Client::new(context, false)
     }
 
     /// Starts a session with the server `host`: a name, or an IP address without brackets.

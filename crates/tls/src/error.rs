@@ -22,14 +22,6 @@ pub enum Error {
         /// The reason.
         fault: String,
     },
-    /// A key's identity does not fit into the TLS library's messages.
-    #[error("TLS cannot present the identity {identity:?}: it has {} bytes, at most {most} are possible", identity.len())]
-    LongIdentity {
-        /// The identity, which is not secret.
-        identity: String,
-        /// Maximum length in bytes.
-        most: usize,
-    },
     /// The TLS library refuses a setting.
     #[error("TLS cannot be set up: {0}")]
     Library(String),

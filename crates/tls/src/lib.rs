@@ -13,15 +13,15 @@
 //! together with the buffers that a socket needs.
 //!
 //! Secrets are certificates in a directory, named as by nbdkit and QEMU, or keys that both sides
-//! share beforehand (PSK) in the format of GnuTLS's `psktool`. TLS 1.2 is the oldest version; there
-//! is no renegotiation and no resumption.
+//! share beforehand (PSK) in the format of GnuTLS's `psktool`, or of the caller. TLS 1.2 is the
+//! oldest version; there is no renegotiation and no resumption.
 //!
 //! Without the feature `openssl` every configuration is refused, so no session exists and callers
 //! need no second code path.
 //!
 //! Source of truth: RFC 8446 (TLS 1.3), RFC 5246 (TLS 1.2), RFC 4279 (keys of TLS 1.2).
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 #[cfg(not(feature = "openssl"))]
 mod absent;

@@ -1,5 +1,7 @@
 //! Keys that both sides share beforehand: lines `identity:key in hex`, as GnuTLS's `psktool` writes
-//! and nbdkit, libnbd and QEMU read them.
+//! and nbdkit, libnbd and QEMU read them; and keys of the caller ([`bound`]).
+
+pub(crate) mod bound;
 
 use crate::Error;
 use crate::certificates::MAX_FILE;
@@ -12,9 +14,6 @@ use zeroize::Zeroizing;
 
 /// Longest identity of a key, in bytes: every TLS library accepts it.
 const MAX_IDENTITY: usize = 128;
-/// Longest identity that a client can present, in bytes: `PSK_MAX_IDENTITY_LEN` of OpenSSL, less
-/// the zero byte.
-const MAX_PRESENTED: usize = 255;
 /// Longest key, in bytes: likewise.
 const MAX_KEY: usize = 64;
 /// Shortest key, in bytes: shorter keys can be found by trial.
@@ -78,15 +77,21 @@ fn from_hex(hex: &str) -> Option<Zeroizing<Vec<u8>>> {
 /// Accepts clients that have one of the keys.
 pub(crate) fn accept(context: &mut SslContextBuilder, keys: Vec<Key>) -> Result<(), Error> {
     suites(context)?;
-    let named = index()?;
     context.set_psk_server_callback(move |ssl, identity, to| {
         let found = keys.iter().find(|key| Some(key.identity.as_bytes()) == identity);
         // Zero bytes: no key has this identity, and the handshake fails.
         let Some(key) = found else { return Ok(0) };
-        ssl.set_ex_data(named, key.identity.as_str().into());
+        name(ssl, &key.identity);
         Ok(put(&key.secret, to))
     });
     Ok(())
+}
+
+/// Notes the identity of the peer's key. Without memory for that, the peer has none.
+fn name(ssl: &mut SslRef, identity: &str) {
+    if let Ok(named) = index() {
+        ssl.set_ex_data(named, identity.into());
+    }
 }
 
 /// Returns the identity of the peer's key, once the handshake is over.
@@ -104,11 +109,8 @@ fn index() -> Result<Index<Ssl, Box<str>>, ErrorStack> {
     }
 }
 
-/// Presents one key to the server.
+/// Presents one key to the server. Its identity comes from a file, which bounds it.
 pub(crate) fn present(context: &mut SslContextBuilder, key: Key) -> Result<(), Error> {
-    if key.identity.len() > MAX_PRESENTED {
-        return Err(Error::LongIdentity { identity: key.identity, most: MAX_PRESENTED });
-    }
     suites(context)?;
     context.set_psk_client_callback(move |_, _, identity, secret| {
         // Leaves room for the zero byte after the identity.

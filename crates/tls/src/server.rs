@@ -17,6 +17,8 @@ use zeroize::Zeroizing;
 pub struct Server {
     context: SslContext,
     identities: Arc<[Box<str>]>,
+    /// Keys that one identity has at most.
+    keys: usize,
 }
 
 impl Server {
@@ -33,7 +35,7 @@ impl Server {
             certificates::trust(&mut context, &within(directory, AUTHORITY))?;
             context.set_verify(SslVerifyMode::PEER | SslVerifyMode::FAIL_IF_NO_PEER_CERT);
         }
-        Ok(Server { context: context.build(), identities: Arc::default() })
+        Ok(Server { context: context.build(), identities: Arc::default(), keys: 0 })
     }
 
     /// Uses the keys in `file`: lines `identity:hexadecimal key`. A client must have one of them.
@@ -41,12 +43,16 @@ impl Server {
     /// # Errors
     /// The file is missing or invalid.
     pub fn with_keys(file: &Path) -> Result<Server, Error> {
-        let context = context(SslMethod::tls_server())?;
-        Server::accepting(context, psk::read_keys(file)?)
+        let mut context = context(SslMethod::tls_server())?;
+        let keys = psk::read_keys(file)?;
+        let identities = identities(&keys);
+        psk::accept(&mut context, keys)?;
+        Ok(Server { context: context.build(), identities, keys: 1 })
     }
 
     /// Uses keys of the caller, each with its identity; TLS 1.3 only. A client must have one of
-    /// them.
+    /// them. Several may have the same identity: a session tries these in their order. A key of 48
+    /// bytes is for suites with SHA-384, and any other for those with SHA-256.
     ///
     /// # Errors
     /// A key cannot be used.
@@ -55,14 +61,10 @@ impl Server {
     ) -> Result<Server, Error> {
         let mut context = context(SslMethod::tls_server())?;
         context.set_min_proto_version(Some(SslVersion::TLS1_3))?;
-        let keys = secrets.into_iter().map(|(identity, secret)| Key { identity, secret }).collect();
-        Server::accepting(context, keys)
-    }
-
-    fn accepting(mut context: SslContextBuilder, keys: Vec<Key>) -> Result<Server, Error> {
-        let identities = keys.iter().map(|key| key.identity.as_str().into()).collect();
-        psk::accept(&mut context, keys)?;
-        Ok(Server { context: context.build(), identities })
+        let keys: Vec<_> = secrets.into_iter().map(|(identity, secret)| Key { identity, secret }).collect();
+        let identities = identities(&keys);
+        let keys = psk::bound::accept(&mut context, keys)?;
+        Ok(Server { context: context.build(), identities, keys })
     }
 
     /// Returns the identities of clients that have keys; empty if clients use certificates.
@@ -91,7 +93,7 @@ impl Server {
     /// # Errors
     /// Out of memory.
     pub fn session(&self) -> Result<Session, SessionError> {
-        Session::new(&self.context, Side::Server)
+        Session::new(&self.context, Side::Server { keys: self.keys })
     }
 }
 
@@ -99,6 +101,10 @@ impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Server")
     }
+}
+
+fn identities(keys: &[Key]) -> Arc<[Box<str>]> {
+    keys.iter().map(|key| key.identity.as_str().into()).collect()
 }
 
 /// Returns the settings that client and server share.

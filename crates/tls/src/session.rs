@@ -14,7 +14,7 @@ const MAX_ANSWERS: usize = 256 << 10;
 
 /// The own side of the session.
 pub(crate) enum Side<'a> {
-    Server,
+    Server { keys: usize },
     Client { host: &'a str, checks_name: bool },
 }
 
@@ -22,6 +22,18 @@ pub(crate) enum Side<'a> {
 pub struct Session {
     stream: SslStream<Pipe>,
     is_established: bool,
+    /// Until the server has answered a hello, if its client may have one of several keys.
+    retry: Option<Retry>,
+}
+
+/// The means to try the next one of the keys that have the client's identity.
+struct Retry {
+    context: SslContext,
+    /// All bytes that were fed.
+    hello: Vec<u8>,
+    tried: usize,
+    /// Keys that one identity has at most.
+    keys: usize,
 }
 
 /// The transport that the library reads and writes.
@@ -40,8 +52,14 @@ impl Session {
     pub(crate) fn new(context: &SslContext, side: Side<'_>) -> Result<Session, SessionError> {
         let refused = |stack: ErrorStack| SessionError::Handshake(reasons(&stack));
         let mut ssl = Ssl::new(context).map_err(refused)?;
+        let mut retry = None;
         match side {
-            Side::Server => ssl.set_accept_state(),
+            Side::Server { keys } => {
+                ssl.set_accept_state();
+                if keys > 1 {
+                    retry = Some(Retry { context: context.to_owned(), hello: Vec::new(), tried: 0, keys });
+                }
+            }
             Side::Client { host, checks_name } => {
                 ssl.set_connect_state();
                 if checks_name {
@@ -50,12 +68,15 @@ impl Session {
             }
         }
         let stream = SslStream::new(ssl, Pipe::default()).map_err(refused)?;
-        Ok(Session { stream, is_established: false })
+        Ok(Session { stream, is_established: false, retry })
     }
 
     /// Takes received bytes, which the next [`Session::handshake`] or [`Session::read`] uses.
     /// Callers feed more only when those return without a result.
     pub fn feed(&mut self, bytes: &[u8]) {
+        if let Some(retry) = &mut self.retry {
+            retry.hello.extend_from_slice(bytes);
+        }
         let pipe = self.stream.get_mut();
         if pipe.used == pipe.incoming.len() {
             pipe.incoming.clear();
@@ -78,6 +99,38 @@ impl Session {
         if self.is_established {
             return Ok(true);
         }
+        loop {
+            let result = self.shake();
+            if result.is_err() && self.try_next_key() {
+                continue;
+            }
+            // An answer without error follows from a key that client and server have.
+            if !self.unsent().is_empty() {
+                self.retry = None;
+            }
+            return result;
+        }
+    }
+
+    /// Begins again with the next key that has the client's identity, and the bytes of its hello:
+    /// the client has got no answer. Returns whether there may be one.
+    fn try_next_key(&mut self) -> bool {
+        let Some(retry) = &mut self.retry else { return false };
+        retry.tried += 1;
+        if retry.tried >= retry.keys {
+            return false;
+        }
+        let is_ended = self.stream.get_ref().is_ended;
+        let pipe = Pipe { incoming: retry.hello.clone(), is_ended, ..Pipe::default() };
+        let stream = Ssl::new(&retry.context).and_then(|mut ssl| {
+            ssl.set_accept_state();
+            psk::bound::skip(&mut ssl, retry.tried)?;
+            SslStream::new(ssl, pipe)
+        });
+        stream.map(|stream| self.stream = stream).is_ok()
+    }
+
+    fn shake(&mut self) -> Result<bool, SessionError> {
         match self.stream.do_handshake() {
             Ok(()) => {
                 self.is_established = true;

@@ -4,6 +4,7 @@ use std::path::Path;
 use tempfile::TempDir;
 use tls::authority::{Authority, write_all};
 use tls::{Client, Plain, Server, Session, SessionError};
+use zeroize::Zeroizing;
 
 /// Transfers all unsent bytes of one side to the other.
 fn carry(from: &mut Session, to: &mut Session) {
@@ -145,6 +146,54 @@ fn a_key_that_both_have_is_enough_and_another_is_not() {
     let other = Server::with_certificates(certificates.path(), false).unwrap();
     refused(&client(&format!("alice:{good}")), &other, "localhost");
     refused(&Client::with_certificates(certificates.path()).unwrap(), &server, "localhost");
+}
+
+/// Several keys of one identity, for either hash, each of which some client has.
+#[test]
+fn keys_of_the_caller_have_the_hash_of_their_length_and_may_share_an_identity() {
+    let key = |fill: u8, len: usize| Zeroizing::new(vec![fill; len]);
+    let have = |identity: &str, key| (identity.to_owned(), key);
+    let server = Server::with_secrets([
+        have("alice", key(1, 32)),
+        have("bob", key(2, 48)),
+        have("alice", key(3, 32)),
+        have("bob", key(4, 48)),
+        have("alice", key(5, 32)),
+    ])
+    .unwrap();
+    let client = |identity: &str, key| Client::with_secret(identity.into(), key).unwrap();
+    for (identity, fill, len, suite) in [
+        ("alice", 1, 32, "TLSv1.3 TLS_AES_128_GCM_SHA256"),
+        ("alice", 3, 32, "TLSv1.3 TLS_AES_128_GCM_SHA256"),
+        ("alice", 5, 32, "TLSv1.3 TLS_AES_128_GCM_SHA256"),
+        ("bob", 2, 48, "TLSv1.3 TLS_AES_256_GCM_SHA384"),
+        ("bob", 4, 48, "TLSv1.3 TLS_AES_256_GCM_SHA384"),
+    ] {
+        let (mut ours, mut theirs) = agreed(&client(identity, key(fill, len)), &server, "");
+        assert_eq!((ours.agreed(), theirs.peer()), (suite.to_owned(), Some(identity)));
+        say(&mut ours, &mut theirs, b"hello");
+        say(&mut theirs, &mut ours, &vec![7; 100_000]);
+    }
+    for (identity, fill, len) in [("alice", 2, 32), ("alice", 2, 48), ("bob", 1, 48), ("eve", 1, 32)] {
+        let [_, theirs] = refused(&client(identity, key(fill, len)), &server, "");
+        assert!(theirs.contains("handshake"), "{theirs}");
+    }
+    // A hello that comes byte by byte.
+    let (mut ours, mut theirs) = (client("bob", key(4, 48)).session("").unwrap(), server.session().unwrap());
+    assert!(!ours.handshake().unwrap());
+    let hello = ours.unsent().to_vec();
+    ours.sent(hello.len());
+    for byte in hello {
+        assert!(theirs.unsent().is_empty());
+        theirs.feed(&[byte]);
+        assert!(!theirs.handshake().unwrap());
+    }
+    let ends = shake(&mut ours, &mut theirs);
+    assert!(matches!(ends, [Ok(true), Ok(true)]), "{ends:?}");
+    // Bytes that are no hello.
+    let mut session = server.session().unwrap();
+    session.feed(b"GET / HTTP/1.1\r\n");
+    assert!(session.handshake().unwrap_err().to_string().contains("http request"));
 }
 
 #[test]

@@ -120,7 +120,7 @@ impl Directory {
         services: BTreeMap<Nqn, Arc<Service>>,
         changed: Option<(&Nqn, &AdmittedHosts)>,
     ) -> Result<(), Error> {
-        let mut keys: BTreeMap<&str, &TlsSecret> = BTreeMap::new();
+        let mut keys: BTreeMap<&str, (&Nqn, Vec<&TlsSecret>)> = BTreeMap::new();
         let (mut has_tls, mut requires_tls) = (false, !services.is_empty());
         let admitted: Vec<_> = services.values().map(|service| service.subsystem.admitted()).collect();
         for (nqn, admitted) in services.keys().zip(&admitted) {
@@ -134,10 +134,14 @@ impl Directory {
             // A host may have another key for each subsystem. For discovery, the first one counts
             // where the identity does not tell them apart.
             for secret in &admitted.secrets {
-                keys.entry(&secret.identity).or_insert(secret);
+                let (first, secrets) = keys.entry(&secret.identity).or_insert((nqn, Vec::new()));
+                if *first == nqn {
+                    secrets.push(secret);
+                }
             }
         }
-        let secrets = keys.values().map(|secret| (secret.identity.clone(), secret.key.clone()));
+        let secrets = keys.values().flat_map(|(_, secrets)| secrets);
+        let secrets = secrets.map(|secret| (secret.identity.clone(), secret.key.clone()));
         let tls = has_tls.then(|| tls::Server::with_secrets(secrets)).transpose();
         let tls = tls.map_err(|error| Error::Config(format!("TLS: {error}")))?;
         let mut listing = self.listing();
