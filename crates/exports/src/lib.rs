@@ -45,10 +45,10 @@ pub mod vduse;
 pub mod vhost_user_blk;
 mod virtio_blk;
 
+pub use self::stream::{MIN_MEMORY, MemoryBudget};
 pub use clients::{Connection, Moved, NvmeQueue, Peer};
 pub use error::Error;
 pub use stats::{ClientsReport, QueueStats, Stats, Totals};
-pub use stream::{MIN_MEMORY, MemoryBudget};
 pub use virtio::contain_truncation;
 
 use block::Limits;

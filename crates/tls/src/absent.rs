@@ -1,8 +1,6 @@
 //! The same types without the feature `openssl`; none of them can be created.
 
-use crate::{Came, Error, Plain, SessionError};
-use std::io;
-use std::os::fd::AsFd;
+use crate::{Error, Plain, SessionError};
 use std::path::Path;
 use zeroize::Zeroizing;
 
@@ -152,49 +150,6 @@ impl Session {
     }
 
     pub fn agreed(&self) -> String {
-        match self.0 {}
-    }
-}
-
-/// A wire that cannot be created; none of its methods can be called.
-#[derive(Debug)]
-pub struct Wire(Nothing);
-
-#[allow(missing_docs, clippy::missing_errors_doc, reason = "none of this can be called")]
-impl Wire {
-    pub fn new(session: Session) -> Wire {
-        match session.0 {}
-    }
-
-    pub fn receive(&mut self, _socket: impl AsFd, _room: usize, _put: impl FnMut(&[u8])) -> io::Result<Came> {
-        match self.0 {}
-    }
-
-    pub fn has_more(&self) -> bool {
-        match self.0 {}
-    }
-
-    pub fn agreed(&self) -> String {
-        match self.0 {}
-    }
-
-    pub fn say(&mut self, _len: usize, _fill: impl FnOnce(&mut [u8])) -> io::Result<()> {
-        match self.0 {}
-    }
-
-    pub fn seal(&mut self) -> io::Result<()> {
-        match self.0 {}
-    }
-
-    pub fn unsent(&self) -> usize {
-        match self.0 {}
-    }
-
-    pub fn send(&mut self, _socket: impl AsFd) -> io::Result<usize> {
-        match self.0 {}
-    }
-
-    pub fn close(&mut self, _socket: impl AsFd) {
         match self.0 {}
     }
 }

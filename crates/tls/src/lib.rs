@@ -9,8 +9,7 @@
 //!
 //! A session makes no system call and reads no clock, so it can run on a control thread or on a
 //! core. Its memory is bounded visibly. Bytes that were fed are used up before the session wants
-//! more. Bytes that were written stay until the caller reports them as sent. [`Wire`] is a session
-//! together with the buffers that a socket needs.
+//! more. Bytes that were written stay until the caller reports them as sent.
 //!
 //! Secrets are certificates in a directory, named as by nbdkit and QEMU, or keys that both sides
 //! share beforehand (PSK) in the format of GnuTLS's `psktool`, or of the caller. TLS 1.2 is the
@@ -27,30 +26,26 @@
 mod absent;
 #[cfg(any(test, feature = "testing"))]
 pub mod authority;
-mod came;
 #[cfg(feature = "openssl")]
 mod certificates;
 #[cfg(feature = "openssl")]
 mod client;
 mod error;
+mod plain;
 #[cfg(feature = "openssl")]
 mod psk;
 #[cfg(feature = "openssl")]
 mod server;
 #[cfg(feature = "openssl")]
 mod session;
-#[cfg(feature = "openssl")]
-mod wire;
 
 #[cfg(not(feature = "openssl"))]
-pub use absent::{Client, Server, Session, Wire};
-pub use came::{Came, Plain, RECORD};
+pub use absent::{Client, Server, Session};
 #[cfg(feature = "openssl")]
 pub use client::Client;
 pub use error::{Error, SessionError};
+pub use plain::{Plain, RECORD};
 #[cfg(feature = "openssl")]
 pub use server::Server;
 #[cfg(feature = "openssl")]
 pub use session::Session;
-#[cfg(feature = "openssl")]
-pub use wire::Wire;

@@ -20,18 +20,14 @@ use super::reconnect::{Attempts, Events};
 use super::session::{Connection, Lease, Session};
 use crate::direct::{DirectQueue, ZoneRequest, poll_events};
 use crate::stream::Cancel;
-use crate::stream::connect::abort;
-use crate::stream::inbox::Inbox;
 use crate::stream::outbox::Outbox;
-use crate::stream::wakeup::Wakeup;
-use crate::stream::wire::Wire;
+use ::stream::{Inbox, Received, Wakeup, Wire, abort, disconnect};
 use block::{Data, IoError, IoFuture, IoResult, Op, Queue, Request, Segment, StatusReport, StatusStart};
 use nbd::Replies;
 use nbd::error::ESHUTDOWN;
 use nbd::reply::{Content, Front, MAX_FRONT, Violation, decode, extent};
 use nbd::request::{Command, Header, MAX_HEADER};
 use std::io;
-use std::net::Shutdown;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -117,7 +113,7 @@ impl NbdQueue {
             replies: facts.replies,
             context,
             outbox: Outbox::new(depth),
-            inbox: Inbox::new(MAX_FRONT),
+            inbox: Inbox::new(MAX_FRONT, &[]),
             wakeup: Wakeup::new()?,
             operations: (0..depth).map(|_| Operation::idle()).collect(),
             due: Due::Front,
@@ -271,12 +267,16 @@ impl NbdQueue {
                 Due::Data { slot, at, left, .. } => self.operations[slot as usize].data.part(at, left),
                 Due::Front | Due::Status { .. } | Due::Skip { .. } => Data::none(),
             };
-            let Some(received) = self.wire.receive(&mut self.inbox, data)? else { return Ok(()) };
-            if received.direct > 0 {
-                self.advance(received.direct)?;
+            let (direct, is_drained) = match self.inbox.receive(&mut self.wire, data)? {
+                Received::Bytes { direct, is_drained } => (direct, is_drained),
+                Received::Nothing => return Ok(()),
+                Received::End => return Err(Violation::Closed.into()),
+            };
+            if direct > 0 {
+                self.advance(direct)?;
             }
             self.digest()?;
-            if received.is_drained {
+            if is_drained {
                 return Ok(());
             }
         }
@@ -633,7 +633,7 @@ impl Drop for NbdQueue {
             self.wire.close();
         }
         // The wakeup's ring releases the socket some time later; the server should be notified now.
-        let _ = self.wire.socket().shutdown(Shutdown::Both);
+        disconnect(self.wire.socket());
     }
 }
 
@@ -643,7 +643,7 @@ enum Lost {
     #[error(transparent)]
     Violation(#[from] Violation),
     #[error(transparent)]
-    Io(io::Error),
+    Io(#[from] io::Error),
     #[error("the server shuts down")]
     ShutDown,
 }
@@ -652,14 +652,5 @@ impl Lost {
     /// Whether the server may serve another connection as before.
     fn is_passing(&self) -> bool {
         matches!(self, Lost::Io(_) | Lost::ShutDown | Lost::Violation(Violation::Closed))
-    }
-}
-
-impl From<io::Error> for Lost {
-    fn from(error: io::Error) -> Lost {
-        match error.kind() {
-            io::ErrorKind::UnexpectedEof => Lost::Violation(Violation::Closed),
-            _ => Lost::Io(error),
-        }
     }
 }

@@ -5,7 +5,7 @@ use super::handshake::{Facts, negotiate};
 use super::options::{MAX_CONNECTIONS, Options, Tls};
 use crate::stream::Cancel;
 use crate::stream::connect::{Deadline, Stream, Timed};
-use crate::stream::wire::Wire;
+use ::stream::Wire;
 use block::{Limits, SharedLimits};
 use nbd::request::{Header, MAX_HEADER};
 use std::os::fd::OwnedFd;

@@ -150,7 +150,7 @@ fn work(
             }
             Task::Connect(mailbox) => {
                 let connected = connect(host, controller.id, mailbox, &shared.facts, deadline)
-                    .and_then(|connection| mailbox.connected(connection));
+                    .map(|connection| mailbox.connected(connection));
                 if connected.is_ok() {
                     let mut mailboxes = lock(&shared.mailboxes);
                     let ours = mailboxes.taken.iter_mut().find(|(other, _)| Arc::ptr_eq(other, mailbox));
@@ -298,7 +298,7 @@ fn attempt(shared: &Shared, host: &Identity, deadline: &Deadline<'_>) -> Result<
         .collect::<Result<_, _>>()?;
     shared.limits.set_capacity(facts.capacity);
     for (mailbox, connection) in mailboxes.iter().zip(connections) {
-        mailbox.connected(connection)?;
+        mailbox.connected(connection);
     }
     Ok(controller)
 }

@@ -5,7 +5,7 @@ use super::error::{OpenError, Violation};
 use super::options::Options;
 use crate::stream::StreamError;
 use crate::stream::connect::{Deadline, Stream};
-use crate::stream::wire::Wire;
+use ::stream::Wire;
 use nvme::tcp::{
     C2hData, COMMON_BYTES, CapsuleCmd, CapsuleResp, DataDigest, Fatal, Frame, Framing, HEADER_BYTES,
     IC_BYTES, IcReq, IcResp, MAX_FRONT, MAX_PEER_FRONT, MAX_TERMINATION_BYTES, PduType, Side, TermReq,

@@ -23,11 +23,8 @@ use super::queue_mailbox::{Connection, QueueEvents};
 use super::session::{Lease, Session};
 use crate::direct::{DirectQueue, ZoneRequest, poll_any};
 use crate::stream::Cancel;
-use crate::stream::connect::abort;
-use crate::stream::inbox::Inbox;
 use crate::stream::outbox::Outbox;
-use crate::stream::wakeup::Wakeup;
-use crate::stream::wire::Wire;
+use ::stream::{Inbox, Received, Wakeup, Wire, abort, disconnect};
 use block::{Data, IoError, IoResult, Queue, Request};
 use nvme::tcp::{
     C2hData, COMMON_BYTES, CapsuleCmd, CapsuleResp, DIGEST_BYTES, DataDigest, Frame, H2cData, HEADER_BYTES,
@@ -36,7 +33,6 @@ use nvme::tcp::{
 use nvme::{CompletionEntry, IdentifyData, Status, SubmissionEntry};
 use std::collections::VecDeque;
 use std::io;
-use std::net::Shutdown;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -131,7 +127,7 @@ impl NvmeTcpQueue {
             connection: None,
             facts,
             outbox: Outbox::new(depth * HEADERS_EACH as u32 + MORE_HEADERS),
-            inbox: Inbox::new(HEADER_BYTES + DIGEST_BYTES),
+            inbox: Inbox::new(HEADER_BYTES + DIGEST_BYTES, &[]),
             wakeup,
             operations: (0..depth).map(|_| Operation::idle()).collect(),
             todo: VecDeque::with_capacity(depth as usize),
@@ -305,14 +301,16 @@ impl NvmeTcpQueue {
                 }
                 _ => Data::none(),
             };
-            let Some(received) = connection.wire.receive(&mut self.inbox, data)? else {
-                return Ok(());
+            let (direct, is_drained) = match self.inbox.receive(&mut connection.wire, data)? {
+                Received::Bytes { direct, is_drained } => (direct, is_drained),
+                Received::Nothing => return Ok(()),
+                Received::End => return Err(Lost::Closed),
             };
-            if received.direct > 0 {
-                self.advance(received.direct)?;
+            if direct > 0 {
+                self.advance(direct)?;
             }
             self.digest()?;
-            if received.is_drained {
+            if is_drained {
                 return Ok(());
             }
         }
@@ -650,7 +648,7 @@ impl Drop for NvmeTcpQueue {
             connection.wire.close();
             // The wakeup's ring releases the socket some time later; the target should be notified
             // now.
-            let _ = connection.wire.socket().shutdown(Shutdown::Both);
+            disconnect(connection.wire.socket());
         }
     }
 }
@@ -661,16 +659,7 @@ enum Lost {
     #[error(transparent)]
     Violation(#[from] Violation),
     #[error(transparent)]
-    Io(io::Error),
-}
-
-impl From<io::Error> for Lost {
-    fn from(error: io::Error) -> Lost {
-        match error.kind() {
-            io::ErrorKind::UnexpectedEof => {
-                Lost::Io(io::Error::new(error.kind(), "the target closed the connection"))
-            }
-            _ => Lost::Io(error),
-        }
-    }
+    Io(#[from] io::Error),
+    #[error("the target closed the connection")]
+    Closed,
 }

@@ -1,12 +1,10 @@
 //! The mailbox between the connection thread, which makes connections, and a queue, which uses one.
 
-use super::error::OpenError;
 use super::facts::Facts;
 use super::link::Terms;
-use crate::stream::connect::abort;
 use crate::stream::mailbox::Mailbox;
-use crate::stream::wire::Wire;
-use socket2::Socket;
+use ::stream::{Wire, abort};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vmm_sys_util::eventfd::EventFd;
@@ -41,7 +39,7 @@ pub(super) struct QueueMailbox {
     pub(super) in_flight: AtomicU32,
     mailbox: Mailbox<QueueEvents>,
     /// The socket in use, so that the thread can shut it down.
-    socket: Mutex<Option<Socket>>,
+    socket: Mutex<Option<Arc<OwnedFd>>>,
 }
 
 impl QueueMailbox {
@@ -72,11 +70,9 @@ impl QueueMailbox {
     }
 
     /// Hands over a connection.
-    pub(super) fn connected(&self, connection: Connection) -> Result<(), OpenError> {
-        let socket = connection.wire.socket().try_clone().map_err(OpenError::System)?;
-        *lock(&self.socket) = Some(socket);
+    pub(super) fn connected(&self, connection: Connection) {
+        *lock(&self.socket) = Some(connection.wire.socket().clone());
         self.mailbox.tell(|events| events.connection = Some(connection));
-        Ok(())
     }
 
     /// Ends the connection, even one that the queue has not seen yet. The loss is stored first, so

@@ -11,8 +11,7 @@ use super::queue_mailbox::{Connection, QueueMailbox, lock};
 use super::shared::{Job, Shared, Task, event};
 use crate::stream::Cancel;
 use crate::stream::connect::Deadline;
-use crate::stream::wakeup::Wakeup;
-use crate::stream::wire::Wire;
+use ::stream::{Wakeup, Wire};
 use block::{Limits, SharedLimits};
 use nvme::fabrics::property::Capabilities;
 use nvme::tcp::{Framing, MIN_MAX_H2C_DATA};
@@ -83,7 +82,7 @@ impl Session {
         let (header_digest, data_digest) = (options.header_digest, options.data_digest);
         let framing = Framing { header_digest, data_digest, ..Framing::default() };
         let terms = Terms { to_send: framing, to_receive: framing, max_h2c_data: MIN_MAX_H2C_DATA };
-        lease.mailbox.connected(Connection { wire: Wire::new(socket.into(), None), terms, facts })?;
+        lease.mailbox.connected(Connection { wire: Wire::new(Arc::new(socket), None), terms, facts });
         Ok((lease, wakeup))
     }
 

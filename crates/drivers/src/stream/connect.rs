@@ -1,11 +1,11 @@
 //! Connects to an address, and exchanges complete messages during the handshake. Every step has a
 //! deadline, and another thread can cancel it at any time.
 
-use super::wire::Wire;
+use ::stream::Wire;
 use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
 use std::fmt;
 use std::io::{self, Read};
-use std::net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsRawFd, RawFd};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
@@ -378,7 +378,7 @@ impl Stream {
 
     /// The connection after the handshake.
     pub(crate) fn into_wire(self) -> Wire {
-        Wire::new(self.socket, self.session.map(|session| *session))
+        Wire::new(Arc::new(self.socket.into()), self.session.map(|session| *session))
     }
 
     /// The socket of a stream without TLS.
@@ -418,18 +418,6 @@ impl<'p, 'c> Timed<'p, 'c> {
     pub(crate) fn into_inner(self) -> Stream {
         self.stream
     }
-}
-
-/// Aborts a connection: unsent data is discarded, as it must not arrive after data of the next
-/// connection.
-pub(crate) fn abort(socket: &Socket) {
-    let nobody = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
-    // SAFETY: the address outlives the call.
-    unsafe {
-        libc::connect(socket.as_raw_fd(), &raw const nobody, size_of::<libc::sockaddr>() as libc::socklen_t)
-    };
-    // For sockets other than TCP. Fails only when the other side has disconnected already.
-    let _ = socket.shutdown(Shutdown::Both);
 }
 
 /// Ignores an error that only asks to try again.
@@ -498,7 +486,6 @@ fn set_up_tcp(socket: &Socket) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::wire::Wire;
     use std::cell::Cell;
     use std::os::unix::net::UnixStream;
 
@@ -527,7 +514,7 @@ mod tests {
             matches!(&error, StreamError::Io(error) if error.kind() == io::ErrorKind::BrokenPipe),
             "{error}"
         );
-        Wire::new(closed(), None).say(&[1]);
+        Wire::new(Arc::new(closed().into()), None).say(&[1]);
         assert!(!IS_RAISED.get());
     }
 }

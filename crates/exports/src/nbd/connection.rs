@@ -7,8 +7,9 @@ use super::reading::Reader;
 use super::request::Rules;
 use super::status;
 use crate::Error;
-use crate::stream::{Found, Link, MAX_FRONT, Memory, Protocol, Received, ReplyPart, Wire};
+use crate::stream::{Found, Link, MAX_FRONT, Memory, Protocol, ReplyPart};
 use crate::target::Target;
+use ::stream::{Received, Wire};
 use block::{Device, DirtyBitmap, IoResult};
 use nbd::error::refusal_of;
 use nbd::reply::{Reply, encode};
@@ -112,7 +113,7 @@ impl Session {
 impl Protocol for Session {
     type Job = Job;
 
-    fn receive(&self, wire: &Wire) -> io::Result<Received> {
+    fn receive(&self, wire: &mut Wire) -> io::Result<Received> {
         let mut reader = self.reader.borrow_mut();
         let received = reader.with_due(&self.rules, |inbox, due| inbox.receive(wire, due))?;
         if let Received::Bytes { direct, .. } = received {

@@ -14,7 +14,8 @@
 use super::job::{Job, Part};
 use super::long_write::LongWrite;
 use super::request::{Rules, Verdict};
-use crate::stream::{Found, Grant, Inbox, Link};
+use crate::stream::{Found, Grant, Link, MAX_REQUEST_HEADER};
+use ::stream::Inbox;
 use block::Data;
 use nbd::error::SHUTDOWN;
 use nbd::reply::Reply;
@@ -52,7 +53,7 @@ pub(super) struct Reader {
 impl Reader {
     /// Creates a reader; `early` was received during the handshake.
     pub(super) fn new(early: &[u8]) -> Reader {
-        Reader { inbox: Inbox::new(early), state: State::Header }
+        Reader { inbox: Inbox::new(MAX_REQUEST_HEADER, early), state: State::Header }
     }
 
     /// Parses received bytes until there is a request to execute, or answers one at once.

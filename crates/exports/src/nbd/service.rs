@@ -16,8 +16,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Memory guaranteed to a connection: short requests, a fragment in each direction, the stream
 /// buffer, a block.
-const MINIMUM: Minimum =
-    Minimum { requests: FRAGMENT, capsules: 0, fixed: 2 * FRAGMENT + (66 << 10) + offer::MAX_BLOCK as usize };
+const MINIMUM: Minimum = Minimum {
+    requests: FRAGMENT,
+    capsules: 0,
+    fixed: 2 * FRAGMENT + ::stream::BUFFER_BYTES + offer::MAX_BLOCK as usize,
+};
 
 /// How an export is served.
 pub(super) struct ServiceConfig {

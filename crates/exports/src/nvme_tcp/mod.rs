@@ -106,7 +106,7 @@ const MAX_H2C_DATA: u32 = MAX_TRANSFER;
 
 /// Buffers of a connection that are not tied to requests: the stream buffer, and those of Compare,
 /// Copy and Verify.
-const FIXED_BYTES: usize = (66 << 10) + 2 * io::PART;
+const FIXED_BYTES: usize = ::stream::BUFFER_BYTES + 2 * io::PART;
 /// Memory guaranteed to an I/O queue: its longest command, and a few commands with in-capsule data.
 const IO_MINIMUM: Minimum =
     Minimum { requests: MAX_TRANSFER as usize, capsules: 4 * IN_CAPSULE_BYTES as usize, fixed: FIXED_BYTES };

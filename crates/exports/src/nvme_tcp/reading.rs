@@ -13,7 +13,8 @@
 
 use super::transfers::Transfers;
 use super::{IN_CAPSULE_BYTES, MAX_H2C_DATA, data_digest};
-use crate::stream::{Grant, Inbox, Link, Memory};
+use crate::stream::{Grant, Link, MAX_REQUEST_HEADER, Memory};
+use ::stream::Inbox;
 use block::Data;
 use nvme::SubmissionEntry;
 use nvme::tcp::{
@@ -83,7 +84,7 @@ pub(super) struct Reader {
 impl Reader {
     /// Creates a reader for PDUs with this framing; `early` was received during the handshake.
     pub(super) fn new(framing: Framing, early: &[u8]) -> Reader {
-        Reader { inbox: Inbox::new(early), framing, state: State::Front }
+        Reader { inbox: Inbox::new(MAX_REQUEST_HEADER, early), framing, state: State::Front }
     }
 
     /// Parses received bytes until it finds something to do.

@@ -7,8 +7,9 @@ use super::subsystem::{Admission, Membership};
 use super::transfers::{Ended, Transfers};
 use super::{MAX_TRANSFER, data_digest};
 use crate::Error;
-use crate::stream::{Found, Link, Memory, Protocol, Received, ReplyPart, Wire};
+use crate::stream::{Found, Link, Memory, Protocol, ReplyPart};
 use crate::target::Target;
+use ::stream::{Received, Wire};
 use block::IoError;
 use nvme::tcp::{
     C2hData, CapsuleResp, DIGEST_BYTES, Framing, HEADER_BYTES, MAX_TERMINATION_BYTES, R2t, Side, TermReq,
@@ -273,7 +274,7 @@ const _: () = assert!(HEADER_BYTES + REJECTED_BYTES <= crate::stream::MAX_FRONT)
 impl Protocol for Session {
     type Job = Command;
 
-    fn receive(&self, wire: &Wire) -> io::Result<Received> {
+    fn receive(&self, wire: &mut Wire) -> io::Result<Received> {
         let mut reader = self.reader.borrow_mut();
         let received = reader.with_due(|inbox, due| inbox.receive(wire, due))?;
         if let Received::Bytes { direct, .. } = received {

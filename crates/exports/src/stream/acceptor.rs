@@ -13,9 +13,10 @@
 
 use super::connection_slots::oldest_of_most;
 use super::log_limit::LogLimit;
-use super::{Listener, Origin, Wire};
+use super::{Listener, Origin};
 use crate::Error;
 use crate::stop::{StopSignal, poll};
+use ::stream::Wire;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;

@@ -16,9 +16,10 @@
 //!     └────broken───────────────► Broken ───┘   (replies are discarded; requests in flight end)
 //! ```
 
+use super::Store;
 use super::link::{Link, Parts, State};
-use super::{Received, Store, Wire};
 use crate::Error;
+use ::stream::{Received, Wire};
 use reactor::{Core, ServingSlots, Source, current};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -37,6 +38,9 @@ const BATCH_BYTES: usize = 128 << 10;
 /// Receives from one socket per turn of the core, so that other connections get their turn.
 const RECEIVES: usize = 4;
 
+/// Longest header of a request of any protocol: behind long data, a connection receives only this.
+pub(crate) const MAX_REQUEST_HEADER: usize = 128;
+
 /// The protocol of a connection: turns bytes into requests and serves them.
 pub(crate) trait Protocol: Sized + 'static {
     /// A parsed request, which counts towards the limit.
@@ -46,7 +50,7 @@ pub(crate) trait Protocol: Sized + 'static {
     ///
     /// # Errors
     /// An error of recvmsg(2) or TLS.
-    fn receive(&self, wire: &Wire) -> io::Result<Received>;
+    fn receive(&self, wire: &mut Wire) -> io::Result<Received>;
 
     /// Parses what was received until it finds something to do. `is_closing`: the export stops, and
     /// no new request may begin.
@@ -227,7 +231,7 @@ impl<P: Protocol> Connection<P> {
     /// Receives once. Returns `None` when no data was available, else whether the socket is
     /// drained.
     fn receive(&self) -> Option<bool> {
-        let received = self.protocol.receive(self.link.wire());
+        let received = self.protocol.receive(&mut self.link.wire());
         if self.link.wire().owes() {
             // TLS may have a response of its own to send.
             self.link.handle().activate();

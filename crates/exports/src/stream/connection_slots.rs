@@ -16,7 +16,7 @@
 use super::Security;
 use super::budget::{MemoryBudget, Minimum, Reserved};
 use super::log_limit::LogLimit;
-use super::wire::disconnect;
+use ::stream::disconnect;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;

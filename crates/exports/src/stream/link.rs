@@ -1,12 +1,12 @@
 //! The part of a connection that its protocol uses: sending, memory, and the end of the connection.
 
 use super::budget::{Account, FRAGMENT, Purpose, Room};
-use super::wire::disconnect;
-use super::{ConnectionSlot, Memory, Outbox, Readiness, ReplyPart, Store, Wire};
+use super::{ConnectionSlot, Memory, Outbox, ReplyPart, Store};
 use crate::Error;
 use crate::stats::ConnectionStats;
+use ::stream::{Readiness, Wire, disconnect};
 use reactor::{Permits, SourceHandle, current};
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell, RefMut};
 use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -62,7 +62,8 @@ impl Drop for Scratch<'_> {
 pub(crate) struct Link {
     // Declared before the socket that it watches, so that it is dropped first.
     pub(super) readiness: Readiness,
-    wire: Wire,
+    socket: Arc<OwnedFd>,
+    wire: RefCell<Wire>,
     peer: String,
     export: Arc<str>,
     store: Store,
@@ -93,7 +94,8 @@ impl Link {
         let account = Account::new(slot.take_reserved());
         Ok(Link {
             readiness: Readiness::new(wire.fd()).map_err(failed)?,
-            wire,
+            socket: wire.socket().clone(),
+            wire: RefCell::new(wire),
             peer,
             export,
             stats,
@@ -114,24 +116,24 @@ impl Link {
 
     /// The connection's socket.
     pub(crate) fn socket(&self) -> &OwnedFd {
-        self.wire.socket()
+        &self.socket
     }
 
     /// Whether the connection has TLS.
     pub(crate) fn is_secured(&self) -> bool {
-        self.wire.is_secured()
+        self.wire.borrow().is_secured()
     }
 
     /// The socket and its TLS session.
     #[inline]
-    pub(super) fn wire(&self) -> &Wire {
-        &self.wire
+    pub(super) fn wire(&self) -> RefMut<'_, Wire> {
+        self.wire.borrow_mut()
     }
 
     /// Whether replies or TLS records wait to be sent.
     #[inline]
     pub(super) fn owes(&self) -> bool {
-        !self.outbox.borrow().is_empty() || self.wire.owes()
+        !self.outbox.borrow().is_empty() || self.wire.borrow().owes()
     }
 
     /// Its counters.
@@ -245,7 +247,7 @@ impl Link {
     pub(crate) fn cut(&self, reason: &str) {
         let (export, peer) = self.names();
         tracing::warn!(export, peer, reason, "client disconnected by the export");
-        disconnect(self.wire.socket());
+        disconnect(&self.socket);
     }
 
     /// Schedules another parse: memory was released without a reply.
@@ -343,10 +345,9 @@ impl Link {
     /// when it reads none for the timeout.
     pub(super) async fn until_patiently(&self, is_so: impl Fn() -> bool) -> bool {
         while !is_so() {
-            let sent = self.outbox.borrow().sent();
+            let sent = self.wire.borrow().sent();
             let is_done = self.until_or_late(&is_so).await;
-            let outbox = self.outbox.borrow();
-            if !is_done && !outbox.is_empty() && outbox.sent() == sent {
+            if !is_done && !self.outbox.borrow().is_empty() && self.wire.borrow().sent() == sent {
                 return false;
             }
         }
@@ -371,12 +372,13 @@ impl Link {
     /// An error of sendmsg(2).
     pub(super) fn flush(&self) -> io::Result<()> {
         let mut outbox = self.outbox.borrow_mut();
-        if outbox.is_empty() && !self.wire.owes() {
+        let mut wire = self.wire.borrow_mut();
+        if outbox.is_empty() && !wire.owes() {
             return Ok(());
         }
-        let result = outbox.send(&self.wire, |reply| self.forget(reply));
+        let result = outbox.send(&mut wire, |reply| self.forget(reply));
         let is_empty = outbox.is_empty();
-        drop(outbox);
+        drop((outbox, wire));
         if is_empty && self.state.get() != State::Open {
             self.wake_watchers();
         }
@@ -389,7 +391,7 @@ impl Link {
             return false;
         }
         self.go_to(State::Broken);
-        disconnect(self.wire.socket());
+        disconnect(&self.socket);
         self.outbox.borrow_mut().clear(|reply| self.forget(reply));
         if let Some(held_back) = self.held_back.borrow_mut().as_mut() {
             held_back.drain(..).for_each(|reply| self.forget(reply));

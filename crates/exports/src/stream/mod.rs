@@ -11,7 +11,10 @@
 //! a core ([`Registry`]). There a [`connection`] serves it with its [`Protocol`]. One `recvmsg`
 //! receives many requests ([`Inbox`]), and one `sendmsg` sends many replies ([`Outbox`]). Data
 //! stays in buffers of a [`Store`] between device and socket, without a copy. [`Readiness`] watches
-//! idle sockets.
+//! idle sockets. The crate `stream` has the parts that clients use, too.
+//!
+//! [`Inbox`]: ::stream::Inbox
+//! [`Readiness`]: ::stream::Readiness
 
 mod acceptor;
 mod address;
@@ -19,7 +22,6 @@ mod bound;
 mod budget;
 mod connection;
 mod connection_slots;
-mod inbox;
 mod inherited;
 mod link;
 mod listener;
@@ -29,21 +31,19 @@ mod memory;
 mod outbox;
 mod passed;
 mod places;
-mod readiness;
 mod registry;
+mod security;
 mod unix;
-mod wire;
 
 pub(crate) use acceptor::{AcceptHandler, Admitted, Handshake, HandshakeStep};
 pub use address::Address;
 pub use bound::BoundSocket;
 pub(crate) use budget::{FRAGMENT, Minimum};
 pub use budget::{MIN_MEMORY, MemoryBudget};
-pub(crate) use connection::{Found, Protocol};
+pub(crate) use connection::{Found, MAX_REQUEST_HEADER, Protocol};
 pub(crate) use connection_slots::{
     Applicant, ConnectionLimits, ConnectionSlot, ConnectionSlots, NoSlot, Origin,
 };
-pub(crate) use inbox::{Inbox, Received};
 pub(crate) use link::{Grant, Link, Parts};
 pub(crate) use listener::Listener;
 pub use listeners::{DEFAULT_PORTAL_CLIENTS, MAX_ADDRESSES, MAX_PORTAL_CLIENTS};
@@ -52,9 +52,7 @@ pub(crate) use memory::{Memory, Store, copy};
 pub(crate) use outbox::{MAX_FRONT, Outbox, ReplyPart};
 pub use passed::pass_socket;
 pub(crate) use places::Places;
-pub(crate) use readiness::Readiness;
 pub(crate) use registry::Registry;
+pub use security::Security;
 pub(crate) use unix::UnixSocket;
 pub use unix::{SocketPath, listen};
-pub use wire::Security;
-pub(crate) use wire::Wire;

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 /// Watches one socket on behalf of one source.
-pub(crate) struct Readiness {
+pub struct Readiness {
     epoll: OwnedFd,
     socket: RawFd,
     /// The events watched for now.
@@ -26,7 +26,7 @@ impl Readiness {
     ///
     /// # Errors
     /// When the system has no descriptor left.
-    pub(crate) fn new(socket: RawFd) -> io::Result<Readiness> {
+    pub fn new(socket: RawFd) -> io::Result<Readiness> {
         // SAFETY: the new descriptor is ours alone.
         let epoll = unsafe {
             let fd = libc::epoll_create1(libc::EPOLL_CLOEXEC);
@@ -41,14 +41,14 @@ impl Readiness {
     }
 
     /// The descriptor to be watched.
-    pub(crate) fn event_fd(&self) -> RawFd {
+    pub fn event_fd(&self) -> RawFd {
         self.epoll.as_raw_fd()
     }
 
     /// Enables events for bytes to read or room to write, even if the condition holds already.
     /// Returns `false` when the system refuses: the source must keep polling.
     #[inline]
-    pub(crate) fn watch(&self, for_bytes: bool, for_room: bool) -> bool {
+    pub fn watch(&self, for_bytes: bool, for_room: bool) -> bool {
         let bytes = if for_bytes { libc::EPOLLIN } else { 0 } as u32;
         let room = if for_room { libc::EPOLLOUT } else { 0 } as u32;
         // An event stays on the instance's ready list until it is collected, and an entry already
@@ -61,7 +61,7 @@ impl Readiness {
 
     /// Disables all events but the end of the connection.
     #[inline]
-    pub(crate) fn ignore(&self) {
+    pub fn ignore(&self) {
         // If the system refuses, a few unneeded events follow.
         let _ = self.set(0);
     }

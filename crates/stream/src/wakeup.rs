@@ -15,7 +15,7 @@ use vmm_sys_util::eventfd::EventFd;
 const WAYS: [libc::c_short; 2] = [libc::POLLIN, libc::POLLOUT];
 
 /// The eventfd and its ring.
-pub(crate) struct Wakeup {
+pub struct Wakeup {
     ring: IoUring,
     event: EventFd,
     /// The [`WAYS`] that the kernel watches now.
@@ -27,7 +27,7 @@ impl Wakeup {
     ///
     /// # Errors
     /// When io_uring or a descriptor is not available.
-    pub(crate) fn new() -> io::Result<Wakeup> {
+    pub fn new() -> io::Result<Wakeup> {
         let event = EventFd::new(libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)?;
         let mut wakeup = Wakeup { ring: ring(&event)?, event, is_watched: [false; WAYS.len()] };
         wakeup.disarm();
@@ -35,7 +35,7 @@ impl Wakeup {
     }
 
     /// Forgets the socket: the next one uses the same eventfd.
-    pub(crate) fn renew(&mut self) -> io::Result<()> {
+    pub fn renew(&mut self) -> io::Result<()> {
         self.ring = ring(&self.event)?;
         self.is_watched = [false; WAYS.len()];
         self.disarm();
@@ -43,24 +43,24 @@ impl Wakeup {
     }
 
     /// Resets the eventfd.
-    pub(crate) fn lower(&self) {
+    pub fn lower(&self) {
         // Fails only when it is not raised.
         let _ = self.event.read();
     }
 
     /// Another handle of the eventfd, for other events.
-    pub(crate) fn share_event(&self) -> io::Result<EventFd> {
+    pub fn share_event(&self) -> io::Result<EventFd> {
         self.event.try_clone()
     }
 
     /// The non-blocking eventfd.
-    pub(crate) fn event_fd(&self) -> RawFd {
+    pub fn event_fd(&self) -> RawFd {
         self.event.as_raw_fd()
     }
 
     /// Enables the event for bytes to read from `socket`, or for room to write if `wants_room`.
     /// Returns `false` when it may be ready already.
-    pub(crate) fn arm(&mut self, socket: RawFd, wants_room: bool) -> bool {
+    pub fn arm(&mut self, socket: RawFd, wants_room: bool) -> bool {
         for fired in self.ring.completion() {
             if let Some(is_watched) = self.is_watched.get_mut(fired.user_data() as usize) {
                 *is_watched = false;
@@ -85,7 +85,7 @@ impl Wakeup {
     }
 
     /// Disables the event.
-    pub(crate) fn disarm(&mut self) {
+    pub fn disarm(&mut self) {
         self.ring.completion().disable_eventfd();
     }
 }
@@ -101,13 +101,16 @@ fn ring(event: &EventFd) -> io::Result<IoUring> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::direct::poll_readable;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
-    use std::time::Duration;
 
-    fn is_raised(wakeup: &Wakeup, timeout_ms: u64) -> bool {
-        poll_readable(wakeup.event_fd(), Some(Duration::from_millis(timeout_ms)), None).is_ok()
+    /// Waits for the event, and resets it.
+    fn is_raised(wakeup: &Wakeup, timeout_ms: i32) -> bool {
+        let mut entry = libc::pollfd { fd: wakeup.event_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: the entry outlives the call.
+        let is_raised = unsafe { libc::poll(&raw mut entry, 1, timeout_ms) } == 1;
+        wakeup.lower();
+        is_raised
     }
 
     #[test]
