@@ -4,6 +4,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`handshake`] | magics, options, replies to options, transmission flags |
+//! | [`client`] | the handshake of a client, as a state machine |
 //! | [`request`] | commands, their flags, the header of a request |
 //! | [`reply`] | the header of a reply or of a part of it |
 //! | [`error`] | error numbers, and the [`block::IoError`] that each stands for |
@@ -12,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod client;
 pub mod error;
 pub mod handshake;
 pub mod reply;

@@ -2,6 +2,7 @@
 
 use super::options::MAX_CONNECTIONS;
 use crate::stream::StreamError;
+use nbd::client::HandshakeError;
 use std::io;
 
 /// The reason why an export, or a connection to it, could not be opened.
@@ -14,33 +15,9 @@ pub enum OpenError {
     /// No connection to the server, or it failed during the handshake.
     #[error(transparent)]
     Stream(#[from] StreamError),
-    /// The server does not speak NBD, or violates the protocol.
-    #[error("not a usable NBD server: {0}")]
-    Protocol(String),
-    /// The server requires TLS, which is not configured.
-    #[error("the server demands TLS (tls=require or nbds://){0}")]
-    TlsRequired(String),
-    /// TLS is configured, and the server does not support it.
-    #[error("the server does not support TLS, which is required{0}")]
-    NoTls(String),
-    /// The server has no export of this name.
-    #[error("the server has no export {export:?}{text}")]
-    NoExport {
-        /// The requested name.
-        export: String,
-        /// The server's text, in brackets, or empty.
-        text: String,
-    },
-    /// The server refused an option.
-    #[error("the server refuses {option} with error {reply:#x}{text}")]
-    Refused {
-        /// The refused option.
-        option: &'static str,
-        /// The protocol's error number.
-        reply: u32,
-        /// The server's text, in brackets, or empty.
-        text: String,
-    },
+    /// The server refuses, or violates the protocol.
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
     /// The export cannot be used as a block device, or not with these options.
     #[error("the export cannot be used: {0}")]
     Export(String),
@@ -68,10 +45,13 @@ impl OpenError {
         match self {
             OpenError::Options(_) => libc::EINVAL,
             OpenError::Stream(error) => error.errno(),
-            OpenError::Protocol(_) => libc::EPROTO,
-            OpenError::TlsRequired(_) | OpenError::NoTls(_) => libc::EPROTONOSUPPORT,
-            OpenError::NoExport { .. } => libc::ENOENT,
-            OpenError::Refused { .. } => libc::EACCES,
+            OpenError::Handshake(error) => match error {
+                HandshakeError::TlsRequired(_) | HandshakeError::NoTls(_) => libc::EPROTONOSUPPORT,
+                HandshakeError::NoExport { .. } => libc::ENOENT,
+                HandshakeError::Refused { .. } => libc::EACCES,
+                HandshakeError::Payload(_) => libc::ENOTSUP,
+                _ => libc::EPROTO,
+            },
             OpenError::Export(_) | OpenError::Changed(_) => libc::ENOTSUP,
             OpenError::AllInUse(_) => libc::EBUSY,
             OpenError::System(error) => error.raw_os_error().unwrap_or(libc::ENOMEM),

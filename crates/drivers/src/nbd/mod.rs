@@ -41,8 +41,8 @@ mod tests;
 
 pub use crate::stream::{Address, Cancel, StreamError};
 pub use error::OpenError;
-pub use handshake::Facts;
 pub use nbd::Replies;
+pub use nbd::client::{Facts, HandshakeError};
 pub use options::{DEFAULT_PORT, MAX_CONNECTIONS, MAX_QUEUE_DEPTH, Options, Tls};
 pub use queue::NbdQueue;
 pub use session::Session;

@@ -1,9 +1,9 @@
 //! One slot: a request and its execution by the server, part by part.
 
 use super::coverage::Coverage;
-use super::handshake::Facts;
 use block::{Data, Flags, IoError, IoResult, Op, Request, Status, StatusReport};
 use nbd::Replies;
+use nbd::client::Facts;
 use nbd::error::{EOVERFLOW, ESHUTDOWN, error_of};
 use nbd::reply::Violation;
 use nbd::request::{CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, Command};

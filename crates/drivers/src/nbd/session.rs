@@ -1,12 +1,13 @@
 //! An open export: its limits, and its connections, one per queue.
 
 use super::error::OpenError;
-use super::handshake::{Facts, negotiate};
+use super::handshake::negotiate;
 use super::options::{MAX_CONNECTIONS, Options, Tls};
 use crate::stream::Cancel;
 use crate::stream::connect::{Deadline, Stream, Timed};
 use ::stream::Wire;
 use block::{Limits, SharedLimits};
+use nbd::client::{Agreed, Facts};
 use nbd::request::{Header, MAX_HEADER};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -64,7 +65,7 @@ impl Session {
         options.check().map_err(OpenError::Options)?;
         let deadline = Deadline::new(options.timeout_ms, cancel);
         let mut stream = Timed::new(Stream::over(socket.into())?, &deadline);
-        let (facts, context) = negotiate(&mut stream, options)?;
+        let Agreed { facts, context } = negotiate(&mut stream, options)?;
         Session::new(options, (Connection { wire: stream.into_inner().into_wire(), context }, facts))
     }
 
@@ -114,7 +115,7 @@ impl Session {
         }
         let deadline = Deadline::new(self.options.timeout_ms, cancel);
         let mut stream = Timed::new(Stream::connect(&self.options.address, &deadline)?, &deadline);
-        let (facts, _) = negotiate(&mut stream, &self.options_now())?;
+        let Agreed { facts, .. } = negotiate(&mut stream, &self.options_now())?;
         let mut bytes = [0; MAX_HEADER];
         let len = Header::DISCONNECT.encode(facts.replies, &mut bytes);
         // Best effort; the server sees the end of the connection in any case.
@@ -234,7 +235,7 @@ impl Drop for Lease {
 fn connect(options: &Options, cancel: &Cancel) -> Result<(Connection, Facts), OpenError> {
     let deadline = Deadline::new(options.timeout_ms, cancel);
     let mut stream = Timed::new(Stream::connect(&options.address, &deadline)?, &deadline);
-    let (facts, context) = negotiate(&mut stream, options)?;
+    let Agreed { facts, context } = negotiate(&mut stream, options)?;
     Ok((Connection { wire: stream.into_inner().into_wire(), context }, facts))
 }
 

@@ -3,7 +3,7 @@
 use crate::server::{MIB, Over, SIZE, Server};
 use block::{Data, Flags, IoError, IoResult, Queue, Request, Segment};
 use drivers::direct::DirectQueue;
-use drivers::nbd::{Cancel, NbdQueue, OpenError, Options, Replies, Session};
+use drivers::nbd::{Cancel, HandshakeError, NbdQueue, OpenError, Options, Replies, Session};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -115,7 +115,10 @@ fn an_export_that_is_not_there_is_an_error_that_names_it() {
     let mut options = server.options.clone();
     options.export = "nothing here".into();
     let error = Session::open(&options, &Cancel::never()).err().unwrap();
-    assert!(matches!(&error, OpenError::NoExport { export, .. } if export == "nothing here"), "{error}");
+    assert!(
+        matches!(&error, OpenError::Handshake(HandshakeError::NoExport { export, .. }) if export == "nothing here"),
+        "{error}"
+    );
     options.connections = 65;
     let error = Session::open(&options, &Cancel::never()).err().unwrap();
     assert!(error.to_string().contains("65 connections"), "{error}");

@@ -478,6 +478,7 @@ fn reply(option: u32, kind: u32, data: &[&[u8]], output: &mut Vec<u8>) {
 mod tests {
     use super::*;
     use block::Limits;
+    use nbd::client::{Handshake as Client, Step};
     use nbd::handshake::BASE_ALLOCATION;
     use nbd::u16_at;
     use std::collections::BTreeMap;
@@ -833,6 +834,34 @@ mod tests {
         let replaced =
             [structured, context("disk", "base:allocation"), context("disk", "qemu:dirty"), go("disk")];
         assert_eq!(agree(&replaced).0.selected.len(), 0);
+    }
+
+    #[test]
+    fn the_client_of_the_crate_nbd_comes_to_the_same_agreement() {
+        for richest in [Replies::Simple, Replies::Structured, Replies::Extended] {
+            let (mut client, mut server) = (Client::new("disk", richest, false), handshake());
+            let (mut said, mut heard, mut received) = (Vec::new(), Vec::new(), Vec::new());
+            let theirs = loop {
+                match client.advance(&received, &mut said).unwrap() {
+                    Step::Agree(agreed) => break agreed,
+                    Step::StartTls => panic!("TLS is not wanted"),
+                    Step::Read(len) => {
+                        while heard.len() < len {
+                            let before = heard.len();
+                            let (used, _) = server.advance(&said, &mut heard).unwrap();
+                            assert!(used > 0 || heard.len() > before, "both sides wait");
+                            said.drain(..used);
+                        }
+                        received = heard.drain(..len).collect();
+                    }
+                }
+            };
+            let ours = server.agreed();
+            assert!(said.is_empty() && heard.is_empty() && ours.knows_blocks);
+            assert_eq!((theirs.facts.size, theirs.facts.replies, ours.form), (1 << 20, richest, richest));
+            let has_context = richest != Replies::Simple;
+            assert_eq!((theirs.context.is_some(), ours.selected.len() == 1), (has_context, has_context));
+        }
     }
 
     #[test]
