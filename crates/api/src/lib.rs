@@ -14,6 +14,7 @@
 pub mod array;
 pub mod client;
 pub mod device;
+pub mod disk;
 pub mod drive;
 pub mod event;
 pub mod export;
@@ -36,6 +37,7 @@ pub use array::{
 };
 pub use client::Client;
 pub use device::{Device, DeviceChange, ImageSnapshot, NewDevice, NewImageSnapshot};
+pub use disk::{Disk, DiskTransport, DiskUse, DiskUseKind};
 pub use drive::{Drive, DriveHealth, DriveWarning};
 pub use event::Event;
 pub use export::{AnaState, Attach, DataPlane, Export, ExportChange, ExportState, NewExport, Traffic};

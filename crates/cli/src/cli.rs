@@ -6,8 +6,8 @@
 use crate::array::ArrayArgs;
 use crate::bench::BenchArgs;
 use crate::daemon::{
-    CompletionArgs, CoreArgs, DeviceArgs, EventArgs, ExportArgs, GroupArgs, HistoryArgs, JobArgs, ManArgs,
-    PortalArgs, StatusArgs, SupportArgs, TopArgs, VolumeArgs,
+    CompletionArgs, CoreArgs, DeviceArgs, DisksArgs, EventArgs, ExportArgs, GroupArgs, HistoryArgs, JobArgs,
+    ManArgs, PortalArgs, StatusArgs, SupportArgs, TopArgs, VolumeArgs,
 };
 use crate::discover::DiscoverArgs;
 use crate::error::Error;
@@ -83,6 +83,8 @@ pub enum Command {
     Portal(PortalArgs),
     /// Manage devices of the daemon: files, drives, network storage
     Device(DeviceArgs),
+    /// List the disks of the daemon's host, and which of them are free
+    Disks(DisksArgs),
     /// Manage groups of volumes that share limits
     Group(GroupArgs),
     /// Manage jobs of the daemon, such as rebuilds, scrubs and moves
@@ -119,6 +121,7 @@ impl Command {
             | Command::Export(ExportArgs { daemon, .. })
             | Command::Portal(PortalArgs { daemon, .. })
             | Command::Device(DeviceArgs { daemon, .. })
+            | Command::Disks(DisksArgs { daemon, .. })
             | Command::Group(GroupArgs { daemon, .. })
             | Command::Job(JobArgs { daemon, .. })
             | Command::Core(CoreArgs { daemon, .. })

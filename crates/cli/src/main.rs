@@ -121,6 +121,7 @@ fn run_command(cli: Cli, matches: &ArgMatches) -> Result<(), Error> {
             pool::run(&args, matches)
         }
         Command::Device(args) => ask(&args.daemon, &|| args.run()),
+        Command::Disks(args) => ask(&args.daemon, &|| args.run()),
         Command::Volume(args) => ask(&args.daemon, &|| args.run()),
         Command::Portal(args) => ask(&args.daemon, &|| args.run()),
         Command::Group(args) => ask(&args.daemon, &|| args.run()),

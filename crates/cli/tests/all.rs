@@ -8,6 +8,7 @@ mod attach;
 mod bench;
 mod common;
 mod copies;
+mod disks;
 mod export_host;
 mod fs;
 mod grow;

@@ -15,6 +15,7 @@ use hosting::export::{PortalPlan, portal};
 use sandbox::{Access, Mode, Permits, Profile, Sandbox, is_shared};
 use stack::kinds::confinement as devices;
 use stack::kinds::device::DeviceConfig;
+use stack::kinds::device::disks::Tables;
 use stack::kinds::member::member;
 use stack::kinds::restart_log::RestartLogs;
 use std::fs::File;
@@ -96,6 +97,7 @@ pub(crate) struct Confined {
     sandbox: Sandbox,
     /// The kernel forgets a rule about a directory of `/proc` that no process has open.
     _own_threads: Option<File>,
+    tables: Tables,
 }
 
 impl Confined {
@@ -119,9 +121,10 @@ impl Confined {
         scan.iter().for_each(|directory| profile.allow(directory, Access::ReadWrite));
         keep_state(state, &mut profile);
         let own_threads = File::open(OWN_THREADS).ok();
+        let tables = Tables::open();
         let mut sandbox = Sandbox::new(mode, profile, None);
         sandbox.confine()?;
-        Ok(Confined { sandbox, _own_threads: own_threads })
+        Ok(Confined { sandbox, _own_threads: own_threads, tables })
     }
 
     /// Gives up system calls, on all threads. Before anything foreign is read: members, tables,
@@ -138,6 +141,11 @@ impl Confined {
     /// Names of the capabilities that are left.
     pub fn capabilities(&self) -> &[String] {
         &self.sandbox.in_force().capabilities
+    }
+
+    /// The kernel's tables of mounts and swap space, which were opened before.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
     }
 
     /// The paths that members of arrays can be opened at.

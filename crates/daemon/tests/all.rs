@@ -7,6 +7,7 @@ mod clients;
 mod commits;
 mod common;
 mod copies;
+mod disks;
 mod drives;
 mod frozen;
 mod history;

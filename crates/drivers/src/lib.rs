@@ -12,7 +12,7 @@
 //! | [`virtio_blk`] | a virtio-blk device: another process (vhost-user), a vDPA device, a PCI function |
 //! | [`virtio_blk_uring`] | a disk of the kernel's virtio-blk driver, with commands passed through to it |
 //!
-//! [`drive`] reads facts and health of the drives of this host.
+//! [`drive`] reads facts and health of the drives of this host; [`disks`] lists its block devices.
 //!
 //! Drivers never depend on each other, nor on layers or exports.
 //!
@@ -42,6 +42,7 @@
 pub mod bare_queue;
 mod bridge;
 pub mod direct;
+pub mod disks;
 pub mod drive;
 mod fixed;
 pub mod io_uring;

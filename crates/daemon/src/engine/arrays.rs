@@ -47,6 +47,12 @@ impl ArrayLive {
         self.jobs().map(|jobs| jobs.status()).unwrap_or_default()
     }
 
+    /// The texts of its members and spares.
+    pub fn texts_of_members(&self) -> Vec<String> {
+        let slots = self.array().slots().into_iter();
+        slots.filter_map(|slot| slot.device).chain(self.status().spares).collect()
+    }
+
     /// Its present state.
     pub fn report(&self) -> Array {
         self.running.report()

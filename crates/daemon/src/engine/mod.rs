@@ -9,6 +9,7 @@ mod ana;
 mod arrays;
 mod attach;
 mod authority;
+mod background;
 mod bases;
 mod change;
 pub mod checks;
@@ -16,6 +17,7 @@ mod clients;
 mod commits;
 mod copies;
 mod devices;
+mod disks;
 mod drives;
 mod exports;
 mod health;
@@ -121,6 +123,7 @@ pub struct Engine {
     counted: Arc<Counted>,
     history: history::Kept,
     drives: drives::Drives,
+    contents: disks::Contents,
     started_ns: u64,
     started: Instant,
     /// Held by whoever changes something, as long as that takes.
@@ -197,6 +200,7 @@ impl Engine {
             counted: Arc::default(),
             history: history::Kept::default(),
             drives: drives::Drives::default(),
+            contents: disks::Contents::default(),
             started_ns: wall_ns(),
             started: Instant::now(),
             changing: Mutex::default(),

@@ -4,7 +4,7 @@ use super::answer::{Failure, Tagged};
 use super::request::{Body, IfMatch, Path};
 use super::{Context, run};
 use crate::engine::Engine;
-use api::{Device, DeviceChange, ImageSnapshot, Job, JobChange, NewDevice, NewImageSnapshot, Problem};
+use api::{Device, DeviceChange, Disk, ImageSnapshot, Job, JobChange, NewDevice, NewImageSnapshot, Problem};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -13,6 +13,16 @@ use axum::http::StatusCode;
 #[utoipa::path(get, path = "/v1/devices", tag = "devices", responses((status = 200, body = Vec<Device>)))]
 pub async fn list(State(context): State<Context>) -> Result<Json<Vec<Device>>, Failure> {
     run(context, |engine| Ok(engine.devices())).await.map(Json)
+}
+
+/// List the block devices of the host, from which devices and arrays are made. The daemon reads the
+/// content of those that have no use, and waits up to 3 s for it.
+#[utoipa::path(
+    get, path = "/v1/disks", tag = "devices",
+    responses((status = 200, body = Vec<Disk>), (status = "default", body = Problem, content_type = "application/problem+json"))
+)]
+pub async fn disks(State(context): State<Context>) -> Result<Json<Vec<Disk>>, Failure> {
+    run(context, |engine| engine.disks()).await.map(Json)
 }
 
 /// Open a device now and at each start of the daemon. With `size_bytes`, create its RBD image

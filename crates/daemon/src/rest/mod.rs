@@ -96,6 +96,7 @@ struct Api;
 
 fn api() -> OpenApiRouter<Context> {
     OpenApiRouter::with_openapi(Api::openapi())
+        .routes(routes!(devices::disks))
         .routes(routes!(devices::list, devices::create))
         .routes(routes!(devices::show, devices::change, devices::delete))
         .routes(routes!(devices::snapshots, devices::create_snapshot))

@@ -121,6 +121,7 @@ pub const MATRIX: &[Row] = &[
     row(Method::GET, "/web/{name}", ANYBODY, &[]),
     row(Method::GET, "/v1/openapi.json", ANYBODY, &[]),
     row(Method::GET, "/metrics", READS, &[]),
+    row(Method::GET, "/v1/disks", READS, &[]),
     row(Method::GET, "/v1/devices", READS, &[]),
     row(Method::POST, "/v1/devices", ADMINISTERS, &[]),
     row(Method::GET, "/v1/devices/{name}", READS, &[]),

@@ -12,7 +12,7 @@
 //! A read may wait for the drive, and a drive that hangs never answers: callers read on a thread
 //! that nothing waits for.
 
-mod sysfs_facts;
+pub(crate) mod sysfs_facts;
 
 use crate::nvme_uring::{AdminError, health_log};
 use crate::passthrough::node::kind_of;
@@ -67,10 +67,12 @@ fn read_below(root: &Path, path: &Path) -> Drive {
     let Some(place) = sysfs_place(root, &metadata) else {
         return Drive::unknown(format!("{shown} is {}, not a drive", kind_of(&metadata)));
     };
-    let Some(SysfsFacts { drive, is_nvme }) = SysfsFacts::read(&place) else {
+    let Some(facts) = SysfsFacts::read(&place) else {
         return Drive::unknown(format!("{shown} is no hardware drive: sysfs has no device of it"));
     };
-    if !is_nvme {
+    let temperature_celsius = facts.temperature();
+    let drive = Drive { temperature_celsius, ..facts.drive };
+    if !facts.is_nvme {
         let reason = "only NVMe drives have a health log here";
         return Drive { reason: Some(reason.into()), ..drive };
     }

@@ -10,21 +10,23 @@ const MAX_ATTRIBUTE: u64 = 4096;
 /// Longest text that is reported.
 const MAX_TEXT: usize = 128;
 /// Unit of `size`, for any block size.
-const SECTOR_BYTES: u64 = 512;
+pub const SECTOR_BYTES: u64 = 512;
 /// Header of the Unit Serial Number page: device type, page code, length (SPC-4 7.8.18).
 const VPD_HEADER: usize = 4;
 const VPD_SERIAL_PAGE: u8 = 0x80;
 
-/// Facts of a drive in sysfs.
+/// Facts of a drive that the kernel keeps in sysfs.
 pub struct SysfsFacts {
     pub drive: Drive,
     /// Whether it is an NVMe namespace.
     pub is_nvme: bool,
+    /// The directory of its device.
+    device: PathBuf,
 }
 
 impl SysfsFacts {
     /// Reads the directory of a block device, or of a partition, whose drive counts. `None` if it
-    /// belongs to no device: a loop device, or a volume of the kernel.
+    /// belongs to no device: a loop device, or a volume of the kernel. Asks the kernel alone.
     pub fn read(place: &Path) -> Option<SysfsFacts> {
         let place = place.canonicalize().ok()?;
         let place = if place.join("partition").exists() { place.parent()?.to_owned() } else { place };
@@ -38,10 +40,24 @@ impl SysfsFacts {
             firmware: text(&device.join("firmware_rev")).or_else(|| text(&device.join("rev"))),
             size_bytes: number(place.join("size")).and_then(|sectors| sectors.checked_mul(SECTOR_BYTES)),
             address: address(&device).or_else(|| name(&device)),
-            temperature_celsius: controllers(&device).iter().find_map(|place| temperature(place)),
             ..Drive::default()
         };
-        Some(SysfsFacts { drive, is_nvme: name(&place)?.starts_with("nvme") })
+        Some(SysfsFacts { drive, is_nvme: name(&place)?.starts_with("nvme"), device })
+    }
+
+    /// The temperature in degrees Celsius. Waits for the drive.
+    pub fn temperature(&self) -> Option<i32> {
+        controllers(&self.device).iter().find_map(|place| temperature(place))
+    }
+
+    /// The transport of an NVMe controller as the kernel names it: `pcie`, `tcp`.
+    pub fn nvme_transport(&self) -> Option<String> {
+        controllers(&self.device).iter().find_map(|place| text(&place.join("transport")))
+    }
+
+    /// The directory of the drive's device, without symbolic links.
+    pub fn device(&self) -> &Path {
+        &self.device
     }
 }
 
@@ -74,14 +90,15 @@ fn content(path: &Path) -> Option<Vec<u8>> {
 }
 
 /// The text of an attribute, which a drive's firmware may have chosen.
-fn text(path: &Path) -> Option<String> {
+pub fn text(path: &Path) -> Option<String> {
     plain(&content(path)?)
 }
 
-/// Printable text without blanks around it. `None` if there is none.
+/// Printable ASCII, which is all that drives may use, without blanks around it. `None` if there is
+/// none.
 fn plain(bytes: &[u8]) -> Option<String> {
-    let text = String::from_utf8_lossy(bytes);
-    let text: String = text.chars().filter(|c| !c.is_control()).take(MAX_TEXT).collect();
+    let text = bytes.iter().copied().map(char::from);
+    let text: String = text.filter(|c| *c == ' ' || c.is_ascii_graphic()).take(MAX_TEXT).collect();
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
@@ -152,7 +169,6 @@ mod tests {
             firmware: some("1.2"),
             size_bytes: Some(4 << 20),
             address: some("0000:01:00.0"),
-            temperature_celsius: Some(41),
             ..Drive::default()
         };
         let links = root.path().join("dev/block");
@@ -162,6 +178,7 @@ mod tests {
         for name in ["259:0", "259:1"] {
             let facts = SysfsFacts::read(&links.join(name)).unwrap();
             assert!(facts.is_nvme);
+            assert_eq!(facts.temperature(), Some(41));
             assert_eq!(facts.drive, want);
         }
         assert!(SysfsFacts::read(&links.join("259:2")).is_none());
@@ -182,12 +199,10 @@ mod tests {
             ],
         );
         symlink("..", subsystem.join("nvme0n1/device")).unwrap();
-        let SysfsFacts { drive, is_nvme } = SysfsFacts::read(&subsystem.join("nvme0n1")).unwrap();
-        assert!(is_nvme && drive.model == some("Fast"));
-        assert_eq!(
-            (drive.address, drive.temperature_celsius),
-            (some("0000:01:00.0, 0000:02:00.0"), Some(50))
-        );
+        let facts = SysfsFacts::read(&subsystem.join("nvme0n1")).unwrap();
+        assert!(facts.is_nvme && facts.drive.model == some("Fast"));
+        let temperature = facts.temperature();
+        assert_eq!((facts.drive.address, temperature), (some("0000:01:00.0, 0000:02:00.0"), Some(50)));
     }
 
     #[test]
@@ -197,7 +212,7 @@ mod tests {
         put(
             &device,
             &[
-                ("model", b"DISK \x07X     \n"),
+                ("model", "DISK \x07\u{202e}X     \n".as_bytes()),
                 ("rev", b"A1\n"),
                 ("vpd_pg80", b"\0\x80\0\x08  WX-42 "),
                 ("hwmon/hwmon7/temp1_input", b"-1500\n"),
@@ -205,11 +220,13 @@ mod tests {
             ],
         );
         symlink("../..", device.join("block/sda/device")).unwrap();
-        let SysfsFacts { drive, is_nvme } = SysfsFacts::read(&device.join("block/sda")).unwrap();
-        assert!(!is_nvme);
+        let facts = SysfsFacts::read(&device.join("block/sda")).unwrap();
+        assert!(!facts.is_nvme);
+        assert_eq!(facts.temperature(), Some(-2));
+        let drive = facts.drive;
         assert_eq!((drive.model, drive.serial), (some("DISK X"), some("WX-42")));
         assert_eq!((drive.firmware, drive.address), (some("A1"), some("0:0:1:0")));
-        assert_eq!((drive.size_bytes, drive.temperature_celsius), (Some(1024), Some(-2)));
+        assert_eq!(drive.size_bytes, Some(1024));
         for page in [&b"\0\x80\0\x09  WX-42 "[..], b"\0\x83\0\x01A", b"\0\x80", b"\0\x80\0\x02  "] {
             put(&device, &[("vpd_pg80", page)]);
             assert_eq!(SysfsFacts::read(&device.join("block/sda")).unwrap().drive.serial, None);

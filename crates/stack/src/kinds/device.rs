@@ -4,8 +4,8 @@ use super::qcow2;
 use super::raid::RAID;
 use crate::passed::shared_buffers;
 use block::{Device, DeviceError};
-pub use drivers::drive;
 pub use drivers::kind::{DeviceConfig, RemoteImage, WithRole};
+pub use drivers::{disks, drive};
 use drivers::{io_uring, mem, nbd, null, nvme_tcp, nvme_uring, rbd, virtio_blk, virtio_blk_uring};
 use spec::{Entry, Kind, Role, SpecError};
 
