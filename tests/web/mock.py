@@ -49,6 +49,12 @@ def drive(model, serial, celsius, wear=None, **more):
             "temperature_celsius": celsius, "health": health, "reason": "only NVMe drives have a health log here" if wear is None else None}
 
 
+def disk(name, path, *uses, **more):
+    """A block device of the host; free without uses, which are (kind, text)."""
+    return {"name": name, "path": path, "partition_of": None, "size_bytes": 4096 * GIB, "logical_block_bytes": 512, "physical_block_bytes": 4096, "is_rotational": False,
+            "transport": "nvme", "model": "Fast Disk 4T", "serial": None, "read_only": False, "is_free": not uses, "uses": [{"kind": kind, "text": text} for kind, text in uses], **more}
+
+
 class State:
     """What the daemon has. Who uses it holds `lock`."""
 
@@ -56,6 +62,7 @@ class State:
         self.lock = threading.RLock()
         self.started_ns = time.time_ns()
         self.devices, self.arrays, self.volumes, self.groups, self.exports, self.jobs = {}, {}, {}, {}, {}, {}
+        self.disks = []
         self.events = []
         self.listeners = set()
 
@@ -239,7 +246,14 @@ def hostile(state):
 
 
 def empty(state):
-    pass
+    """A host with disks, and no objects."""
+    state.disks = [
+        disk("sda", "/dev/disk/by-id/ata-SYSTEM_S0", ("partitions", "partition table: sda1"), transport="sata", model="SYSTEM", serial="S0"),
+        disk("sda1", "/dev/disk/by-id/ata-SYSTEM_S0-part1", ("mounted", "mounted at /"), partition_of="sda", transport="sata", model="SYSTEM", serial="S0"),
+        *[disk(f"nvme{i}n1", f"/dev/disk/by-id/nvme-Fast_Disk_4T_S{i}NX", serial=f"S{i}NX") for i in range(4)],
+        disk("sdb", "/dev/sdb", ("unknown", "/dev/sdb: Permission denied (os error 13)"), transport="usb", model=HOSTILE, serial=HOSTILE),
+        disk("vda", "/dev/vda", transport="virtio", model=None, read_only=True, is_free=False),
+    ]
 
 
 SCENARIOS = {function.__name__: function for function in (healthy, degraded, many, hostile, empty)}
@@ -303,6 +317,12 @@ class Api:
 
     def get_events(self, after=0):
         return 200, [event for event in self.state.events if event["id"] > after]
+
+    def get_disks(self):
+        users = {member["device"]: f"array {array['name']}" for array in self.state.arrays.values() for member in array["members"]}
+        users |= {device["spec"]: f"device {device['name']}" for device in self.state.devices.values()}
+        taken = [{**disk, "is_free": False, "uses": [{"kind": "freestone", "text": f"used by {users[disk['path']]}"}]} if disk["path"] in users else disk for disk in self.state.disks]
+        return 200, taken
 
     def get_devices(self, name=None):
         if name is not None:

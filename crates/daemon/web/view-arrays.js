@@ -11,8 +11,8 @@ import { Table } from "./table.js";
 
 const choice = (value, label = value) => ({ value, label });
 
-/** Ask for a new array; `level` is proposed. */
-export function createArray(message, level = "6") {
+/** Ask for a new array; `level` and `members` are proposed. */
+export function createArray(message, level = "6", members = []) {
   return message.dialog({
     title: "New array",
     body: [h("p", { class: "warning" }, "The content of the members is lost.")],
@@ -22,7 +22,7 @@ export function createArray(message, level = "6") {
         choice("1", "1 – mirror"), choice("10", "10 – striped mirrors"), choice("5", "5 – one parity"), choice("6", "6 – two parities"),
         choice("7.3", "7.3 – three parities"), choice("50", "50 – groups of 5"), choice("60", "60 – groups of 6"), choice("70", "70 – groups of 7.3"),
         choice("n+m", "n+m – any number of parities"), choice("0", "0 – no redundancy")] },
-      { name: "members", label: "Members", type: "lines", placeholder: "/dev/sdb\n/dev/sdc", hint: "One path or device specification a line, in the order of their slots." },
+      { name: "members", label: "Members", type: "lines", value: members.join("\n"), placeholder: "/dev/sdb\n/dev/sdc", hint: "One path or device specification a line, in the order of their slots." },
       { name: "spares", label: "Spares", type: "lines", isOptional: true, hint: "One a line." },
       { name: "groups", label: "Groups", isOptional: true, parse: parseCount, hint: "For levels 10, 50, 60, 70 and n+m." },
       { name: "parities", label: "Parities", isOptional: true, parse: parseCount, hint: "For level n+m." },

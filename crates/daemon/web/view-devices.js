@@ -13,13 +13,13 @@ import { Facts, Table } from "./table.js";
 
 const stateOf = (device) => (device.error ? "not open" : "open");
 
-/** Ask for a device to open. */
-export function createDevice(message) {
+/** Ask for a device to open; `spec` is proposed. */
+export function createDevice(message, spec = "") {
   return message.dialog({
     title: "New device",
     body: [h("p", null, "The daemon opens it now and at every start.")],
     fields: [{ name: "name", label: "Name" },
-      { name: "spec", label: "Specification", placeholder: "/dev/nvme0n1", hint: "kind:key=value,… as in freestone serve --device, or the path of a file or block device." }],
+      { name: "spec", label: "Specification", value: spec, placeholder: "/dev/nvme0n1", hint: "kind:key=value,… as in freestone serve --device, or the path of a file or block device." }],
     action: "Create the device",
     command: ({ name, spec }) => ["device", "create", operands(name, spec)],
     submit: async (values) => {

@@ -26,14 +26,15 @@ function parseOptions(lines) {
 
 const allOptions = ({ options, socket, listen }) => ({ ...options, ...(socket && { socket }), ...(listen && { listen }) });
 
-function createExport(message) {
+/** Ask for a new export; `of` is proposed. */
+export function createExport(message, of = "") {
   const names = [...state.volumes, ...bases()].map((item) => item.name);
   return message.dialog({
     title: "New export",
     fields: [
       { name: "name", label: "Name" },
       { name: "kind", label: "Kind", type: "select", value: KINDS[0], options: KINDS.map((kind) => ({ value: kind, label: kind })) },
-      { name: "of", label: "Serves", options: names, hint: "A volume, array or device by name." },
+      { name: "of", label: "Serves", value: of, options: names, hint: "A volume, array or device by name." },
       { name: "more", label: "Further namespaces", type: "lines", isOptional: true, hint: "For nvme-tcp: further volumes, one a line, in the order of their namespaces." },
       { name: "socket", label: "Socket", isOptional: true, placeholder: "/run/freestone/name.sock", hint: "For vhost-user-blk and nbd: a path. Default: the export's name in the daemon's runtime directory." },
       { name: "listen", label: "Listen address", isOptional: true, placeholder: "10.0.0.1:4420", hint: "For nvme-tcp and nbd." },

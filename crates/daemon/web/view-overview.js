@@ -1,34 +1,20 @@
 // The overview: health, jobs, and the picture of all objects.
 
 import { h, link, SIGNS } from "./dom.js";
+import { FirstSteps } from "./first-steps.js";
 import { bytes, count, bandwidth, counted } from "./format.js";
 import { problems } from "./health.js";
 import { ALL } from "./history.js";
 import { drawMap } from "./map.js";
-import { button, figure, JobList, Message, section } from "./parts.js";
+import { figure, JobList, Message, section } from "./parts.js";
 import { Facts } from "./table.js";
-import { createArray } from "./view-arrays.js";
-import { createDevice } from "./view-devices.js";
 import { history, state } from "./store.js";
-
-// The beginnings: what to choose, and for whom it is.
-const FIRST = [
-  { title: "Mirror", text: "Two or more drives with the same content. All but one may fail. The capacity is that of one drive.", label: "New mirror…", run: (message) => createArray(message, "1") },
-  { title: "Parity", text: "Four or more drives with two parities. Any two may fail. The capacity is that of all but two.", label: "New parity array…", run: (message) => createArray(message, "6") },
-  { title: "Single device", text: "One drive, file or remote disk. Its failure loses the data.", label: "New device…", run: createDevice },
-];
-
-/** What to do on a daemon that has nothing. */
-function firstSteps(message) {
-  return h("div", null, h("p", null, "No objects yet. Choose where volumes are to lie:"),
-    h("ul", { class: "cards" }, FIRST.map(({ title, text, label, run }) => h("li", null, h("h3", null, title), h("p", null, text), button(label, () => run(message))))));
-}
 
 // The temperature of a drive changes all the time.
 const withoutDrive = ({ drive: _, ...member }) => member;
 
 export function openOverview() {
-  const message = new Message();
+  const steps = new FirstSteps(new Message());
   const list = h("ul", { class: "problems", "aria-label": "Problems" });
   const facts = new Facts("Totals", { class: "facts figures" });
   const jobs = new JobList();
@@ -67,9 +53,7 @@ export function openOverview() {
     drawn = signature;
     const focused = picture.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
     const isEmpty = arrays.length + devices.length + exports.length === 0;
-    picture.replaceChildren(isEmpty
-      ? firstSteps(message)
-      : drawMap(state));
+    picture.replaceChildren(isEmpty ? h("p", { class: "muted" }, "No objects yet.") : drawMap(state));
     if (focused !== null) [...picture.querySelectorAll("a")].find((node) => node.getAttribute("href") === focused)?.focus();
   };
 
@@ -77,10 +61,11 @@ export function openOverview() {
     title: "Overview",
     element: h("div", null,
       h("div", { class: "panel health" }, list, facts.element),
-      section("Jobs", jobs.element), section("Topology", picture, message.element)),
+      steps.element, section("Jobs", jobs.element), section("Topology", picture)),
     update() {
       updateHealth();
       updateTotals();
+      steps.update();
       jobs.update();
       updatePicture();
     },

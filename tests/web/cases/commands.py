@@ -163,6 +163,25 @@ def the_commands_of_arrays_are_command_lines(web):
     assert not [request for request in web.mock.requests if request[0] != "GET"]
 
 
+def the_commands_of_the_first_steps_are_command_lines(web):
+    page = web.open("empty")
+    commands = page.get_by_role("region", name=re.compile("^Command to "))
+
+    def check(*expected):
+        expect(commands).to_have_text([re.compile(f"^freestone {command} ?") for command in expected])
+        for line in commands.all_text_contents():
+            # Lists and arrays' commands look for a daemon, which is not there. 2 would be an invalid command line.
+            asks = line.split()[1] in ("disks", "array")
+            done = _run(line, *([] if asks else ["--dry-run"]))
+            assert done.returncode == (1 if asks else 0), f"{line}: {done.returncode} {done.stderr}"
+
+    check("disks", "volume create", "export create")
+    page.get_by_role("checkbox", name=re.compile("^nvme0n1 ")).check()
+    check("device create", "volume create", "export create")
+    page.get_by_role("checkbox", name=re.compile("^nvme1n1 ")).check()
+    check("array create", "volume create", "export create")
+
+
 def a_command_has_no_secret_and_needs_valid_fields(web):
     page = web.open("healthy", "#/devices")
     hand = Keyboard(page)

@@ -25,6 +25,8 @@ def an_array_a_volume_and_an_export_are_made_used_and_removed(web):
     members = [daemon.file(f"disk{slot}", 128 * MIB) for slot in range(5)]
     page = web.open(token=TOKEN)
     hand = Mouse(page)
+    disks = re.compile(r"^\d+ of \d+ free\.$|^This host shows no disks\.")
+    expect(page.get_by_role("region", name="First steps").get_by_text(disks)).to_be_visible()
     web.go("#/arrays")
     hand.press("button", "New array…")
     hand.write("Name", "data")

@@ -4,6 +4,7 @@ import re
 
 from playwright.sync_api import expect
 
+from mock import HOSTILE
 from web import Keyboard, Mouse
 
 
@@ -169,29 +170,96 @@ def a_job_moves_and_ends(web):
     expect(page.locator("#last-event")).to_contain_text("The rebuild of data is complete")
 
 
+def _steps(page):
+    return page.get_by_role("region", name="First steps")
+
+
+def _is_at(page, step):
+    """The step that is to be done next."""
+    expect(_steps(page).locator("[aria-current=step]").get_by_role("heading", level=3)).to_contain_text(step)
+
+
+def _command(page, title):
+    return _steps(page).get_by_role("region", name=f"Command to {title}")
+
+
 def _first_steps(web, hands):
     page = web.open("empty")
     hand = hands(page)
-    for button, level in (("New mirror…", "1"), ("New parity array…", "6")):
-        hand.press("button", button)
-        expect(web.dialog().get_by_label("Level")).to_have_value(level)
-        page.keyboard.press("Escape")
-        web.wait_closed()
-    hand.press("button", "New device…")
-    hand.write("Name", "scratch")
-    hand.write("Specification", "/dev/nvme4n1")
-    hand.press("button", "Create the device")
+    _is_at(page, "Choose disks")
+    disks = [f"nvme{i}n1 4 TiB, nvme, Fast Disk 4T S{i}NX" for i in range(4)]
+    paths = [f"/dev/disk/by-id/nvme-Fast_Disk_4T_S{i}NX" for i in range(4)]
+    creation = _command(page, "create an array or device")
+    expect(_command(page, "choose disks")).to_have_text("freestone disks")
+    expect(creation).to_have_count(0)
+    wanted = [f"freestone device create disk1 {paths[0]}"] + [f"freestone array create --level {level} data {' '.join(paths[:n])}" for level, n in ((1, 2), (5, 3), (6, 4))]
+    for disk, command in zip(disks, wanted):
+        hand.check(disk)
+        expect(creation).to_have_text(command)
+    expect(_command(page, "create a volume")).to_have_text("freestone volume create --backing data --size 10G vm1")
+    _is_at(page, "Create an array or device")
+    expect(page.get_by_role("button", name="New volume…")).to_be_disabled()
+    hand.press("button", "Copy the command to create an array or device")
+    expect(_steps(page).get_by_text("Copied.").first).to_be_attached()
+    assert page.evaluate("navigator.clipboard.readText()") == wanted[3]
+    assert not web.axe(), web.axe()
+    hand.press("button", "New array…")
+    expect(web.dialog().get_by_label("Level")).to_have_value("6")
+    expect(web.dialog().get_by_label("Members", exact=True)).to_have_value("\n".join(paths))
+    hand.write("Name", "fast")
+    hand.press("button", "Create the array")
     web.wait_closed()
-    expect(page.locator("svg.map").get_by_role("link", name=re.compile("^scratch, "))).to_be_visible()
-    expect(page.get_by_text("The device scratch was created.")).to_be_visible()
+    _is_at(page, "Create a volume")
+    expect(creation).to_have_count(0)
+    expect(_steps(page).get_by_label(f"{disks[0]}: used by array fast")).to_be_disabled()
+    hand.press("button", "New volume…")
+    hand.write("Name", "web")
+    hand.write("Size", "20 GiB")
+    hand.press("button", "Create the volume")
+    web.wait_closed()
+    _is_at(page, "Export the volume")
+    expect(_command(page, "export the volume")).to_have_text("freestone export create --kind vhost-user-blk --of web web")
+    hand.press("button", "New export…")
+    expect(web.dialog().get_by_label("Serves")).to_have_value("web")
+    hand.write("Name", "web")
+    hand.press("button", "Create the export")
+    web.wait_closed()
+    expect(_steps(page).get_by_text("✓ done")).to_have_count(4)
+    assert not web.axe(), web.axe()
+    # The next visit finds a system that has all of it.
+    web.go("#/volumes")
+    web.go("#/")
+    expect(page.locator("svg.map")).to_be_visible()
+    expect(_steps(page)).to_have_count(0)
 
 
-def a_first_array_or_device_is_made_from_the_overview_by_mouse(web):
+def the_first_steps_are_taken_from_the_overview_by_mouse(web):
     _first_steps(web, Mouse)
 
 
-def a_first_array_or_device_is_made_from_the_overview_by_keyboard(web):
+def the_first_steps_are_taken_from_the_overview_by_keyboard(web):
     _first_steps(web, Keyboard)
+
+
+def a_disk_in_use_cannot_be_chosen_and_says_why(web):
+    page = web.open("empty")
+    steps = _steps(page)
+    for name in ("sda 4 TiB, sata, SYSTEM S0: partition table: sda1", "sda1 4 TiB, sata, SYSTEM S0: mounted at /", "vda 4 TiB, virtio: read-only",
+                 f"sdb 4 TiB, usb, {HOSTILE} {HOSTILE}: /dev/sdb: Permission denied (os error 13)"):
+        expect(steps.get_by_role("checkbox", name=name, exact=True)).to_be_disabled()
+    expect(steps.get_by_text("4 of 8 free.")).to_be_visible()
+    assert not web.axe(), web.axe()
+    page.get_by_role("checkbox", name=re.compile("^nvme0n1 ")).check()
+    with web.mock.state.lock:
+        web.mock.state.disks = web.mock.state.disks[2:3]
+    page.get_by_role("button", name="Look again").click()
+    expect(steps.get_by_text("1 of 1 free.")).to_be_visible()
+    expect(page.get_by_role("checkbox", name=re.compile("^nvme0n1 "))).to_be_checked()
+    with web.mock.state.lock:
+        web.mock.state.disks = []
+    page.get_by_role("button", name="Look again").click()
+    expect(steps.get_by_text("This host shows no disks.")).to_be_visible()
+    expect(_command(page, "create an array or device")).to_have_count(0)
 
 
 def an_empty_system_says_what_to_do_first(web):
