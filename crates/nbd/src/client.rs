@@ -119,7 +119,6 @@ impl Facts {
 
 /// The reason why a handshake failed.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum HandshakeError {
     /// The server does not speak NBD, or violates the protocol.
     #[error("not a usable NBD server: {0}")]

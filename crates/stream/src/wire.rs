@@ -52,10 +52,10 @@ impl Wire {
         loop {
             let segments = queue.segments();
             let segments = &segments[..segments.len().min(MAX_SEGMENTS)];
-            if segments.is_empty() {
+            let offered: usize = segments.iter().map(|segment| segment.len).sum();
+            if offered == 0 {
                 return Ok(());
             }
-            let offered: usize = segments.iter().map(|segment| segment.len).sum();
             // SAFETY: all zeroes is a valid message without anything.
             let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
             // A `Segment` is laid out as an iovec.

@@ -46,11 +46,11 @@ impl OpenError {
             OpenError::Options(_) => libc::EINVAL,
             OpenError::Stream(error) => error.errno(),
             OpenError::Handshake(error) => match error {
+                HandshakeError::Protocol(_) => libc::EPROTO,
                 HandshakeError::TlsRequired(_) | HandshakeError::NoTls(_) => libc::EPROTONOSUPPORT,
                 HandshakeError::NoExport { .. } => libc::ENOENT,
                 HandshakeError::Refused { .. } => libc::EACCES,
                 HandshakeError::Payload(_) => libc::ENOTSUP,
-                _ => libc::EPROTO,
             },
             OpenError::Export(_) | OpenError::Changed(_) => libc::ENOTSUP,
             OpenError::AllInUse(_) => libc::EBUSY,

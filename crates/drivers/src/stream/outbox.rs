@@ -164,6 +164,7 @@ mod tests {
         for _ in 0..8 {
             outbox.push_header(|_| HEADER);
         }
+        outbox.push(Segment { base: std::ptr::null_mut(), len: 0 });
         assert_eq!(outbox.segments.len(), 1);
         assert!(outbox.has_room(1) && !outbox.has_room(2));
         assert_eq!(outbox.queued(), 8 * HEADER as u64);
