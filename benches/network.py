@@ -49,24 +49,30 @@ def measure_nvme_tcp(rounds, seconds):
     ports = {}
 
     def target(name, socket):
-        with so.create_server(("127.0.0.1", 0)) as free:  # no other process takes a port that was given out a moment ago
-            ports[socket] = free.getsockname()[1]
-        server = freestone(name, MEMORY, f"nvme-tcp:listen=127.0.0.1:{ports[socket]},nqn={NQN}", socket,
-                           is_ready=lambda: _listens(ports[socket]))
-        initiator(host(socket), "write", "1M", 4, 1)
+        port = ports[socket] = free_port()
+        server = freestone(name, MEMORY, f"nvme-tcp:listen=127.0.0.1:{port},nqn={NQN}", socket, is_ready=lambda: listens(port))
+        initiator(host(port), "write", "1M", 4, 1)
         return server
-
-    def host(socket, digests="off"):
-        return f"nvme-tcp:address=127.0.0.1:{ports[socket]},nqn={NQN},hdgst={digests},ddgst={digests}"
 
     found = {}
     for digests, name in DIGESTS.items():
-        results = measure({name: target}, CASES, rounds, lambda s, *case, d=digests: initiator(host(s, d), *case, seconds))
+        results = measure({name: target}, CASES, rounds, lambda s, *case, d=digests: initiator(host(ports[s], d), *case, seconds))
         for case, by_server in results.items():
             found.setdefault(case, {}).update(by_server)
     return as_cases(found)
 
 
-def _listens(port):
+def host(port, digests="off"):
+    """Our initiator's device at a target on a port of this host."""
+    return f"nvme-tcp:address=127.0.0.1:{port},nqn={NQN},hdgst={digests},ddgst={digests}"
+
+
+def free_port():
+    """No other process takes a port that was given out a moment ago."""
+    with so.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def listens(port):
     with so.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0

@@ -4,6 +4,7 @@ import statistics
 import images
 import parity
 import raid
+import spdk
 from plot import bars
 
 OURS = "freestone"
@@ -30,7 +31,7 @@ NBD_NOTE = (
     "Transfers of 128 KiB are two copies in each server (disk to buffer, buffer to socket) and one in the client.")
 NVME_TCP_NOTE = (
     "Freestone's initiator on its own target over the loopback interface: one I/O queue, a disk of 1 GiB in memory, written once.\n"
-    "No peer in user space was measured; the section \"In a guest\" has the kernel's target.")
+    "The section \"In a guest\" has the kernel's target, and [spdk.md](spdk.md) the recipe for SPDK's.")
 GUEST_NOTE = (
     "Instructions of a request from fio to the disk and back, in fio, the kernel and the server together; fewer is better.\n"
     "The guest has one emulated processor, whose clock counts instructions (QEMU's `icount`).\n"
@@ -182,6 +183,8 @@ def write(results, folder):
         parts += nbd_parts(results["nbd"], when(results, "nbd"), folder)
     if "nvme_tcp" in results:
         parts += ["## NVMe/TCP on one host", when(results, "nvme_tcp"), NVME_TCP_NOTE, table(results["nvme_tcp"])]
+    if "spdk" in results:
+        parts += spdk.report(results["spdk"], when(results, "spdk"), table)
     if "images" in results:
         parts += images.report(results["images"], when(results, "images"), folder, table, plot)
     if "guest" in results:

@@ -53,11 +53,16 @@ def freestone(name, device, export, socket, is_ready=None):
                   socket, is_ready)
 
 
+def vhost_user(device):
+    """A function that starts our server of a device."""
+    return lambda name, socket: freestone(name, device, f"vhost-user-blk:socket={socket},queues=1", socket)
+
+
 def initiator(device, rw, block_size, depth, seconds, *options, cores=INITIATOR_CORE, queues=1):
     """IOPS of `freestone bench`, on core 1 unless told otherwise."""
     argv = [paths.FREESTONE, "bench", "--json", "--device", device, "--rw", rw, "--bs", block_size, "--qd", str(depth),
             "--time", str(seconds), "--ramp", str(RAMP_S), "--cores", str(cores), "--queues", str(queues), "--force", *options]
-    return float(json.loads(_output(argv, seconds).strip().splitlines()[-1])["iops"])
+    return float(json.loads(output(argv, seconds).strip().splitlines()[-1])["iops"])
 
 
 def fio(rw, block_size, depth, seconds, *options):
@@ -65,7 +70,7 @@ def fio(rw, block_size, depth, seconds, *options):
     argv = [paths.FIO, "--name=peer", f"--rw={rw}", f"--bs={block_size}", f"--iodepth={depth}", f"--runtime={seconds}",
             "--time_based", f"--ramp_time={RAMP_S}", "--output-format=json", "--norandommap", "--randrepeat=0",
             f"--cpus_allowed={INITIATOR_CORE}", *options]
-    job = fio_job(_output(argv, seconds))
+    job = fio_job(output(argv, seconds))
     return float(job["read"]["iops"] + job["write"]["iops"])
 
 
@@ -74,7 +79,8 @@ def fio_job(output):
     return json.loads(output[output.index("{"):])["jobs"][0]
 
 
-def _output(argv, seconds):
+def output(argv, seconds):
+    """Standard output of a program that runs for about so many seconds and must succeed."""
     done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds + 60)
     if done.returncode != 0:
         raise SystemExit(f"bench: {' '.join(argv)} failed:\n{done.stdout}{done.stderr}")

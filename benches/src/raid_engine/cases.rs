@@ -1,4 +1,5 @@
-//! The measured cases: the engine alone, and its share of the drives' speed.
+//! The measured cases: the engine alone, its share of the drives' speed, and the arrays that
+//! SPDK has, too.
 
 use super::load::Load;
 use benches::array::{Members, Plan};
@@ -105,4 +106,67 @@ pub fn drives() -> Vec<Case> {
         }
     }
     cases
+}
+
+/// Bytes of a member in memory: two of them exceed any cache.
+const MEMORY_BYTES: u64 = 128 << 20;
+
+/// Arrays that SPDK has, too, on members without cost and in memory, on one core. SPDK keeps no
+/// write-intent bitmap and writes whole stripes of RAID 5 only.
+pub fn peer() -> Vec<Case> {
+    let members = [
+        ("null members", Members::Hollow(MEMBER_BYTES, Drive::default())),
+        ("memory members", Members::Memory(MEMORY_BYTES)),
+    ];
+    let arrays = [
+        ("RAID 0, 4 members", Level::Raid0, 4, Consistency::None),
+        ("RAID 1, 2 copies", Level::Raid1, 2, Consistency::Bitmap),
+        ("RAID 5, 4+1", Level::Raid5, 5, Consistency::Bitmap),
+    ];
+    let mut cases = Vec::new();
+    for (table, members) in members {
+        for (array, level, count, consistency) in arrays {
+            let plan = Plan { level, count, members, strip_bytes: Some(64 << 10), consistency };
+            let mut add = |load_name, op, len| {
+                let depth = if len > 4096 { 8 } else { 32 };
+                let load = Load { op, len, is_sequential: false, is_stable: true, depth, cores: 1 };
+                cases.push(Case { table, array, load_name, plan, load, theory: 0.0 });
+            };
+            add("read 4K", Op::Read, 4096);
+            add("read 128K", Op::Read, 128 << 10);
+            if level == Level::Raid5 {
+                add("write full stripe", Op::Write, 256 << 10);
+            } else {
+                add("write 4K", Op::Write, 4096);
+                add("write 128K", Op::Write, 128 << 10);
+            }
+        }
+    }
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_peer_case_selects_no_other_case() {
+        let names: Vec<String> = peer().iter().map(Case::name).collect();
+        for name in &names {
+            assert_eq!(names.iter().filter(|other| other.contains(name.as_str())).count(), 1, "{name}");
+        }
+    }
+
+    #[test]
+    fn peer_cases_write_whole_stripes_of_raid_5() {
+        let writes: Vec<Case> = peer()
+            .into_iter()
+            .filter(|case| case.plan.level == Level::Raid5 && case.load.op == Op::Write)
+            .collect();
+        assert_eq!(writes.len(), 2);
+        for Case { plan, load, .. } in writes {
+            let strip_bytes = u64::from(plan.strip_bytes.expect("it is set"));
+            assert_eq!(load.len, strip_bytes * (plan.count as u64 - 1));
+        }
+    }
 }

@@ -1,4 +1,5 @@
-//! Cost of the RAID engine on members without cost, its use of modelled drives, and its rebuild.
+//! Cost of the RAID engine on members without cost, its use of modelled drives, and its rebuild; or
+//! its speed under the loads that SPDK's arrays are measured with.
 //!
 //! Each round measures every case once, so that a drift of the machine affects all equally. Prints
 //! a line of JSON for each case with its description, the result of every round, and the
@@ -8,6 +9,7 @@ mod cases;
 mod load;
 mod rebuild;
 
+use benches::array::Members;
 use block::{Device, Op};
 use cases::Case;
 use clap::Parser;
@@ -34,6 +36,9 @@ struct Args {
     /// machine is.
     #[arg(long, conflicts_with = "cpu_time")]
     virtual_time: bool,
+    /// Only the arrays and loads that SPDK has, too.
+    #[arg(long, conflicts_with = "virtual_time")]
+    peer: bool,
 }
 
 /// Cases that are not a load on a clean array.
@@ -45,8 +50,11 @@ fn main() {
     let args = Args::parse();
     let is_wanted =
         |name: &str| name.contains(&args.only) && (!args.virtual_time || name.starts_with("drives"));
-    let cases: Vec<Case> =
-        cases::engine().into_iter().chain(cases::drives()).filter(|case| is_wanted(&case.name())).collect();
+    let cases: Vec<Case> = match args.peer {
+        true => cases::peer(),
+        false => cases::engine().into_iter().chain(cases::drives()).collect(),
+    };
+    let cases: Vec<Case> = cases.into_iter().filter(|case| is_wanted(&case.name())).collect();
     let mut rates = vec![Vec::new(); cases.len()];
     let mut rebuilds: Vec<(&str, Vec<Value>)> = Vec::new();
     for round in 0..args.rounds {
@@ -54,7 +62,7 @@ fn main() {
             rates.push(measure(case, &args));
         }
         let mut keep = |name, measure: &dyn Fn() -> Value| {
-            if !is_wanted(name) {
+            if args.peer || !is_wanted(name) {
                 return;
             }
             if round == 0 {
@@ -82,7 +90,13 @@ fn measure(case: &Case, args: &Args) -> f64 {
     if args.virtual_time {
         return load::run_in_virtual_time(plan, case.load, args.seconds);
     }
-    let array: Arc<dyn Device> = reactor::run(async move { plan.start().await });
+    let array: Arc<dyn Device> = reactor::run(async move {
+        let array = plan.start().await;
+        if matches!(plan.members, Members::Memory(_)) {
+            rebuild::fill(&array).await;
+        }
+        array
+    });
     load::run(&array, case.load, args.seconds, args.cpu_time)
 }
 
@@ -94,7 +108,9 @@ fn line(case: &Case, rates: &[f64]) -> Value {
         "mode": case.plan.consistency.name(),
         "load": case.load_name,
         "cores": case.load.cores,
+        "op": if case.load.op == Op::Read { "read" } else { "write" },
         "len": case.load.len,
+        "depth": case.load.depth,
         "rounds": rates,
         "theory": case.theory,
     })

@@ -68,8 +68,8 @@ pub fn speed() -> Value {
     })
 }
 
-/// Writes all data once, so that all of it is rebuilt.
-async fn fill(array: &Arc<Array>) {
+/// Writes all data once, so that reads of members in memory have a cost and a rebuild has data.
+pub async fn fill(array: &Arc<Array>) {
     let channel = array.open_channel().expect("a channel");
     let mut buffer = reactor::current().buffers().take(MEBIBYTE).await;
     buffer.as_mut_slice().iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * 7 + i / 255) as u8);
