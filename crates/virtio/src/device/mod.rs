@@ -158,7 +158,8 @@ impl VirtQueue {
         Ok(queue)
     }
 
-    /// Fills `chain` with the next available chain; `false` when none is available. Chains that
+    /// Fills `chain` with the next available chain; `false` when none is available, or the driver
+    /// should see used chains first: after [`VirtQueue::publish`] there may be more. Chains that
     /// were in flight when the device's predecessor died come first.
     ///
     /// # Errors

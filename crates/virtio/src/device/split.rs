@@ -23,6 +23,9 @@ pub(super) struct SplitQueue {
     batch: Vec<u16>,
     /// Heads to pop before any from the ring, the next one last.
     resubmit: Vec<u16>,
+    /// Whether the driver wanted no interrupt when it last got used entries: it looks at the used
+    /// ring by itself.
+    is_polled: bool,
     tracker: Option<SplitTracker>,
     pub common: Common,
 }
@@ -53,6 +56,7 @@ impl SplitQueue {
             used_idx,
             batch,
             resubmit,
+            is_polled: false,
             tracker,
             common,
         })
@@ -69,8 +73,12 @@ impl SplitQueue {
         if !self.resubmit.is_empty() {
             return self.pop_again(chain);
         }
-        if self.next_avail == self.seen_avail && !self.look()? {
-            return Ok(false);
+        if self.next_avail == self.seen_avail {
+            // A driver that polls waits for the batch, and to read the index takes its cache line
+            // from it. Interrupts, on the other hand, are fewer with larger batches.
+            if self.is_polled && !self.batch.is_empty() || !self.look()? {
+                return Ok(false);
+            }
         }
         self.common.check_room(self.ring.size(), self.batch.len() as u16)?;
         let head = self.ring.avail_entry(self.next_avail).load(Ordering::Relaxed);
@@ -168,7 +176,9 @@ impl SplitQueue {
         if self.common.log.is_some() {
             self.common.log_used(0, 4);
         }
-        self.wants_interrupt(old, new)
+        let wants_interrupt = self.wants_interrupt(old, new);
+        self.is_polled = !wants_interrupt;
+        wants_interrupt
     }
 
     #[inline]

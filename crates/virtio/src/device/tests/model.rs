@@ -54,6 +54,8 @@ struct Model {
     pushed: VecDeque<(u64, u32)>,
     published: VecDeque<(u64, u32)>,
     wants_interrupts: bool,
+    /// Whether the last used chains raised no interrupt.
+    is_polled: bool,
     /// Whether the next chain must raise a notification; `None` when either is valid.
     notifies: Option<bool>,
 }
@@ -74,6 +76,7 @@ impl Model {
             pushed: VecDeque::new(),
             published: VecDeque::new(),
             wants_interrupts: true,
+            is_polled: false,
             notifies: Some(true),
         }
     }
@@ -121,7 +124,13 @@ impl Model {
 
     fn pop(&mut self) {
         let mut chain = Chain::new();
-        assert_eq!(self.queue.pop(&mut chain), Ok(!self.available.is_empty()));
+        let mut has_popped = self.queue.pop(&mut chain).unwrap();
+        if !has_popped && !self.available.is_empty() {
+            assert!(!self.is_packed && self.is_polled && !self.pushed.is_empty());
+            self.publish();
+            has_popped = self.queue.pop(&mut chain).unwrap();
+        }
+        assert_eq!(has_popped, !self.available.is_empty());
         let Some((token, buffers)) = self.available.pop_front() else { return };
         let sides = [(chain.readable(), false), (chain.writable(), true)];
         for (segments, is_writable) in sides {
@@ -161,6 +170,9 @@ impl Model {
         }
         let interrupts = self.queue.publish();
         let count = self.pushed.len();
+        if count > 0 {
+            self.is_polled = !interrupts;
+        }
         self.published.append(&mut self.pushed);
         if is_idle {
             assert_eq!(interrupts, self.wants_interrupts && count > 0);
@@ -197,6 +209,7 @@ impl Model {
         let base = self.guest.config(self.size, self.is_packed);
         let config = QueueConfig { event_idx: self.event_idx, state: again, ..base };
         self.queue = VirtQueue::new(config).unwrap();
+        self.is_polled = false;
         self.notifies = (!self.event_idx || self.available.is_empty()).then_some(true);
         assert_eq!(
             self.queue.publish(),
@@ -224,6 +237,36 @@ proptest! {
         let size = if is_packed { size + odd } else { size };
         let mut model = Model::new(size, is_packed, event_idx);
         steps.iter().for_each(|step| model.step(step));
+    }
+}
+
+#[test]
+fn a_driver_that_polls_sees_used_chains_before_more_are_popped() {
+    for (event_idx, wants_interrupts) in [(false, false), (true, false), (false, true), (true, true)] {
+        let guest = Guest::new();
+        let mut driver = Driver::new(&guest, 8, false, event_idx);
+        let mut queue = VirtQueue::new(QueueConfig { event_idx, ..guest.config(8, false) }).unwrap();
+        let mut chain = Chain::new();
+        for token in 0..20 {
+            let buffer = Buffer { addr: HEAP + 0x1_0000, len: 512, is_writable: true };
+            driver.want_interrupts(wants_interrupts);
+            assert!(driver.add(&[buffer], false, token));
+            assert_eq!(queue.pop(&mut chain), Ok(true));
+            queue.push_used(&mut chain, 512);
+            assert!(driver.add(&[buffer], false, token + 100));
+            // The queue does not know the driver before the first used chain.
+            let comes_at_once = wants_interrupts || token == 0;
+            assert_eq!(queue.pop(&mut chain), Ok(comes_at_once));
+            if !comes_at_once {
+                assert_eq!(driver.poll(), None);
+                assert!(!queue.publish() && queue.has_available());
+                assert_eq!(queue.pop(&mut chain), Ok(true));
+            }
+            queue.push_used(&mut chain, 512);
+            assert_eq!(queue.publish(), wants_interrupts);
+            assert_eq!((driver.poll(), driver.poll()), (Some((token, 512)), Some((token + 100, 512))));
+            assert_eq!(driver.poll(), None);
+        }
     }
 }
 
