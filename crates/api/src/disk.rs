@@ -48,7 +48,8 @@ pub struct DiskUse {
 words! {
     /// Kind of use of a block device.
     DiskUseKind {
-        /// A device of this daemon, or a member or spare of one of its arrays.
+        /// A device of this daemon, a member or spare of one of its arrays, or the disk that one
+        /// of its exports is.
         Freestone = "freestone",
         /// A file system is mounted.
         Mounted = "mounted",

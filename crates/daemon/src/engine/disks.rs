@@ -187,8 +187,8 @@ fn transport(transport: Transport) -> DiskTransport {
 }
 
 impl Live {
-    /// The paths of devices, members and spares, and who uses each: `device scratch`. An array that
-    /// does not run uses the devices of its last run.
+    /// The paths of devices, members and spares, and of disks that exports are, with the user of
+    /// each: `device scratch`. An array that does not run uses the devices of its last run.
     fn users_of_paths(&self) -> Vec<(PathBuf, String)> {
         let devices =
             self.state.devices.iter().map(|device| (device.spec.clone(), format!("device {}", device.name)));
@@ -199,7 +199,12 @@ impl Live {
             };
             members.into_iter().map(|member| (member, format!("array {}", record.name)))
         });
-        devices.chain(members).filter_map(|(text, user)| Some((path_of(&text)?, user))).collect()
+        let used = devices.chain(members).filter_map(|(text, user)| Some((path_of(&text)?, user)));
+        let exports = self
+            .exports
+            .iter()
+            .filter_map(|(name, export)| Some((export.as_ref().ok()?.node()?, format!("export {name}"))));
+        used.chain(exports).collect()
     }
 }
 

@@ -17,7 +17,7 @@ use hosting::export::{Apart, ExportPlan, KINDS, data_plane};
 use sandbox::Profile;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use volume::{Name, Uuid};
 
@@ -43,7 +43,17 @@ pub struct ExportLive {
     volumes: Vec<Arc<OpenVolume>>,
 }
 
+/// The block device that is named by fields of an export.
+fn node_of(fields: &Map<String, Value>) -> Option<PathBuf> {
+    fields.get("path")?.as_str().filter(|path| path.starts_with("/dev/")).map(PathBuf::from)
+}
+
 impl ExportLive {
+    /// The block device of this host that it is, if it is one.
+    pub(super) fn node(&self) -> Option<PathBuf> {
+        node_of(&self.fields)
+    }
+
     /// Keeps a volume open that has replaced a target.
     pub(super) fn keep(&mut self, volume: Arc<OpenVolume>) {
         self.volumes.push(volume);
@@ -683,4 +693,18 @@ fn traffic(stats: &Stats) -> Traffic {
         traffic.errors += queue.failed();
     }
     traffic
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_export_over_ublk_is_a_block_device() {
+        let node = |fields: Value| node_of(fields.as_object().unwrap());
+        assert_eq!(node(json!({ "path": "/dev/ublkb3", "queues": 1 })), Some("/dev/ublkb3".into()));
+        assert_eq!(node(json!({ "path": null })), None);
+        assert_eq!(node(json!({ "socket": "/dev/shm/vm1.sock" })), None);
+    }
 }
