@@ -154,8 +154,9 @@ impl NvmeHandshake {
             (true, None) => match self.connect(&entry, data) {
                 Ok((service, admission)) => self.welcome(service, admission),
                 Err(refusal) => {
-                    let status = refusal.status;
-                    tracing::info!(export = self.name(), %status, "host refused");
+                    let (export, peer, status) = (self.name(), &*self.peer, refusal.status);
+                    let parameter = refusal.parameter().map(tracing::field::display);
+                    tracing::info!(export, peer, %status, parameter, "host refused");
                     (Err(refusal), HandshakeStep::Leave)
                 }
             },
