@@ -148,11 +148,21 @@ impl<'a> Run<'a> {
     }
 
     fn serve_all(&mut self) {
+        // While used chains wait to be published, a queue may hold back those that are available.
+        self.complete_all();
+        while self.serve_some() {}
+        self.poll();
+    }
+
+    /// Serves chains until the queue returns no more. Returns whether it returned any.
+    fn serve_some(&mut self) -> bool {
+        let mut has_served = false;
         while self.pop().is_some() {
             self.device().complete(0, 0);
+            has_served = true;
         }
         self.complete_all();
-        self.poll();
+        has_served
     }
 
     fn complete_all(&mut self) {
