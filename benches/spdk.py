@@ -163,7 +163,7 @@ def _arrays(build, repo, rounds, seconds):
 
 def report(results, run, table):
     """`table`: the function that makes one of cases."""
-    parts = ["## SPDK", f"{run} SPDK {results['version']}.", NOTE]
+    parts = ["## SPDK", f"{run}\nThe version of SPDK is {results['version']}.", NOTE]
     for name, title in TITLES.items():
         parts += [f"### {title}", table(results[name])]
     return parts
