@@ -130,30 +130,29 @@ impl TlsKey {
     pub fn secrets(&self, host: &Nqn, subsystem: &Nqn) -> Vec<TlsSecret> {
         let names = format!("{host} {subsystem}");
         let number = if self.hash == Hash::Sha384 { "02" } else { "01" };
-        let retained = |labels: Labels| match self.is_bound {
-            true => labels.expand(self.hash, &self.key, "HostNQN", host.as_str().as_bytes()),
-            false => self.key.clone(),
-        };
-        let with_digest = |labels: Labels| {
-            let retained = retained(labels);
+        // With the digest in the identity, and without.
+        let derive = |labels: Labels| {
+            let retained = match self.is_bound {
+                true => labels.expand(self.hash, &self.key, "HostNQN", host.as_str().as_bytes()),
+                false => self.key.clone(),
+            };
             let digest = mac(self.hash, &retained, &[names.as_bytes(), b" NVMe-over-Fabrics"]);
             let digest = STANDARD.encode(&*digest);
+            let secret = |identity: String, context: &str| {
+                let key = labels.expand(self.hash, &retained, "nvme-tls-psk", context.as_bytes());
+                TlsSecret { identity, key }
+            };
+            let older = format!("NVMe0R{number} {names}");
             let context = format!("{number} {digest}");
-            let key = labels.expand(self.hash, &retained, "nvme-tls-psk", context.as_bytes());
-            TlsSecret { identity: format!("NVMe1R{number} {names} {digest}"), key }
+            (secret(format!("NVMe1R{number} {names} {digest}"), &context), secret(older.clone(), &older))
         };
-        let without_digest = |labels: Labels| {
-            let identity = format!("NVMe0R{number} {names}");
-            let key = labels.expand(self.hash, &retained(labels), "nvme-tls-psk", identity.as_bytes());
-            TlsSecret { identity, key }
-        };
-        let mut secrets = vec![with_digest(Labels::Specified)];
+        let [(first, last), (older, before_last)] = [Labels::Specified, Labels::Older].map(derive);
+        let mut secrets = vec![first];
         // For a key that is not bound the digests are equal; the specified key has precedence.
-        let older = with_digest(Labels::Older);
         if older.identity != secrets[0].identity {
             secrets.push(older);
         }
-        secrets.extend([Labels::Older, Labels::Specified].map(without_digest));
+        secrets.extend([before_last, last]);
         secrets
     }
 }

@@ -102,10 +102,15 @@ pub(crate) fn identity(ssl: &SslRef) -> Option<&str> {
 /// Returns the index under which sessions store the identity.
 fn index() -> Result<Index<Ssl, Box<str>>, ErrorStack> {
     static INDEX: OnceLock<Index<Ssl, Box<str>>> = OnceLock::new();
-    match INDEX.get() {
-        Some(index) => Ok(*index),
-        // Two concurrent calls allocate two indices, of which one is used.
-        None => Ssl::new_ex_index().map(|index| *INDEX.get_or_init(|| index)),
+    once(&INDEX, Ssl::new_ex_index)
+}
+
+/// Returns what is in `place`, and makes it first if there is nothing. Two concurrent calls may
+/// make two, of which one is used.
+fn once<T: Copy>(place: &OnceLock<T>, make: impl FnOnce() -> Result<T, ErrorStack>) -> Result<T, ErrorStack> {
+    match place.get() {
+        Some(made) => Ok(*made),
+        None => make().map(|made| *place.get_or_init(|| made)),
     }
 }
 

@@ -13,7 +13,7 @@
 
 #![allow(unsafe_code)]
 
-use super::{Key, name};
+use super::{Key, name, once};
 use crate::Error;
 use foreign_types::{ForeignType, ForeignTypeRef};
 use openssl::error::ErrorStack;
@@ -136,14 +136,7 @@ struct Indices {
 
 fn indices() -> Result<Indices, ErrorStack> {
     static INDICES: OnceLock<Indices> = OnceLock::new();
-    match INDICES.get() {
-        Some(indices) => Ok(*indices),
-        // Two concurrent calls allocate twice, and one set is used.
-        None => {
-            let made = Indices { keys: SslContext::new_ex_index()?, tried: Ssl::new_ex_index()? };
-            Ok(*INDICES.get_or_init(|| made))
-        }
-    }
+    once(&INDICES, || Ok(Indices { keys: SslContext::new_ex_index()?, tried: Ssl::new_ex_index()? }))
 }
 
 /// The identities that a client offers, while its hello is handled.
