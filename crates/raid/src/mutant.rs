@@ -83,11 +83,15 @@ pub enum Mutant {
     CreatedInOneStep,
     /// A creation leaves the write-intent bitmap, bad blocks and log of a former array.
     OldAreasKept,
+    /// A write to all live copies of a mirror omits an incoming device.
+    IncomingCopyForgotten,
+    /// A core writes to the copies of a stripe that another core owns, and locks no rows.
+    OtherCoresUnlocked,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 35] = [
+    pub const ALL: [Mutant; 37] = [
         Mutant::NoTailRule,
         Mutant::FullStripesUnlogged,
         Mutant::ReplayOnAnyParity,
@@ -123,6 +127,8 @@ impl Mutant {
         Mutant::CopyNotIntroduced,
         Mutant::CreatedInOneStep,
         Mutant::OldAreasKept,
+        Mutant::IncomingCopyForgotten,
+        Mutant::OtherCoresUnlocked,
     ];
 
     /// Whether only growing arrays can show the mutant.
@@ -147,7 +153,7 @@ impl Mutant {
 
     /// Whether only replacements of live members can show the mutant.
     pub fn is_about_operations(self) -> bool {
-        self == Mutant::CopyNotIntroduced
+        matches!(self, Mutant::CopyNotIntroduced | Mutant::IncomingCopyForgotten)
     }
 
     /// Whether only creations on disks that hold old data can show the mutant.

@@ -186,9 +186,9 @@ impl ArrayChannel {
     }
 
     /// A write with a measured latency.
-    async fn timed_write(&self, req: &Request<'_>, offset: u64) -> IoResult {
+    async fn timed(&self, write: impl Future<Output = IoResult>) -> IoResult {
         let started_ns = self.owner.core.now_ns();
-        let result = self.write(req, offset).await;
+        let result = write.await;
         self.shared.common.samples.note(self.owner.core.now_ns().saturating_sub(started_ns));
         result
     }
@@ -221,7 +221,7 @@ impl ArrayChannel {
                 parts.push((req.part(at, len), position));
                 at += len;
             }
-            join_all(parts.iter().map(|(part, position)| self.plain(part, *position))).await?;
+            join_all(parts.iter().map(|(part, position)| self.in_strip(part, *position))).await?;
         }
         Ok(())
     }
@@ -255,6 +255,30 @@ impl ArrayChannel {
     async fn write_rect(&self, rect: Rect, source: Source<'_>, flags: Flags) -> IoResult {
         // SAFETY: the request completes after this future does.
         self.owner.on_owner(unsafe { StripeRequest::write(WriteRequest { rect, source, flags }) }).await
+    }
+
+    /// A request inside one strip: a plain one, or a write to a mirror.
+    #[inline]
+    fn in_strip<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        if req.op == Op::Read || self.shared.config.geometry.parity == 0 {
+            return self.plain(req, offset);
+        }
+        match self.shared.common.samples.is_watched() {
+            true => IoFuture::new(self.timed(self.write_mirror(req, offset))),
+            false => IoFuture::new(self.write_mirror(req, offset)),
+        }
+    }
+
+    /// A write inside one strip of a mirror.
+    async fn write_mirror(&self, req: &Request<'_>, offset: u64) -> IoResult {
+        let place = self.shared.config.geometry.locate(offset);
+        let (stripe, offset_in_strip, len) = (place.stripe, place.offset, req.len as u32);
+        let rect = Rect { stripe, first: 0, count: 1, offset: offset_in_strip, len, at: 0 };
+        let request = WriteRequest { rect, source: Source::Data(req.data), flags: req.flags };
+        if self.owner.write_copies(&request).await? {
+            return Ok(());
+        }
+        IoFuture::new(self.write_rect(rect, request.source, request.flags)).await
     }
 
     /// Zeroes whole stripes, so that parity stays valid; a discard guarantees nothing for the rest.
@@ -368,14 +392,21 @@ impl ArrayChannel {
     #[inline]
     pub(super) fn in_shape<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
         let geometry = &self.shared.config.geometry;
-        if req.op == Op::Read || geometry.parity == 0 {
+        let is_mirrored = req.op == Op::Write && self.shared.config.is_mirror();
+        if req.op == Op::Read || geometry.parity == 0 || is_mirrored {
             let strip_bytes = u64::from(geometry.strip_bytes);
             let is_one = offset / strip_bytes == (offset + req.len - 1) / strip_bytes;
-            return if is_one { self.plain(req, offset) } else { IoFuture::new(self.by_strips(req, offset)) };
+            return if is_one {
+                self.in_strip(req, offset)
+            } else {
+                IoFuture::new(self.by_strips(req, offset))
+            };
         }
         match req.op {
             Op::Discard => IoFuture::new(self.discard(req, offset)),
-            _ if self.shared.common.samples.is_watched() => IoFuture::new(self.timed_write(req, offset)),
+            _ if self.shared.common.samples.is_watched() => {
+                IoFuture::new(self.timed(self.write(req, offset)))
+            }
             _ => IoFuture::new(self.write(req, offset)),
         }
     }

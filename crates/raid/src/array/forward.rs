@@ -89,7 +89,11 @@ impl StripeOwner {
             }
             StripeRequest::Write { rect, data, flags } => {
                 let source = data.map_or(Source::Zeroes, |data| Source::Data(data.data()));
-                self.write(&WriteRequest { rect, source, flags }).await
+                let request = WriteRequest { rect, source, flags };
+                if self.shared.config.is_mirror() && self.write_copies(&request).await? {
+                    return Ok(());
+                }
+                self.write(&request).await
             }
         }
     }

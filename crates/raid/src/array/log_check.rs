@@ -33,10 +33,11 @@ impl Array {
     /// unreadable blocks of 4 KiB, as offsets on the member in bytes. Must run on a core.
     pub async fn unreadable_log_blocks(&self, slot: usize, part: Range<u64>) -> Vec<u64> {
         let owner = self.owner();
-        let Some(MemberChannel { channel, layout }) = owner.channels.get(slot, MemberRole::Current) else {
+        let Some(MemberChannel { channel, log_offset, .. }) = owner.channels.get(slot, MemberRole::Current)
+        else {
             return Vec::new();
         };
-        let part = layout.log_offset + part.start..layout.log_offset + part.end;
+        let part = log_offset + part.start..log_offset + part.end;
         if is_readable(&*channel, &part).await {
             return Vec::new();
         }

@@ -259,6 +259,12 @@ impl Members {
         self.slots[slot].incoming.load(Ordering::Acquire) == FILLING
     }
 
+    /// Whether a slot has an incoming device, or one that leaves.
+    #[inline]
+    pub fn has_incoming(&self, slot: usize) -> bool {
+        self.slots[slot].incoming.load(Ordering::Acquire) != NONE
+    }
+
     /// Steps below this one are done on the incoming device.
     pub fn cursor(&self, slot: usize) -> u64 {
         self.slots[slot].progress.cursor()
@@ -352,17 +358,19 @@ impl Members {
     }
 }
 
-/// A channel to a member, with the member's layout.
+/// A channel to a member. Small: each request takes copies of it.
 #[derive(Clone)]
 pub struct MemberChannel {
     /// The channel.
     pub channel: Rc<dyn Channel>,
-    /// The layout of the member.
-    pub layout: Layout,
+    /// Where the member's log begins.
+    pub log_offset: u64,
+    /// Where its strips begin.
+    pub data_offset: u64,
 }
 
-/// A device and the channel to it.
-type Opened = (Arc<dyn Device>, MemberChannel);
+/// A member's device, its layout, and the channel to it.
+type Opened = (Attached, MemberChannel);
 
 /// One core's channels to the members.
 pub struct MemberChannels {
@@ -397,6 +405,14 @@ impl MemberChannels {
         self.slots.borrow()[slot][role as usize].as_ref().map(|(_, channel)| channel.clone())
     }
 
+    /// A channel and the layout of its member; see [`MemberChannels::get`].
+    pub fn with_layout(&self, slot: usize, role: MemberRole) -> Option<(Rc<dyn Channel>, Layout)> {
+        let member = self.get(slot, role)?;
+        let slots = self.slots.borrow();
+        let (attached, _) = slots[slot][role as usize].as_ref()?;
+        Some((member.channel, attached.layout))
+    }
+
     /// The device of a channel; `None` if the slot has another device by now.
     pub(crate) fn device(
         &self,
@@ -406,8 +422,8 @@ impl MemberChannels {
     ) -> Option<Arc<dyn Device>> {
         let member = self.get(slot, role)?;
         let slots = self.slots.borrow();
-        let (device, _) = slots[slot][role as usize].as_ref()?;
-        Rc::ptr_eq(&member.channel, channel).then(|| device.clone())
+        let (attached, _) = slots[slot][role as usize].as_ref()?;
+        Rc::ptr_eq(&member.channel, channel).then(|| attached.device.clone())
     }
 
     #[cold]
@@ -417,8 +433,10 @@ impl MemberChannels {
         for (slot, mine) in slots.iter_mut().enumerate() {
             for (mine, theirs) in mine.iter_mut().zip(self.members.attached(slot)) {
                 match (&mut *mine, theirs) {
-                    (Some((device, member)), Some(attached)) if Arc::ptr_eq(device, &attached.device) => {
-                        member.layout = attached.layout;
+                    (Some((own, member)), Some(attached)) if Arc::ptr_eq(&own.device, &attached.device) => {
+                        let Layout { log_offset, data_offset, .. } = attached.layout;
+                        (member.log_offset, member.data_offset) = (log_offset, data_offset);
+                        own.layout = attached.layout;
                     }
                     (None, None) => {}
                     (_, theirs) => *mine = theirs.and_then(open),
@@ -429,11 +447,13 @@ impl MemberChannels {
 }
 
 fn open(attached: Attached) -> Option<Opened> {
-    let Attached { device, layout } = attached;
-    match device.open_channel() {
-        Ok(channel) => Some((device, MemberChannel { channel, layout })),
+    match attached.device.open_channel() {
+        Ok(channel) => {
+            let Layout { log_offset, data_offset, .. } = attached.layout;
+            Some((attached, MemberChannel { channel, log_offset, data_offset }))
+        }
         Err(error) => {
-            tracing::error!(device = device.name(), %error, "channel of the member cannot be opened");
+            tracing::error!(device = attached.device.name(), %error, "channel of the member cannot be opened");
             None
         }
     }

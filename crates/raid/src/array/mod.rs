@@ -21,6 +21,7 @@ mod coalesce;
 mod commit_requests;
 mod committer;
 mod contradictions;
+mod copies;
 mod deadlines;
 mod fill;
 mod forward;

@@ -31,6 +31,8 @@ pub(crate) struct Scratch {
     pub roles: ArrayVec<MemberRole, MAX_PARITY>,
     /// The log may have an entry of this write, on some members at least.
     pub is_logged: bool,
+    /// Parities that hold the partial parity of the write's rows, bit `j` for parity `j`.
+    pub partial: u64,
     /// Bytes of the strips that contradict each other and keep doing so: parity takes the change of
     /// data alone.
     pub kept: Vec<Range<usize>>,

@@ -9,6 +9,7 @@ use super::reshape_router::ReshapeRouter;
 use crate::log::Nonce;
 use crate::metadata::intent_bitmap::OPEN;
 use crate::metadata::{BadBlocks, BadRange, Identities, IntentBitmap, MemberSet, Store, Table};
+use crate::stripe::lock_words::LockWords;
 use crate::{ArrayConfig, Code, Consistency};
 use block::{IoError, IoResult, SharedLimits};
 use reactor::CoreRef;
@@ -26,6 +27,8 @@ pub(crate) struct Shared {
     pub code: Code,
     pub members: Arc<Members>,
     pub common: Arc<Common>,
+    /// Of a mirror: any core writes to it.
+    pub lock_words: Option<Arc<LockWords>>,
     /// Bytes of a strip that an entry of the log can cover, by modified strips that have redo data.
     entry_limits: Vec<u32>,
     /// Bytes by which a member's data is shifted, for the write-intent bitmap.
@@ -374,9 +377,11 @@ impl Shared {
             true => (0..=geometry.data).map(limit).collect(),
             false => vec![geometry.strip_bytes; geometry.data + 1],
         };
+        let lock_words = config.is_mirror().then(|| Arc::new(LockWords::new(geometry.strip_bytes)));
         Shared {
             id,
             code: config.code(),
+            lock_words,
             configs: Configs::new(config.clone()),
             config,
             members,

@@ -7,7 +7,7 @@
 use super::request::Source;
 use super::scratch::{NewData, Scratch};
 use super::stripe_owner::StripeOwner;
-use crate::config::{ArrayConfig, Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
+use crate::config::{Consistency, MAX_GROUP_MEMBERS, MAX_PARITY};
 use crate::log::checksum::Checksum;
 use crate::mutant::{self, Mutant};
 use crate::stripe::rect::Rect;
@@ -25,9 +25,8 @@ impl StripeOwner {
     /// and checksums.
     pub async fn snapshot(&self, scratch: &mut Scratch, rect: &Rect, source: Source<'_>) {
         let config = &self.shared.config;
-        let is_mirror_in_place = config.is_mirror() && self.shared.common.is_in_place.load(Ordering::Relaxed);
         for strip in rect.first..rect.first + rect.count {
-            let new = match in_place(rect, strip, source, config, is_mirror_in_place) {
+            let new = match self.in_place(rect, strip, source) {
                 Some(segment) => NewData::InPlace(segment),
                 None => NewData::Copy(self.buffer(rect.len).await),
             };
@@ -45,6 +44,19 @@ impl StripeOwner {
             }
             _ => copy(scratch, rect, source, &config.geometry),
         }
+    }
+
+    /// The caller's memory of one strip of a rectangle, if it is one segment that any member can
+    /// use, and is stable or need not be.
+    pub fn in_place(&self, rect: &Rect, strip: usize, source: Source<'_>) -> Option<Segment> {
+        let Source::Data(data) = source else { return None };
+        let config = &self.shared.config;
+        let may_change = || config.is_mirror() && self.shared.common.is_in_place.load(Ordering::Relaxed);
+        if !data.is_stable() && !may_change() && !mutant::is(Mutant::NoSnapshot) {
+            return None;
+        }
+        let part = data.part(rect.at_strip(&config.geometry, strip) as usize, rect.len as usize);
+        part.as_single().filter(|segment| segment.base.addr() & (config.block_size as usize - 1) == 0)
     }
 
     /// Computes the checksums of a full stripe's data, unless they were computed with its parity.
@@ -148,23 +160,6 @@ impl Strip<'_> {
             Bytes::Copied { target, .. } => target,
         }
     }
-}
-
-/// The caller's memory of one strip of a rectangle, if it is one segment that any member can use,
-/// and is stable or need not be.
-fn in_place(
-    rect: &Rect,
-    strip: usize,
-    source: Source<'_>,
-    config: &ArrayConfig,
-    may_change: bool,
-) -> Option<Segment> {
-    let Source::Data(data) = source else { return None };
-    if !data.is_stable() && !may_change && !mutant::is(Mutant::NoSnapshot) {
-        return None;
-    }
-    let part = data.part(rect.at_strip(&config.geometry, strip) as usize, rect.len as usize);
-    part.as_single().filter(|segment| segment.base.addr() & (config.block_size as usize - 1) == 0)
 }
 
 /// Copies the data of a write into the buffers of strips that are not in place.

@@ -13,8 +13,9 @@ use crate::log::{Log, Nonce};
 use crate::metadata::{BadBlocksError, MemberFailures, Target, Targets};
 use crate::mutant::{self, Mutant};
 use crate::parity::Decoder;
+use crate::stripe::hasher::StripeHasher;
 use crate::stripe::rect::Rect;
-use crate::stripe::rows::{RowLocks, StripeHasher};
+use crate::stripe::rows::RowLocks;
 use block::{IoError, IoResult};
 use reactor::{Buffer, BufferPool, Core, CoreRef, Permits};
 use std::cell::RefCell;
@@ -57,9 +58,7 @@ pub(crate) struct StripeOwner {
     pub old: Option<Rc<StripeOwner>>,
     /// Where requests sign in while there are two shapes.
     pub tracker: RequestTracker,
-    /// The owners as this core last saw them, and their generation. A copy: its references are
-    /// counted by this core alone.
-    owners: RefCell<(u64, Rc<[CoreRef]>)>,
+    owners: RefCell<OwnersSeen>,
     /// For requests to other owners.
     pub calls: SpareCalls,
     pool: BufferPool,
@@ -68,6 +67,15 @@ pub(crate) struct StripeOwner {
     #[expect(clippy::vec_box, reason = "they are handed about, and large")]
     scratch: RefCell<Vec<Box<Scratch>>>,
     decoders: RefCell<HashMap<u64, Rc<Decoder>, BuildHasherDefault<StripeHasher>>>,
+}
+
+/// The owners as a core last saw them. A copy: its references are counted by this core alone.
+#[derive(Default)]
+struct OwnersSeen {
+    generation: u64,
+    cores: Rc<[CoreRef]>,
+    /// Whether this core is one of them.
+    is_here: bool,
 }
 
 /// Memory that an operation may use; given back when dropped.
@@ -99,9 +107,9 @@ impl StripeOwner {
             turns: RefCell::default(),
             old,
             tracker: RequestTracker::default(),
-            owners: RefCell::new((0, Rc::from([]))),
+            owners: RefCell::default(),
             calls: SpareCalls::default(),
-            locks: RowLocks::default(),
+            locks: shared.lock_words.clone().map_or_else(RowLocks::default, RowLocks::with_words),
             gate: Gate::default(),
             coalescer: WriteCoalescer::default(),
             waiting: Waiting::new(members_count),
@@ -183,13 +191,27 @@ impl StripeOwner {
     }
 
     fn with_owner<R>(&self, stripe: u64, work: impl FnOnce(&Rc<[CoreRef]>, usize) -> R) -> R {
-        let generation = self.shared.common.owners_generation();
-        let mut owners = self.owners.borrow_mut();
-        if owners.0 != generation {
-            *owners = (generation, self.shared.common.owner_cores().iter().cloned().collect());
-        }
         let lane = usize::from(self.shared.config.lane_of(stripe));
-        work(&owners.1, lane % owners.1.len())
+        self.with_owners(|seen| work(&seen.cores, lane % seen.cores.len()))
+    }
+
+    #[inline]
+    fn with_owners<R>(&self, work: impl FnOnce(&OwnersSeen) -> R) -> R {
+        let generation = self.shared.common.owners_generation();
+        let mut seen = self.owners.borrow_mut();
+        if seen.generation != generation {
+            let cores: Rc<[CoreRef]> = self.shared.common.owner_cores().iter().cloned().collect();
+            let is_here = cores.iter().any(|core| core.is_same(&self.here));
+            *seen = OwnersSeen { generation, cores, is_here };
+        }
+        work(&seen)
+    }
+
+    /// Whether this core owns stripes: its gate is closed whenever those of the others are. Asked
+    /// inside the gate, where it does not change.
+    #[inline]
+    pub fn is_owner(&self) -> bool {
+        self.with_owners(|seen| seen.is_here)
     }
 
     /// Whether this core owns a stripe. Asked inside the gate, where it does not change.
@@ -238,10 +260,11 @@ impl StripeOwner {
             targets,
             roles,
             is_logged,
+            partial,
             kept,
             is_ambiguous,
         } = &mut *scratch;
-        (*encoded, *is_logged, *is_ambiguous) = (0, false, false);
+        (*encoded, *partial, *is_logged, *is_ambiguous) = (0, 0, false, false);
         checksums.clear();
         kept.clear();
         targets.clear();
@@ -263,7 +286,7 @@ impl StripeOwner {
 
     /// Where a strip's bytes lie on its member.
     pub fn position(&self, channel: &MemberChannel, stripe: u64, offset: u32) -> u64 {
-        channel.layout.data_offset + self.shared.members.geometry().member_offset(stripe) + u64::from(offset)
+        channel.data_offset + self.shared.members.geometry().member_offset(stripe) + u64::from(offset)
     }
 
     /// How to compute `lost` from what is readable.
@@ -352,7 +375,7 @@ impl Targets for StripeOwner {
                 }
                 false => return None,
             };
-            let MemberChannel { channel, layout } = self.channels.get(slot, role)?;
+            let (channel, layout) = self.channels.with_layout(slot, role)?;
             Some(Target { slot, channel, layout })
         };
         (0..members.count()).filter_map(target).collect()

@@ -92,10 +92,40 @@ impl StripeOwner {
     }
 
     /// Locks the rows of a rectangle.
-    fn lock_rows(&self, rect: &Rect) -> Lock<'_> {
+    pub(super) fn lock_rows(&self, rect: &Rect) -> Lock<'_> {
         let is_locked = !mutant::is(Mutant::NoRowLock);
         let rows = if is_locked { rect.offset..rect.offset + rect.len } else { 0..0 };
         self.locks.lock(rect.stripe, rows)
+    }
+
+    /// The flags of a write's requests to members.
+    pub(super) fn member_flags(&self, flags: Flags) -> Flags {
+        match self.shared.config.consistency {
+            Consistency::None => flags,
+            _ if mutant::is(Mutant::NoFua) => Flags::NONE,
+            _ => Flags::FUA,
+        }
+    }
+
+    /// Members failed to take a write, or were skipped; the others have it. `failed` has the tags
+    /// of those that failed.
+    pub(super) async fn members_missed(&self, stripe: u64, failed: &[(u32, IoError)]) -> IoResult {
+        let shared = &self.shared;
+        if let (Consistency::None, Some((_, error))) = (shared.config.consistency, failed.first()) {
+            return Err(*error);
+        }
+        // The stripe is consistent on the others. The mark of missing data must be durable before
+        // a member's failure is committed and before the write is acknowledged.
+        self.set_region(stripe, WRITTEN | STALE).await?;
+        for (tag, error) in failed {
+            let (slot, role) = of_tag(*tag);
+            if mutant::is(Mutant::AckBeforeMemberOut) {
+                shared.members.announce_failure(slot);
+            } else {
+                shared.member_failed(slot, role, *error).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Writes a rectangle whose rows the caller holds. An error says whether anything of it may
@@ -166,6 +196,8 @@ struct StripeWrite<'a> {
     /// The strips as they were when the plan was made.
     strips: Strips,
     plan: Plan,
+    /// An earlier try has left the partial parity in the scratch.
+    has_partial: bool,
     /// The write gives strips up that are lost, and fails all the same: no read could compute the
     /// data from parity.
     is_in_vain: bool,
@@ -211,6 +243,14 @@ impl<'a> StripeWrite<'a> {
         let lost = strips.data_mask() & !strips.live;
         // Parity follows data where data is given up.
         plan.is_checked &= !is_lost;
+        // An earlier try has computed and logged it, and nothing has changed these rows since. The
+        // strips that it was made of may be unreadable by now, while recovery could replay the
+        // entry.
+        let has_partial = scratch.partial != 0 && (plan.parity >> strips.data) & !scratch.partial == 0;
+        match has_partial {
+            true => plan = Plan { read: 0, lost: 0, is_checked: false, ..plan },
+            false => scratch.partial = 0,
+        }
         // Only parity could hold the data, and no read could compute it from that.
         let is_in_vain = rect.mask() & lost != 0 && !is_lost && !shared.can_compute(rect.stripe);
         if is_in_vain && !scratch.is_logged {
@@ -218,7 +258,18 @@ impl<'a> StripeWrite<'a> {
         }
         let region = shared.begin_write(rect.stripe, owner.here.index());
         let ticket = None;
-        Ok(StripeWrite { owner, scratch, request, unreadable, strips, plan, is_in_vain, region, ticket })
+        Ok(StripeWrite {
+            owner,
+            scratch,
+            request,
+            unreadable,
+            strips,
+            plan,
+            has_partial,
+            is_in_vain,
+            region,
+            ticket,
+        })
     }
 
     /// Sets the marks of the write in the write-intent bitmap, durably.
@@ -373,6 +424,9 @@ impl<'a> StripeWrite<'a> {
 
     /// Parity of the strips that do not change, in `scratch.parity`: what the log keeps.
     fn partial_parity(&mut self) {
+        if self.has_partial {
+            return;
+        }
         let StripeWrite { owner, request: WriteRequest { rect, .. }, plan, strips, .. } = *self;
         let (code, parities) = (&owner.shared.code, plan.parity >> strips.data);
         let Scratch { old, parity, kept, .. } = &mut *self.scratch;
@@ -426,6 +480,7 @@ impl<'a> StripeWrite<'a> {
     fn new_parity(&mut self) {
         let StripeWrite { owner, request: WriteRequest { rect, .. }, plan, strips, .. } = *self;
         let (code, parities) = (&owner.shared.code, plan.parity >> strips.data);
+        self.scratch.partial = 0;
         let Scratch { new, parity, encoded, .. } = &mut *self.scratch;
         let is_copy = owner.shared.config.matrix == Matrix::Copies;
         match plan.method {
@@ -447,7 +502,7 @@ impl<'a> StripeWrite<'a> {
         let is_modified = plan.method == Method::Modify;
         let old_strips = if is_modified { rect.mask() } else { strips.data_mask() & !rect.mask() };
         let fits = old_strips.count_ones() as usize + rect.count <= MAX_GROUP_MEMBERS;
-        let has_old = !matches!(plan.method, Method::Direct | Method::Full);
+        let has_old = !matches!(plan.method, Method::Direct | Method::Full) && !self.has_partial;
         if !has_old || !fits || !self.scratch.kept.is_empty() {
             self.partial_parity();
             self.new_parity();
@@ -506,8 +561,8 @@ impl<'a> StripeWrite<'a> {
                 owner.gone(rect.stripe, strip).await?;
                 return Err(Stop::Again);
             };
-            let MemberChannel { channel, layout } = member;
-            let (parity, log_offset) = (strip - data, layout.log_offset);
+            let MemberChannel { channel, log_offset, .. } = member;
+            let parity = strip - data;
             scratch.targets.push(Target { parity, slot, channel, log_offset });
             scratch.roles.push(role);
         }
@@ -517,6 +572,9 @@ impl<'a> StripeWrite<'a> {
         // Recovery may find it where it can be written: what is read from then on must not be
         // older.
         scratch.is_logged = true;
+        if self.plan.method != Method::Full {
+            scratch.partial = self.plan.parity >> data;
+        }
         let scratch = &*scratch;
         let kept = Kept {
             scratch,
@@ -559,7 +617,7 @@ impl<'a> StripeWrite<'a> {
         if mutant::is(Mutant::BadClearedEarly) {
             self.clear_bad().await?;
         }
-        let flags = self.flags();
+        let flags = owner.member_flags(self.request.flags);
         let Scratch { batch, new, parity, .. } = &mut *self.scratch;
         batch.clear();
         // A member that began to fail after the plan was made misses this write, too.
@@ -597,35 +655,7 @@ impl<'a> StripeWrite<'a> {
         if failed.is_empty() && !is_skipped {
             return Ok(());
         }
-        if let (Consistency::None, Some((_, error))) = (config.consistency, failed.first()) {
-            return Err(Stop::Error(*error));
-        }
-        // The stripe is consistent on the others. The mark of missing data must be durable before
-        // a member's failure is committed and before the write is acknowledged.
-        owner.set_region(rect.stripe, WRITTEN | STALE).await?;
-        for (tag, error) in failed {
-            self.missed(tag, error).await?;
-        }
-        Ok(())
-    }
-
-    /// The flags of writes to members.
-    fn flags(&self) -> Flags {
-        match self.owner.shared.config.consistency {
-            Consistency::None => self.request.flags,
-            _ if mutant::is(Mutant::NoFua) => Flags::NONE,
-            _ => Flags::FUA,
-        }
-    }
-
-    /// Fails a member that missed this write.
-    async fn missed(&self, tag: u32, error: IoError) -> IoResult {
-        let (shared, (slot, role)) = (&self.owner.shared, of_tag(tag));
-        if mutant::is(Mutant::AckBeforeMemberOut) {
-            shared.members.announce_failure(slot);
-            return Ok(());
-        }
-        shared.member_failed(slot, role, error).await
+        Ok(owner.members_missed(rect.stripe, &failed).await?)
     }
 }
 

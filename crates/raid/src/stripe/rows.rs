@@ -3,14 +3,20 @@
 //! An operation that changes rows locks them exclusively. An operation that computes lost strips
 //! from others shares the lock with other readers. Requests on other rows of the same stripe do not
 //! wait.
+//!
+//! Writes on other cores lock rows of a mirror in words ([`LockWords`]). The locks of this core
+//! exclude them.
 
+use super::hasher::StripeHasher;
+use super::lock_words::LockWords;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::future::Future;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 use std::ops::Range;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 /// Empty lists that are kept for reuse.
@@ -22,6 +28,8 @@ pub struct RowLocks {
     stripes: RefCell<HashMap<u64, Vec<Claim>, BuildHasherDefault<StripeHasher>>>,
     spare: RefCell<Vec<Vec<Claim>>>,
     next_id: Cell<u64>,
+    /// Of a mirror.
+    words: Option<Arc<LockWords>>,
 }
 
 /// A lock that is held or waited for. Claims are in order of arrival.
@@ -41,6 +49,11 @@ impl Claim {
 }
 
 impl RowLocks {
+    /// Locks of one core that owns stripes of a mirror.
+    pub fn with_words(words: Arc<LockWords>) -> RowLocks {
+        RowLocks { words: Some(words), ..RowLocks::default() }
+    }
+
     /// Locks bytes `rows` of every strip of a stripe exclusively.
     pub fn lock(&self, stripe: u64, rows: Range<u32>) -> Lock<'_> {
         self.claim(stripe, rows, false)
@@ -64,6 +77,11 @@ impl RowLocks {
     fn claim(&self, stripe: u64, rows: Range<u32>, is_shared: bool) -> Lock<'_> {
         let id = self.next_id.get();
         self.next_id.set(id + 1);
+        let word = self.words.as_ref().filter(|_| !rows.is_empty()).map(|words| {
+            let word = words.of(stripe);
+            words.enter(word);
+            word
+        });
         let mut stripes = self.stripes.borrow_mut();
         let claims =
             stripes.entry(stripe).or_insert_with(|| self.spare.borrow_mut().pop().unwrap_or_default());
@@ -71,7 +89,7 @@ impl RowLocks {
         claim.is_held = !claims.iter().any(|earlier| earlier.conflicts(&claim));
         let is_held = claim.is_held;
         claims.push(claim);
-        Lock { guard: Some(RowGuard { locks: self, stripe, id }), is_held }
+        Lock { guard: Some(RowGuard { locks: self, stripe, id, word }), is_held }
     }
 
     fn release(&self, stripe: u64, id: u64) {
@@ -103,7 +121,7 @@ impl RowLocks {
 /// The future of a lock.
 pub struct Lock<'a> {
     guard: Option<RowGuard<'a>>,
-    /// Whether it was held at once.
+    /// Whether this core has granted it.
     is_held: bool,
 }
 
@@ -111,19 +129,24 @@ impl<'a> Future for Lock<'a> {
     type Output = RowGuard<'a>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<RowGuard<'a>> {
-        if self.is_held {
-            return Poll::Ready(self.guard.take().expect("not polled after its end"));
+        let this = &mut *self;
+        let guard = this.guard.as_ref().expect("not polled after its end");
+        if !this.is_held {
+            let mut stripes = guard.locks.stripes.borrow_mut();
+            let claims = stripes.get_mut(&guard.stripe).expect("the claim is there until it is released");
+            let claim = claims.iter_mut().find(|claim| claim.id == guard.id).expect("as above");
+            if !claim.is_held {
+                claim.waker = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+            this.is_held = true;
         }
-        let guard = self.guard.as_ref().expect("not polled after its end");
-        let mut stripes = guard.locks.stripes.borrow_mut();
-        let claims = stripes.get_mut(&guard.stripe).expect("the claim is there until it is released");
-        let claim = claims.iter_mut().find(|claim| claim.id == guard.id).expect("as above");
-        if !claim.is_held {
-            claim.waker = Some(cx.waker().clone());
+        if let (Some(words), Some(word)) = (&guard.locks.words, guard.word)
+            && words.poll_free(word, cx).is_pending()
+        {
             return Poll::Pending;
         }
-        drop(stripes);
-        Poll::Ready(self.guard.take().expect("just seen"))
+        Poll::Ready(this.guard.take().expect("just seen"))
     }
 }
 
@@ -132,36 +155,28 @@ pub struct RowGuard<'a> {
     locks: &'a RowLocks,
     stripe: u64,
     id: u64,
+    /// The stripe's lock word, which counts this lock.
+    word: Option<usize>,
 }
 
 impl Drop for RowGuard<'_> {
     fn drop(&mut self) {
+        if let (Some(words), Some(word)) = (&self.locks.words, self.word) {
+            words.leave(word);
+        }
         self.locks.release(self.stripe, self.id);
-    }
-}
-
-/// Spreads stripe numbers by one multiplication.
-#[derive(Default)]
-pub struct StripeHasher(u64);
-
-impl Hasher for StripeHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = (self.0 ^ number).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::pin::pin;
     use std::rc::Rc;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    use std::task::Wake;
+
+    const STRIP: u32 = 64 << 10;
 
     fn poll<'a>(lock: &mut Lock<'a>) -> Option<RowGuard<'a>> {
         match Pin::new(lock).poll(&mut Context::from_waker(Waker::noop())) {
@@ -214,5 +229,96 @@ mod tests {
         assert!(poll(&mut next).is_none());
         drop(held);
         assert!(poll(&mut next).is_some());
+    }
+
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn the_owner_waits_for_writes_in_flight_and_lets_no_other_one_in() {
+        let words = Arc::new(LockWords::new(STRIP));
+        let locks = RowLocks::with_words(words.clone());
+        let write = words.try_lock(7, 0..4096).unwrap();
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(woken.clone());
+        let cx = &mut Context::from_waker(&waker);
+        let mut scrub = pin!(locks.lock(7, 32768..STRIP));
+        assert!(scrub.as_mut().poll(cx).is_pending());
+        assert!(words.try_lock(7, 8192..12288).is_none(), "the owner has been waiting");
+        assert!(!woken.0.load(Ordering::SeqCst));
+        drop(write);
+        assert!(woken.0.load(Ordering::SeqCst));
+        let Poll::Ready(guard) = scrub.as_mut().poll(cx) else { panic!("no row is locked") };
+        assert!(words.try_lock(7, 0..4096).is_none());
+        let mut other = pin!(locks.lock(7, 0..4096));
+        assert!(other.as_mut().poll(cx).is_ready(), "operations of the owner have locks of their own");
+        drop(guard);
+        assert!(words.try_lock(7, 0..4096).is_some());
+    }
+
+    #[test]
+    fn an_operation_of_the_owner_that_is_given_up_lets_writes_in() {
+        let words = Arc::new(LockWords::new(STRIP));
+        let locks = RowLocks::with_words(words.clone());
+        let write = words.try_lock(7, 0..4096).unwrap();
+        drop(locks.lock(7, 0..4096));
+        assert!(words.try_lock(7, 4096..8192).is_some());
+        drop(write);
+        assert!(locks.is_empty());
+    }
+
+    /// Threads as writers on other cores, and this one as the owner: what each of them finds while
+    /// it holds the rows is what it left there.
+    #[test]
+    fn threads_exclude_each_other() {
+        let words = Arc::new(LockWords::new(STRIP));
+        let rows = Arc::new(AtomicU64::new(0));
+        let alone = |rows: &AtomicU64, who: u64| {
+            assert_eq!(rows.swap(who, Ordering::Relaxed), 0);
+            std::hint::spin_loop();
+            assert_eq!(rows.swap(0, Ordering::Relaxed), who);
+        };
+        let is_over = Arc::new(AtomicBool::new(false));
+        let writers: Vec<_> = (1..=2)
+            .map(|who| {
+                let (words, rows, is_over) = (words.clone(), rows.clone(), is_over.clone());
+                std::thread::spawn(move || {
+                    let mut count = 0u64;
+                    while count < 1000 || !is_over.load(Ordering::Relaxed) {
+                        match words.try_lock(7, 0..4096) {
+                            Some(_locked) => alone(&rows, who),
+                            None => std::thread::yield_now(),
+                        }
+                        count += 1;
+                    }
+                })
+            })
+            .collect();
+        struct Unpark(std::thread::Thread);
+        impl Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let locks = RowLocks::with_words(words);
+        for _ in 0..2000 {
+            let mut lock = pin!(locks.lock(7, 0..STRIP));
+            let _guard = loop {
+                match lock.as_mut().poll(&mut Context::from_waker(&waker)) {
+                    Poll::Ready(guard) => break guard,
+                    Poll::Pending => std::thread::park(),
+                }
+            };
+            alone(&rows, 3);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
     }
 }

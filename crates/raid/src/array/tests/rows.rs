@@ -236,6 +236,37 @@ fn a_member_that_fails_as_a_write_is_logged_leaves_unreadable_blocks_of_differen
     });
 }
 
+/// A write fails on a parity member's log, but has an entry on the others. A block that its parity
+/// is made of becomes unreadable before the write is tried again.
+#[test]
+fn a_write_whose_entry_is_in_the_log_does_not_depend_on_what_it_has_read() {
+    reactor::run(async {
+        let rig = Rig::new((3, 3)).await;
+        rig.array.fail(rig.slot(2)).await.unwrap();
+        rig.spoil(3, 3);
+        let layout = Layout::new(MEMBER_BYTES, &rig.shape).unwrap();
+        let log = layout.log_offset..layout.log_offset + layout.log_bytes;
+        let refused = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write]).within(log);
+        rig.faults[rig.slot(4)].add(refused.once());
+        let commit = Rule::new(Action::Delay(20_000_000)).on(&[Op::Write]).within(0..layout.map_offset);
+        let committing = &rig.faults[rig.slot(0)];
+        committing.add(commit.once());
+        let spoil = async {
+            while committing.rules()[0].2 == 0 {
+                reactor::current().sleep(50_000).await;
+            }
+            assert!(rig.array.slots()[rig.slot(4)].state != SlotState::Live);
+            rig.spoil(1, 3);
+            Ok(())
+        };
+        let both = [block::IoFuture::new(rig.write(2, 9)), block::IoFuture::new(spoil)];
+        block::join_all(both.into_iter()).await.unwrap();
+        for (strip, byte) in [(0, 1), (1, 2), (2, 9)] {
+            rig.check(strip, byte, &[]).await;
+        }
+    });
+}
+
 #[test]
 fn a_write_keeps_data_where_parity_and_others_are_unreadable_in_different_rows() {
     reactor::run(async {
