@@ -14,7 +14,7 @@ help: ## What can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## The release binaries, target/release/freestone, freestoned, freestone-csi, freestone-fs and libblkio.so
-	cargo build --release --locked -p freestone -p freestone-daemon -p freestone-libblkio -p freestone-benches -p freestone-drivers \
+	cargo build --release --locked -p freestone -p freestone-daemon -p freestone-libblkio -p freestone-benches -p freestone-stack \
 	    -p freestone-raid-check --lib --bin freestone --bin freestoned --bin raid-check --bin hot-path --example driver_check
 	cargo build --release --locked -p freestone-csi --bin freestone-csi
 	@if printf '#include <cap-ng.h>\n#include <seccomp.h>\n' | $(CC) -E - >/dev/null 2>&1; then \

@@ -8,7 +8,7 @@
 //! `check` (the default) overwrites the device. `gone` reads until the device is lost, and fails
 //! unless every request then ends.
 
-#[path = "../../tests/virtio_blk/buffers.rs"]
+#[path = "../../../drivers/tests/virtio_blk/buffers.rs"]
 mod buffers;
 
 use block::{Data, Flags, IoError, IoResult, Queue, Request, Segment};
