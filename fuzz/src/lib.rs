@@ -3,7 +3,7 @@
 //! ```text
 //!   bytes ──► Input ──► actions ──► rings:     a guest's memory and virtio::device, in one thread, step by step
 //!                            ├────► messages:  a vhost-user client and a running export, over its socket
-//!                            ├────► nbd:       an NBD server and drivers::nbd, over a socket pair, step by step
+//!                            ├────► nbd:       an NBD server and drivers_nbd, over a socket pair, step by step
 //!                            ├────► nbd-server: an NBD client and a running export, over its socket
 //!                            ├────► nvme-tcp:  an NVMe/TCP target and drivers::nvme_tcp, over a socket pair, step by step
 //!                            ├────► nvme-tcp-target: an NVMe/TCP host and a running export, over its socket

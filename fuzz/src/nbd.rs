@@ -1,4 +1,4 @@
-//! A hostile NBD server, and the client in `drivers::nbd`, in one thread, step by step.
+//! A hostile NBD server, and the client in `drivers_nbd`, in one thread, step by step.
 //!
 //! The server writes to a socket pair before the client reads, so neither side waits for the other.
 //! It may send anything during the handshake, or complete it and then mix valid replies with
@@ -7,7 +7,7 @@
 
 use crate::input::Input;
 use block::{Data, Flags, Queue, Request, Segment};
-use drivers::nbd::{Address, Cancel, NbdQueue, Options, Replies, Session};
+use drivers_nbd::{Address, Cancel, NbdQueue, Options, Replies, Session};
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;

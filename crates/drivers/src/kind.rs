@@ -121,7 +121,7 @@ pub trait RemoteImage {
 }
 
 /// The key of devices that wait for a server.
-pub(crate) const RECONNECT_DELAY: Key =
+pub const RECONNECT_DELAY: Key =
     key("reconnect-delay", "S", "time that requests wait for a lost server, in seconds; 0: none [0]");
 
 /// The value of `block-size=`, if it was given.
@@ -145,7 +145,7 @@ pub(crate) fn keep_file(profile: &mut Profile, path: &Path, is_read_only: bool, 
 
 /// Keeps a directory that a host need not have. A need of a missing one could not be satisfied.
 #[cfg(feature = "sandbox")]
-pub(crate) fn keep_settings(profile: &mut Profile, directory: &str) {
+pub fn keep_settings(profile: &mut Profile, directory: &str) {
     if Path::new(directory).exists() {
         profile.allow(directory, sandbox::Access::Read);
     }

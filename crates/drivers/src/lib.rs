@@ -5,7 +5,6 @@
 //! | [`null`] | nothing: reads and writes complete at once, or with the latency of a modelled drive |
 //! | [`mem`] | this process's memory: a sparse RAM disk |
 //! | [`io_uring`] | a regular file or a block device of this host |
-//! | [`nbd`] | an export of an NBD server, over TCP or a Unix socket |
 //! | [`nvme_tcp`] | a namespace of an NVMe/TCP target |
 //! | [`nvme_uring`] | an NVMe namespace, with commands passed through to the controller |
 //! | [`rbd`] | an image of a Ceph cluster |
@@ -48,7 +47,6 @@ mod fixed;
 pub mod io_uring;
 pub mod kind;
 pub mod mem;
-pub mod nbd;
 pub mod null;
 pub mod nvme_tcp;
 pub mod nvme_uring;
@@ -59,12 +57,12 @@ pub mod shared_buffer;
 pub mod shared_memory;
 pub mod stream;
 mod sysfs;
-#[cfg(test)]
-mod test_queue;
+#[cfg(any(test, feature = "testing"))]
+pub mod test_queue;
 pub mod virtio_blk;
 pub mod virtio_blk_uring;
-mod work;
-mod zeroes;
+pub mod work;
+pub mod zeroes;
 
 use block::{DeviceError, Limits};
 

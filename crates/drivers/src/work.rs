@@ -2,15 +2,20 @@
 
 use block::{Flags, IoError, Op, Request};
 
-/// See the module.
+/// The work of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub enum Work {
+    /// Reads.
     Read,
+    /// Writes.
     Write,
+    /// Zeroes written with a command.
     WriteZeroes,
     /// Zeroes sent as data.
     WriteBuffers,
+    /// Discards, with a command.
     Discard,
+    /// Flushes.
     Flush,
 }
 

@@ -3,8 +3,9 @@
 use block::Segment;
 
 /// Bytes of zeroes written in one step.
-pub(crate) const ZERO_STEP: usize = 1 << 20;
-pub(crate) const ZERO_PAGE_LEN: usize = 64 << 10;
+pub const ZERO_STEP: usize = 1 << 20;
+/// Bytes of zeroes in one segment.
+pub const ZERO_PAGE_LEN: usize = 64 << 10;
 
 #[repr(align(4096))]
 struct ZeroPages {
@@ -24,6 +25,6 @@ static LIST: ZeroList = ZeroList(
 );
 
 /// [`ZERO_STEP`] bytes in segments that all point at the same zeroes, which must not be written to.
-pub(crate) fn zero_segments() -> &'static [Segment] {
+pub fn zero_segments() -> &'static [Segment] {
     &LIST.0
 }

@@ -4,7 +4,8 @@
 //!
 //! ```
 //! use block::{Device, Flags, Op};
-//! use drivers::{mem::MemDevice, nbd::NbdDevice};
+//! use drivers::mem::MemDevice;
+//! use drivers_nbd::NbdDevice;
 //! use exports::nbd::{Address, Config, Nbd};
 //! use reactor::{CoreConfig, Cores};
 //! use std::sync::Arc;
@@ -17,8 +18,8 @@
 //! let config = Config::new(Address::Unix { path: path.clone(), permissions: 0o600 });
 //! let export = Nbd::start(disk, cores.all(), config)?;
 //!
-//! let address = drivers::nbd::Address::Unix(path);
-//! let client = Arc::new(NbdDevice::open(&drivers::nbd::Options::new(address))?);
+//! let address = drivers_nbd::Address::Unix(path);
+//! let client = Arc::new(NbdDevice::open(&drivers_nbd::Options::new(address))?);
 //! assert_eq!(client.limits().capacity, 1 << 20);
 //! let written = reactor::run(async move {
 //!     let channel = client.open_channel().unwrap();

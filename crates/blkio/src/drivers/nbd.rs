@@ -6,7 +6,7 @@ use crate::driver::{Capacity, Driver};
 use crate::property::{Properties, Spec};
 use crate::{Error, Region, Result, Value};
 use drivers::direct::DirectQueue;
-use drivers::nbd::{Address, Cancel, MAX_QUEUE_DEPTH, OpenError, Options, Session, StreamError};
+use drivers_nbd::{Address, Cancel, MAX_QUEUE_DEPTH, OpenError, Options, Session, StreamError};
 use std::sync::Arc;
 
 pub(super) struct Nbd {

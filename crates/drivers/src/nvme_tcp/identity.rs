@@ -2,8 +2,7 @@
 
 use super::error::OpenError;
 use super::options::{Options, host};
-use crate::stream::connect::{Deadline, Stream};
-use crate::stream::{Address, StreamError};
+use crate::stream::{Address, Deadline, Stream, StreamError};
 use nvme::fabrics::{ConnectData, Nqn};
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -3,8 +3,7 @@
 
 use super::error::{OpenError, Violation};
 use super::options::Options;
-use crate::stream::StreamError;
-use crate::stream::connect::{Deadline, Stream};
+use crate::stream::{Deadline, Stream, StreamError};
 use ::stream::Wire;
 use nvme::tcp::{
     C2hData, COMMON_BYTES, CapsuleCmd, CapsuleResp, DataDigest, Fatal, Frame, Framing, HEADER_BYTES,

@@ -22,8 +22,7 @@ use super::options::{MAX_QUEUE_DEPTH, Options};
 use super::queue_mailbox::{Connection, QueueEvents};
 use super::session::{Lease, Session};
 use crate::direct::{DirectQueue, ZoneRequest, poll_any};
-use crate::stream::Cancel;
-use crate::stream::outbox::Outbox;
+use crate::stream::{Cancel, Outbox};
 use ::stream::{Inbox, Received, Wakeup, Wire, abort, disconnect};
 use block::{Data, IoError, IoResult, Queue, Request};
 use nvme::tcp::{

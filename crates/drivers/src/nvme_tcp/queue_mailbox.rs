@@ -2,7 +2,7 @@
 
 use super::facts::Facts;
 use super::link::Terms;
-use crate::stream::mailbox::Mailbox;
+use crate::stream::Mailbox;
 use ::stream::{Wire, abort};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -37,7 +37,7 @@ pub enum Address {
 impl Address {
     /// Keeps the needs of connections to this address in a sandbox, the first and later ones.
     #[cfg(feature = "sandbox")]
-    pub(crate) fn keep(&self, profile: &mut sandbox::Profile) {
+    pub fn keep(&self, profile: &mut sandbox::Profile) {
         match self {
             Address::Tcp { host, port } => {
                 profile.connect(*port);
@@ -143,21 +143,22 @@ impl Cancel {
 
 /// A deadline and a cancellation handle.
 #[derive(Debug)]
-pub(crate) struct Deadline<'c> {
+pub struct Deadline<'c> {
     timeout_ms: u64,
     ends_at: Instant,
     cancel: &'c Cancel,
 }
 
 impl<'c> Deadline<'c> {
-    pub(crate) fn new(timeout_ms: u64, cancel: &'c Cancel) -> Deadline<'c> {
+    /// A deadline `timeout_ms` from now, at most a year.
+    pub fn new(timeout_ms: u64, cancel: &'c Cancel) -> Deadline<'c> {
         // At most a year, so that no sum with it overflows.
         let timeout = Duration::from_millis(timeout_ms).min(Duration::from_secs(365 * 86400));
         Deadline { timeout_ms, ends_at: Instant::now() + timeout, cancel }
     }
 
     /// Reads exactly `to.len()` bytes from a non-blocking socket.
-    pub(crate) fn read(&self, mut socket: &Socket, mut to: &mut [u8]) -> Result<(), StreamError> {
+    pub fn read(&self, mut socket: &Socket, mut to: &mut [u8]) -> Result<(), StreamError> {
         while !to.is_empty() {
             self.wait(socket.as_raw_fd(), libc::POLLIN, None)?;
             match socket.read(to) {
@@ -171,7 +172,7 @@ impl<'c> Deadline<'c> {
 
     /// Writes all of `bytes` to a non-blocking socket. A server that has closed it is an error, not
     /// a signal, which would end a C program.
-    pub(crate) fn write(&self, socket: &Socket, mut bytes: &[u8]) -> Result<(), StreamError> {
+    pub fn write(&self, socket: &Socket, mut bytes: &[u8]) -> Result<(), StreamError> {
         while !bytes.is_empty() {
             match socket.send_with_flags(bytes, libc::MSG_NOSIGNAL) {
                 Ok(count) => bytes = &bytes[count..],
@@ -188,12 +189,12 @@ impl<'c> Deadline<'c> {
     ///
     /// # Errors
     /// When the operation is cancelled, or at the deadline.
-    pub(crate) fn pause(&self, time: Duration) -> Result<(), StreamError> {
+    pub fn pause(&self, time: Duration) -> Result<(), StreamError> {
         self.wait(-1, 0, Some(time))
     }
 
     /// Waits until `fd` is ready, or for `at_most`.
-    pub(crate) fn wait(
+    pub fn wait(
         &self,
         fd: RawFd,
         events: libc::c_short,
@@ -230,14 +231,14 @@ impl<'c> Deadline<'c> {
 
 /// A connected non-blocking socket, with TLS or without it, for complete messages. Each wait is
 /// bounded by a [`Deadline`].
-pub(crate) struct Stream {
+pub struct Stream {
     socket: Socket,
     session: Option<Box<Session>>,
 }
 
 impl Stream {
     /// Connects to `address`.
-    pub(crate) fn connect(address: &Address, deadline: &Deadline<'_>) -> Result<Stream, StreamError> {
+    pub fn connect(address: &Address, deadline: &Deadline<'_>) -> Result<Stream, StreamError> {
         let failed = |error| StreamError::Connect { address: address.to_string(), error };
         let socket = match address {
             Address::Unix(path) => {
@@ -266,18 +267,18 @@ impl Stream {
     }
 
     /// A stream over a connected socket.
-    pub(crate) fn over(socket: Socket) -> Result<Stream, StreamError> {
+    pub fn over(socket: Socket) -> Result<Stream, StreamError> {
         socket.set_nonblocking(true).map_err(StreamError::System)?;
         Ok(Stream { socket, session: None })
     }
 
     /// The socket's descriptor, to wait for bytes.
-    pub(crate) fn fd(&self) -> RawFd {
+    pub fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
 
     /// Reads exactly `to.len()` bytes.
-    pub(crate) fn read(&mut self, mut to: &mut [u8], deadline: &Deadline<'_>) -> Result<(), StreamError> {
+    pub fn read(&mut self, mut to: &mut [u8], deadline: &Deadline<'_>) -> Result<(), StreamError> {
         if self.session.is_none() {
             return deadline.read(&self.socket, to);
         }
@@ -294,7 +295,7 @@ impl Stream {
     }
 
     /// Writes all of `bytes`.
-    pub(crate) fn write(&mut self, bytes: &[u8], deadline: &Deadline<'_>) -> Result<(), StreamError> {
+    pub fn write(&mut self, bytes: &[u8], deadline: &Deadline<'_>) -> Result<(), StreamError> {
         match &mut self.session {
             None => deadline.write(&self.socket, bytes),
             Some(session) => {
@@ -305,7 +306,7 @@ impl Stream {
     }
 
     /// Performs the TLS handshake of `session`; all later data goes through it.
-    pub(crate) fn secure(&mut self, session: Session, deadline: &Deadline<'_>) -> Result<(), StreamError> {
+    pub fn secure(&mut self, session: Session, deadline: &Deadline<'_>) -> Result<(), StreamError> {
         self.session = Some(Box::new(session));
         while let Some(session) = &mut self.session {
             let result = session.handshake();
@@ -322,13 +323,13 @@ impl Stream {
     }
 
     /// Whether TLS has bytes for [`Stream::read`] that no event of the socket reports.
-    pub(crate) fn has_unread(&mut self) -> bool {
+    pub fn has_unread(&mut self) -> bool {
         self.session.as_mut().is_some_and(|session| session.is_readable())
     }
 
     /// Whether a readable socket has bytes for [`Stream::read`], or has ended. A record of TLS may
     /// hold none.
-    pub(crate) fn has_arrived(&mut self, deadline: &Deadline<'_>) -> Result<bool, StreamError> {
+    pub fn has_arrived(&mut self, deadline: &Deadline<'_>) -> Result<bool, StreamError> {
         if self.session.is_none() {
             return Ok(true);
         }
@@ -377,45 +378,45 @@ impl Stream {
     }
 
     /// The connection after the handshake.
-    pub(crate) fn into_wire(self) -> Wire {
+    pub fn into_wire(self) -> Wire {
         Wire::new(Arc::new(self.socket.into()), self.session.map(|session| *session))
     }
 
     /// The socket of a stream without TLS.
-    pub(crate) fn into_socket(self) -> Socket {
+    pub fn into_socket(self) -> Socket {
         self.socket
     }
 }
 
 /// A [`Stream`] during a handshake whose steps have one deadline.
-pub(crate) struct Timed<'p, 'c> {
+pub struct Timed<'p, 'c> {
     stream: Stream,
     deadline: &'p Deadline<'c>,
 }
 
 impl<'p, 'c> Timed<'p, 'c> {
     /// `stream` until `deadline`.
-    pub(crate) fn new(stream: Stream, deadline: &'p Deadline<'c>) -> Timed<'p, 'c> {
+    pub fn new(stream: Stream, deadline: &'p Deadline<'c>) -> Timed<'p, 'c> {
         Timed { stream, deadline }
     }
 
     /// As [`Stream::read`].
-    pub(crate) fn read(&mut self, to: &mut [u8]) -> Result<(), StreamError> {
+    pub fn read(&mut self, to: &mut [u8]) -> Result<(), StreamError> {
         self.stream.read(to, self.deadline)
     }
 
     /// As [`Stream::write`].
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), StreamError> {
         self.stream.write(bytes, self.deadline)
     }
 
     /// As [`Stream::secure`].
-    pub(crate) fn secure(&mut self, session: Session) -> Result<(), StreamError> {
+    pub fn secure(&mut self, session: Session) -> Result<(), StreamError> {
         self.stream.secure(session, self.deadline)
     }
 
     /// The stream after the handshake.
-    pub(crate) fn into_inner(self) -> Stream {
+    pub fn into_inner(self) -> Stream {
         self.stream
     }
 }

@@ -3,14 +3,16 @@
 //!
 //! | module | function |
 //! |---|---|
-//! | [`connect`] | connects to an address, with deadline and cancellation |
-//! | [`outbox`] | bytes that wait to be sent: own headers and the callers' memory |
-//! | [`mailbox`] | events from a thread that connects to a queue |
+//! | `connect` | connects to an address, with deadline and cancellation |
+//! | [`Outbox`] | bytes that wait to be sent: own headers and the callers' memory |
+//! | [`Mailbox`] | events from a thread that connects to a queue |
 //! | [`reconnect`] | attempts to reconnect, and their pauses |
 
-pub(crate) mod connect;
-pub(crate) mod mailbox;
-pub(crate) mod outbox;
-pub(crate) mod reconnect;
+mod connect;
+mod mailbox;
+mod outbox;
+pub mod reconnect;
 
-pub use connect::{Address, Cancel, StreamError};
+pub use connect::{Address, Cancel, Deadline, Stream, StreamError, Timed};
+pub use mailbox::Mailbox;
+pub use outbox::Outbox;

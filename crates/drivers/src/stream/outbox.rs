@@ -7,7 +7,7 @@ use block::Segment;
 use std::collections::VecDeque;
 
 /// Bytes to be sent to the server, with headers of at most `H` bytes.
-pub(crate) struct Outbox<const H: usize> {
+pub struct Outbox<const H: usize> {
     headers: Box<[[u8; H]]>,
     next: usize,
     /// The ends of headers that have not been sent completely.
@@ -19,7 +19,7 @@ pub(crate) struct Outbox<const H: usize> {
 
 impl<const H: usize> Outbox<H> {
     /// An outbox for at most `requests` unsent headers.
-    pub(crate) fn new(requests: u32) -> Outbox<H> {
+    pub fn new(requests: u32) -> Outbox<H> {
         Outbox {
             headers: vec![[0; H]; requests as usize + 1].into(),
             next: 0,
@@ -32,13 +32,13 @@ impl<const H: usize> Outbox<H> {
 
     /// Whether there is room for `headers` more headers.
     #[inline]
-    pub(crate) fn has_room(&self, headers: usize) -> bool {
+    pub fn has_room(&self, headers: usize) -> bool {
         self.ends.len() + headers <= self.headers.len()
     }
 
     /// Adds a header, which `encode` writes; `encode` returns the header's length.
     #[inline]
-    pub(crate) fn push_header(&mut self, encode: impl FnOnce(&mut [u8; H]) -> usize) {
+    pub fn push_header(&mut self, encode: impl FnOnce(&mut [u8; H]) -> usize) {
         let header = &mut self.headers[self.next];
         let len = encode(header);
         let base = header.as_mut_ptr();
@@ -49,7 +49,7 @@ impl<const H: usize> Outbox<H> {
 
     /// Adds memory, which must stay valid until [`Outbox::sent`] has passed it.
     #[inline]
-    pub(crate) fn push(&mut self, segment: Segment) {
+    pub fn push(&mut self, segment: Segment) {
         if segment.len == 0 {
             return;
         }
@@ -65,24 +65,24 @@ impl<const H: usize> Outbox<H> {
 
     /// Whether something waits to be sent.
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.segments.is_empty()
     }
 
     /// Total bytes added: the position where the last addition ends.
     #[inline]
-    pub(crate) fn queued(&self) -> u64 {
+    pub fn queued(&self) -> u64 {
         self.queued
     }
 
     /// Total bytes that the socket has taken.
     #[inline]
-    pub(crate) fn sent(&self) -> u64 {
+    pub fn sent(&self) -> u64 {
         self.sent
     }
 
     /// Discards everything for a new connection.
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.segments.clear();
         self.ends.clear();
         self.sent = self.queued;

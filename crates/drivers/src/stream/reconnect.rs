@@ -19,19 +19,19 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The time without a connection.
-pub(crate) struct Outage<'a> {
+pub struct Outage<'a> {
     /// The device's name, for the log.
-    pub(crate) device: &'a str,
+    pub device: &'a str,
     /// Start of the outage.
-    pub(crate) since: Instant,
+    pub since: Instant,
     /// Time that requests wait for a connection.
-    pub(crate) delay: Duration,
+    pub delay: Duration,
     /// Ends the attempts.
-    pub(crate) stop: &'a Cancel,
+    pub stop: &'a Cancel,
 }
 
 /// The reason why an attempt failed.
-pub(crate) enum Failed {
+pub enum Failed {
     /// The attempt was cancelled.
     Cancelled,
     /// A later attempt may succeed.
@@ -41,7 +41,7 @@ pub(crate) enum Failed {
 }
 
 /// The reason why attempts ended without a connection.
-pub(crate) enum End {
+pub enum End {
     /// [`Outage::stop`] was cancelled.
     Cancelled,
     /// The server cannot be used any more.
@@ -55,7 +55,7 @@ impl Outage<'_> {
     ///
     /// # Errors
     /// When the attempts are cancelled, or no later attempt can succeed.
-    pub(crate) fn reconnect<C>(
+    pub fn reconnect<C>(
         &self,
         mut on_late: impl FnMut(),
         mut attempt: impl FnMut(u64) -> Result<C, Failed>,

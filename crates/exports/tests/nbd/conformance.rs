@@ -5,8 +5,8 @@ use crate::server::{MIB, export};
 use block::Device;
 use conformance::Suite;
 use drivers::mem::{MemDevice, Options as MemOptions};
-use drivers::nbd::{Address, NbdDevice, Options, Replies, Tls};
 use drivers::null::{NullDevice, Options as NullOptions};
+use drivers_nbd::{Address, NbdDevice, Options, Replies, Tls};
 use exports::nbd::{Address as Listen, Config, Security};
 use std::sync::Arc;
 

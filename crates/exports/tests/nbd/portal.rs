@@ -5,7 +5,7 @@ use crate::device::{SlowDevice, pattern};
 use crate::server::{MIB, wait_until};
 use block::Device;
 use drivers::mem::{MemDevice, Options as MemOptions};
-use drivers::nbd::{Address as Server, Cancel, NbdQueue, OpenError, Options, Session, Tls};
+use drivers_nbd::{Address as Server, Cancel, NbdQueue, OpenError, Options, Session, Tls};
 use exports::Export;
 use exports::nbd::{Address, Config, Nbd, Portal, PortalConfig, Security};
 use reactor::{CoreConfig, Cores, PollWindow};

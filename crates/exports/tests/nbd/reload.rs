@@ -3,7 +3,7 @@
 use crate::client::{Form, READ};
 use crate::device::SlowDevice;
 use crate::server::{MIB, Server};
-use drivers::nbd::{Address, Cancel, Options, Session, Tls};
+use drivers_nbd::{Address, Cancel, Options, Session, Tls};
 use exports::Export;
 use exports::nbd::{Config, Security};
 use std::path::Path;

@@ -173,7 +173,7 @@ fn a_stream_that_breaks_behind_tls_ends_its_connection_alone() {
 
 #[test]
 fn our_own_client_says_why_it_is_not_let_in() {
-    use drivers::nbd::{Address, Cancel, Options, Session, Tls};
+    use drivers_nbd::{Address, Cancel, Options, Session, Tls};
     let (files, strangers) = (files(), files());
     let security =
         Security { server: tls::Server::with_certificates(files.path(), true).unwrap(), is_required: true };

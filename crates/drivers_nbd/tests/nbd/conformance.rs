@@ -2,7 +2,7 @@
 
 use crate::server::{Over, Secret, Server};
 use conformance::Suite;
-use drivers::nbd::{NbdDevice, Options, Replies, Tls};
+use drivers_nbd::{NbdDevice, Options, Replies, Tls};
 use std::sync::Arc;
 
 fn run(server: Option<Server>, change: impl FnOnce(&mut Options)) {

@@ -3,7 +3,7 @@
 use crate::server::{MIB, Over, SIZE, Server};
 use block::{Data, Flags, IoError, IoResult, Queue, Request, Segment};
 use drivers::direct::DirectQueue;
-use drivers::nbd::{Cancel, HandshakeError, NbdQueue, OpenError, Options, Replies, Session};
+use drivers_nbd::{Cancel, HandshakeError, NbdQueue, OpenError, Options, Replies, Session};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

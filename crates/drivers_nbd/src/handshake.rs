@@ -2,8 +2,7 @@
 
 use super::error::OpenError;
 use super::options::Options;
-use crate::stream::StreamError;
-use crate::stream::connect::Timed;
+use drivers::stream::{StreamError, Timed};
 use nbd::client::{Agreed, Handshake, Step};
 use std::io;
 

@@ -2,7 +2,7 @@
 
 use super::server::{SIZE, Serve};
 use super::*;
-use crate::direct::DirectQueue;
+use drivers::direct::DirectQueue;
 use std::os::unix::net::UnixListener;
 
 /// Longer than any test.

@@ -4,7 +4,7 @@
 
 use block::{Data, Flags, Queue, Request, Segment};
 use drivers::direct::DirectQueue;
-use drivers::nbd::{Cancel, Options, Session};
+use drivers_nbd::{Cancel, Options, Session};
 use std::time::{Duration, Instant};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -39,7 +39,7 @@ mod session;
 #[cfg(test)]
 mod tests;
 
-pub use crate::stream::{Address, Cancel, StreamError};
+pub use drivers::stream::{Address, Cancel, StreamError};
 pub use error::OpenError;
 pub use nbd::Replies;
 pub use nbd::client::{Facts, HandshakeError};

@@ -2,7 +2,7 @@
 //!
 //! Source: the NBD protocol's companion, "The NBD Uniform Resource Indicator (URI) format".
 
-use crate::stream::{Address, StreamError};
+use drivers::stream::{Address, StreamError};
 use nbd::Replies;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;

@@ -1,7 +1,7 @@
 //! Errors of opening an export.
 
 use super::options::MAX_CONNECTIONS;
-use crate::stream::StreamError;
+use drivers::stream::StreamError;
 use nbd::client::HandshakeError;
 use std::io;
 

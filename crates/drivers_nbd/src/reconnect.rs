@@ -11,9 +11,8 @@
 
 use super::error::OpenError;
 use super::session::{Connection, Session};
-use crate::stream::mailbox::Mailbox;
-use crate::stream::reconnect::{End, Failed, Outage};
-use crate::stream::{Cancel, StreamError};
+use drivers::stream::reconnect::{End, Failed, Outage};
+use drivers::stream::{Cancel, Mailbox, StreamError};
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;

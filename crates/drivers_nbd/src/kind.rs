@@ -1,8 +1,8 @@
 //! The kind `nbd` of devices.
 
 use super::{Address, DEFAULT_PORT, NbdDevice, Options, Replies, Tls};
-use crate::kind::{DeviceConfig, RECONNECT_DELAY};
 use block::{Device, DeviceError};
+use drivers::kind::{DeviceConfig, RECONNECT_DELAY};
 #[cfg(feature = "sandbox")]
 use sandbox::Profile;
 use spec::{ID, Kind, READ_ONLY, Spec, SpecError, Value, key};

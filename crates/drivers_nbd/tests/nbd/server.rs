@@ -1,6 +1,6 @@
 //! Servers that others wrote.
 
-use drivers::nbd::{Address, Options, Tls};
+use drivers_nbd::{Address, Options, Tls};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -7,8 +7,8 @@ mod server;
 mod status;
 
 use super::*;
-use crate::test_queue::{data, ends, push, segment};
 use block::{Data, Flags, IoError, Queue, Request, Segment};
+use drivers::test_queue::{data, ends, push, segment};
 use server::{ALL_FLAGS, Asked, Client, Export, Server, part};
 use std::time::{Duration, Instant};
 

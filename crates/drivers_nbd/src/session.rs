@@ -3,10 +3,9 @@
 use super::error::OpenError;
 use super::handshake::negotiate;
 use super::options::{MAX_CONNECTIONS, Options, Tls};
-use crate::stream::Cancel;
-use crate::stream::connect::{Deadline, Stream, Timed};
 use ::stream::Wire;
 use block::{Limits, SharedLimits};
+use drivers::stream::{Cancel, Deadline, Stream, Timed};
 use nbd::client::{Agreed, Facts};
 use nbd::request::{Header, MAX_HEADER};
 use std::os::fd::OwnedFd;

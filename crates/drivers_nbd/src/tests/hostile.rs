@@ -187,7 +187,7 @@ fn an_idle_queue_wakes_up_when_the_server_goes() {
     assert!(queue.arm());
     go_on.send(()).unwrap();
     let event = queue.event_fd().unwrap();
-    crate::direct::poll_readable(event, Some(Duration::from_secs(10)), None).expect("an event");
+    drivers::direct::poll_readable(event, Some(Duration::from_secs(10)), None).expect("an event");
     assert_eq!(queue.reap(&mut |_, _| panic!("nothing was in flight")), 0);
     assert!(queue.lost().is_some() && queue.arm(), "nothing more will come");
 }
