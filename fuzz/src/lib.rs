@@ -5,7 +5,7 @@
 //!                            ├────► messages:  a vhost-user client and a running export, over its socket
 //!                            ├────► nbd:       an NBD server and drivers_nbd, over a socket pair, step by step
 //!                            ├────► nbd-server: an NBD client and a running export, over its socket
-//!                            ├────► nvme-tcp:  an NVMe/TCP target and drivers::nvme_tcp, over a socket pair, step by step
+//!                            ├────► nvme-tcp:  an NVMe/TCP target and drivers_nvme_tcp, over a socket pair, step by step
 //!                            ├────► nvme-tcp-target: an NVMe/TCP host and a running export, over its socket
 //!                            ├────► members:   edited members of arrays and the RAID engine, under virtual time
 //!                            ├────► pool:      edited copies of a pool's table, and pools on a disk in memory

@@ -1,4 +1,4 @@
-//! A hostile NVMe/TCP target, and the host in `drivers::nvme_tcp`, in one thread, step by step.
+//! A hostile NVMe/TCP target, and the host in `drivers_nvme_tcp`, in one thread, step by step.
 //!
 //! The target may report anything about its controller and namespace; then it mixes valid answers
 //! with changed ones and random bytes. Whatever it sends, memory outside requests must stay
@@ -6,7 +6,7 @@
 
 use crate::input::Input;
 use block::{Data, Flags, Queue, Request, Segment};
-use drivers::nvme_tcp::{Address, Nqn, NvmeTcpQueue, Options, Session};
+use drivers_nvme_tcp::{Address, Nqn, NvmeTcpQueue, Options, Session};
 use nvme::entry::{COMPLETION_BYTES, SUBMISSION_BYTES};
 use nvme::identify::{ControllerData, NamespaceData};
 use nvme::tcp::{C2hData, CapsuleResp, DataDigest, Framing, MAX_FRONT, R2t};

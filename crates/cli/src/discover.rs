@@ -3,8 +3,8 @@
 use crate::error::Error;
 use crate::output::Output;
 use crate::parse::CommonArgs;
-use drivers::nvme_tcp::{self, Cancel, DiscoveryEntry};
 use drivers::rbd::{self, ClusterOptions, FoundImage, FoundPool};
+use drivers_nvme_tcp::{Cancel, DiscoveryEntry};
 use serde_json::{Value, json};
 use stack::kinds::discovery::{self, Service};
 
@@ -58,8 +58,8 @@ fn image_fields(pool: &str, FoundImage { namespace, name }: &FoundImage) -> Valu
     json!({ "pool": pool, "namespace": namespace, "image": name })
 }
 
-fn list_subsystems(options: &nvme_tcp::Options, output: &Output) -> Result<(), Error> {
-    let entries = nvme_tcp::discover(options, &Cancel::never())
+fn list_subsystems(options: &drivers_nvme_tcp::Options, output: &Output) -> Result<(), Error> {
+    let entries = drivers_nvme_tcp::discover(options, &Cancel::never())
         .map_err(|error| Error::Runtime(format!("{}: {error}", options.address)))?;
     let widest = entries.iter().map(|entry| address(entry).len()).max().unwrap_or(0);
     for entry in &entries {
@@ -121,7 +121,7 @@ fn fields(entry: &DiscoveryEntry) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvme_tcp::Nqn;
+    use drivers_nvme_tcp::Nqn;
 
     #[test]
     fn an_image_is_printed_as_a_device() {

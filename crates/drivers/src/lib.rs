@@ -5,7 +5,6 @@
 //! | [`null`] | nothing: reads and writes complete at once, or with the latency of a modelled drive |
 //! | [`mem`] | this process's memory: a sparse RAM disk |
 //! | [`io_uring`] | a regular file or a block device of this host |
-//! | [`nvme_tcp`] | a namespace of an NVMe/TCP target |
 //! | [`nvme_uring`] | an NVMe namespace, with commands passed through to the controller |
 //! | [`rbd`] | an image of a Ceph cluster |
 //! | [`virtio_blk`] | a virtio-blk device: another process (vhost-user), a vDPA device, a PCI function |
@@ -48,7 +47,6 @@ pub mod io_uring;
 pub mod kind;
 pub mod mem;
 pub mod null;
-pub mod nvme_tcp;
 pub mod nvme_uring;
 mod passthrough;
 pub mod rbd;

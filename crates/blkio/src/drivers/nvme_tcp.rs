@@ -6,7 +6,7 @@ use crate::property::{Properties, Spec};
 use crate::{Error, Region, Result, Value};
 use base::Uuid;
 use drivers::direct::DirectQueue;
-use drivers::nvme_tcp::{
+use drivers_nvme_tcp::{
     Cancel, KeyFiles, MAX_QUEUE_DEPTH, Nqn, OpenError, Options, Session, StreamError, parse_address,
 };
 use std::path::PathBuf;

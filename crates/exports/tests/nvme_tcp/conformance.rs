@@ -8,7 +8,7 @@ use block::Device;
 use conformance::Suite;
 use drivers::mem::{MemDevice, Options as MemOptions};
 use drivers::null::{NullDevice, Options as NullOptions};
-use drivers::nvme_tcp::{Nqn, NvmeTcpDevice, Options, parse_address};
+use drivers_nvme_tcp::{Nqn, NvmeTcpDevice, Options, parse_address};
 use exports::nvme_tcp::Config;
 use std::sync::Arc;
 

@@ -3,7 +3,7 @@
 use crate::host::{HOST, HOST_ID, Host, Pdu};
 use crate::server::{MIB, SUBSYSTEM, Server, only, wait_until};
 use block::{Device, Flags, Op};
-use drivers::nvme_tcp::{Address, Nqn, NvmeTcpDevice, Options, parse_address};
+use drivers_nvme_tcp::{Address, Nqn, NvmeTcpDevice, Options, parse_address};
 use exports::Export;
 use exports::nvme_tcp::{Access, Config, Hosts};
 use nvme::command::log_page;

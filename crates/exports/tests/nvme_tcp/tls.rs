@@ -4,7 +4,7 @@ use crate::host::{HOST, HOST_ID, Host};
 use crate::portal::{Site, discovered_by};
 use crate::server::{MIB, SUBSYSTEM, Server, only, wait_until};
 use block::{Device, Flags, Op, Request};
-use drivers::nvme_tcp::{KeyFiles, NvmeTcpDevice, Options, parse_address};
+use drivers_nvme_tcp::{KeyFiles, NvmeTcpDevice, Options, parse_address};
 use exports::Export;
 use exports::nvme_tcp::{Access, Address, Config, Nqn, Security, TlsKeys};
 use nvme::command::log_page;

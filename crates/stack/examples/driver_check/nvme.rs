@@ -11,8 +11,8 @@
 use super::driver::{Disk, Shape};
 use super::{direct, zones};
 use conformance::Suite;
-use drivers::nvme_tcp::{self, Nqn, NvmeTcpDevice, parse_address};
 use drivers::nvme_uring::{NvmeDevice, NvmeFile, NvmeQueue, Options};
+use drivers_nvme_tcp::{Nqn, NvmeTcpDevice, parse_address};
 use std::error::Error;
 use std::io;
 use std::path::Path;
@@ -70,8 +70,8 @@ impl Disk for NvmeFile {
 
 fn run_tcp(address: &str, nqn: &str, has_digests: bool) -> Result<(), Box<dyn Error>> {
     let (header_digest, data_digest) = (has_digests, has_digests);
-    let options = nvme_tcp::Options::new(parse_address(address)?, Nqn::new(nqn)?);
-    let options = nvme_tcp::Options { header_digest, data_digest, ..options };
+    let options = drivers_nvme_tcp::Options::new(parse_address(address)?, Nqn::new(nqn)?);
+    let options = drivers_nvme_tcp::Options { header_digest, data_digest, ..options };
     Suite::new(Arc::new(NvmeTcpDevice::open(&options)?)).run();
     println!("suite passed");
     Ok(())

@@ -6,7 +6,7 @@ use crate::passed::shared_buffers;
 use block::{Device, DeviceError};
 pub use drivers::kind::{DeviceConfig, RemoteImage, WithRole};
 pub use drivers::{disks, drive};
-use drivers::{io_uring, mem, null, nvme_tcp, nvme_uring, rbd, virtio_blk, virtio_blk_uring};
+use drivers::{io_uring, mem, null, nvme_uring, rbd, virtio_blk, virtio_blk_uring};
 use spec::{Entry, Kind, Role, SpecError};
 
 /// Why a device cannot be a member of an array.
@@ -19,7 +19,7 @@ const TABLE: &[Entry<Box<dyn DeviceConfig>>; 13] = &[
     Entry { kind: &mem::kind::KIND, parse: mem::kind::parse },
     Entry { kind: &drivers_nbd::kind::KIND, parse: drivers_nbd::kind::parse },
     Entry { kind: &null::kind::KIND, parse: null::kind::parse },
-    Entry { kind: &nvme_tcp::kind::KIND, parse: nvme_tcp::kind::parse },
+    Entry { kind: &drivers_nvme_tcp::kind::KIND, parse: drivers_nvme_tcp::kind::parse },
     Entry { kind: &nvme_uring::kind::KIND, parse: nvme_uring::kind::parse },
     Entry { kind: &qcow2::KIND, parse: qcow2::parse },
     Entry { kind: &rbd::kind::KIND, parse: rbd::kind::parse },

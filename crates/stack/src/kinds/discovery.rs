@@ -1,9 +1,9 @@
 //! Discovery services: they list what there is to connect to.
 
 use base::Uuid;
-use drivers::nvme_tcp::kind::{Name, TLS_KEY, key_files};
-use drivers::nvme_tcp::{self, Nqn};
 use drivers::rbd::{self, kind as image};
+use drivers_nvme_tcp::Nqn;
+use drivers_nvme_tcp::kind::{Name, TLS_KEY, key_files};
 use spec::{Entry, Kind, Role, Spec, SpecError, Value, key};
 
 /// Every kind of discovery service.
@@ -41,7 +41,7 @@ static RBD: Kind = Kind {
 #[derive(Debug)]
 pub enum Service {
     /// The discovery service of NVMe over Fabrics.
-    NvmeTcp(Box<nvme_tcp::Options>),
+    NvmeTcp(Box<drivers_nvme_tcp::Options>),
     /// A Ceph cluster.
     Rbd(rbd::ClusterOptions),
 }
@@ -67,8 +67,8 @@ fn rbd(spec: &Spec) -> Result<Service, SpecError> {
 
 fn nvme_tcp(spec: &Spec) -> Result<Service, SpecError> {
     let Address(address) = spec.require("address")?;
-    let defaults = nvme_tcp::Options::new(address, Nqn::discovery());
-    let mut options = nvme_tcp::Options {
+    let defaults = drivers_nvme_tcp::Options::new(address, Nqn::discovery());
+    let mut options = drivers_nvme_tcp::Options {
         host_nqn: spec.get("hostnqn")?.map(|Name(nqn)| nqn),
         host_id: spec.get("hostid")?.map(|Uuid(id)| id),
         key_files: key_files(spec)?,
@@ -81,7 +81,7 @@ fn nvme_tcp(spec: &Spec) -> Result<Service, SpecError> {
     Ok(Service::NvmeTcp(Box::new(options)))
 }
 
-struct Address(nvme_tcp::Address);
+struct Address(drivers_nvme_tcp::Address);
 
 impl Value for Address {
     fn expected() -> String {
@@ -89,7 +89,7 @@ impl Value for Address {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        nvme_tcp::parse_address_at(text, nvme_tcp::DISCOVERY_PORT).ok().map(Address)
+        drivers_nvme_tcp::parse_address_at(text, drivers_nvme_tcp::DISCOVERY_PORT).ok().map(Address)
     }
 }
 
@@ -97,7 +97,7 @@ impl Value for Address {
 mod tests {
     use super::*;
 
-    fn nvme_tcp(text: &str) -> nvme_tcp::Options {
+    fn nvme_tcp(text: &str) -> drivers_nvme_tcp::Options {
         match parse(text).unwrap() {
             Service::NvmeTcp(options) => *options,
             other => panic!("{other:?}"),

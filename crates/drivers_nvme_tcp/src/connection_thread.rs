@@ -17,7 +17,7 @@ use super::error::OpenError;
 use super::identity::Identity;
 use super::queue_mailbox::{Connection, QueueMailbox, lock};
 use super::shared::{Shared, Task};
-use crate::stream::{Cancel, Deadline, StreamError};
+use drivers::stream::{Cancel, Deadline, StreamError};
 use nvme::Status;
 use std::io;
 use std::os::fd::AsRawFd;

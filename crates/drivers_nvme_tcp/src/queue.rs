@@ -21,10 +21,10 @@ use super::operation::{Next, Operation, Pending};
 use super::options::{MAX_QUEUE_DEPTH, Options};
 use super::queue_mailbox::{Connection, QueueEvents};
 use super::session::{Lease, Session};
-use crate::direct::{DirectQueue, ZoneRequest, poll_any};
-use crate::stream::{Cancel, Outbox};
 use ::stream::{Inbox, Received, Wakeup, Wire, abort, disconnect};
 use block::{Data, IoError, IoResult, Queue, Request};
+use drivers::direct::{DirectQueue, ZoneRequest, poll_any};
+use drivers::stream::{Cancel, Outbox};
 use nvme::tcp::{
     C2hData, COMMON_BYTES, CapsuleCmd, CapsuleResp, DIGEST_BYTES, DataDigest, Frame, H2cData, HEADER_BYTES,
     MAX_FRONT, PduType, R2t, Side,

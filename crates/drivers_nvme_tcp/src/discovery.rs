@@ -7,7 +7,7 @@ use super::controller::Controller;
 use super::error::OpenError;
 use super::identity::Identity;
 use super::options::Options;
-use crate::stream::{Cancel, Deadline};
+use drivers::stream::{Cancel, Deadline};
 use nvme::Command;
 use nvme::command::log_page;
 use nvme::fabrics::Nqn;

@@ -1,7 +1,7 @@
 //! Options of a namespace: the subsystem's address, and the host's identity.
 
-use crate::stream::Address;
 use base::Uuid;
+use drivers::stream::Address;
 use nvme::fabrics::Nqn;
 use nvme_auth::{Key, TlsKey};
 use std::net::IpAddr;

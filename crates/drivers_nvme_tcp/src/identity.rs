@@ -2,7 +2,7 @@
 
 use super::error::OpenError;
 use super::options::{Options, host};
-use crate::stream::{Address, Deadline, Stream, StreamError};
+use drivers::stream::{Address, Deadline, Stream, StreamError};
 use nvme::fabrics::{ConnectData, Nqn};
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -45,8 +45,8 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
-pub use crate::stream::{Address, Cancel, StreamError};
 pub use discovery::discover;
+pub use drivers::stream::{Address, Cancel, StreamError};
 pub use error::{OpenError, Violation};
 pub use facts::Facts;
 pub use nvme::fabrics::Nqn;

@@ -1,7 +1,7 @@
 //! Errors of opening a namespace, and of its connections.
 
 use super::options::MAX_QUEUES;
-use crate::stream::StreamError;
+use drivers::stream::StreamError;
 use nvme::Status;
 use nvme::fabrics::InvalidParameter;
 use nvme::tcp::{Fatal, PduType};

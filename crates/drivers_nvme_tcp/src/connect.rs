@@ -5,7 +5,7 @@ use super::authentication;
 use super::error::OpenError;
 use super::identity::Identity;
 use super::link::Link;
-use crate::stream::{Deadline, Stream};
+use drivers::stream::{Deadline, Stream};
 use nvme::fabrics::{Connect, ConnectResponse, InvalidParameter};
 use nvme::{Sgl, Status};
 

@@ -2,8 +2,8 @@
 
 use super::facts::Facts;
 use super::link::Terms;
-use crate::stream::Mailbox;
 use ::stream::{Wire, abort};
+use drivers::stream::Mailbox;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -6,7 +6,7 @@ use super::facts::{Facts, Structures};
 use super::identity::Identity;
 use super::link::Link;
 use super::options::{MAX_QUEUES, Options};
-use crate::stream::Deadline;
+use drivers::stream::Deadline;
 use nvme::command::{Command, cns, event, feature, log_page};
 use nvme::fabrics::property::{
     Capabilities, Configuration, ControllerStatus, PropertyGet, PropertySet, offset,

@@ -5,7 +5,7 @@
 use super::error::OpenError;
 use super::identity::Identity;
 use super::link::Link;
-use crate::stream::Deadline;
+use drivers::stream::Deadline;
 use nvme::fabrics::auth;
 use nvme::{Sgl, Status};
 use nvme_auth::host::Refusal;

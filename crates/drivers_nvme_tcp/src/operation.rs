@@ -6,9 +6,9 @@
 
 use super::error::Violation;
 use super::facts::Facts;
-use crate::work::Work;
-use crate::zeroes::zero_segments;
 use block::{Data, Flags, IoError, IoResult, Op, Request, Segment};
+use drivers::work::Work;
+use drivers::zeroes::zero_segments;
 use nvme::command::{Command, deallocate_range};
 use nvme::tcp::{C2hData, DataDigest, R2t};
 use nvme::{MAX_BLOCKS, Sgl, Status};

@@ -3,8 +3,8 @@
 
 use super::error::{OpenError, Violation};
 use super::options::Options;
-use crate::stream::{Deadline, Stream, StreamError};
 use ::stream::Wire;
+use drivers::stream::{Deadline, Stream, StreamError};
 use nvme::tcp::{
     C2hData, COMMON_BYTES, CapsuleCmd, CapsuleResp, DataDigest, Fatal, Frame, Framing, HEADER_BYTES,
     IC_BYTES, IcReq, IcResp, MAX_FRONT, MAX_PEER_FRONT, MAX_TERMINATION_BYTES, PduType, Side, TermReq,

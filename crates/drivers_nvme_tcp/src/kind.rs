@@ -1,9 +1,9 @@
 //! The kind `nvme-tcp` of devices.
 
 use super::{Address, KeyFiles, Nqn, NvmeTcpDevice, Options, parse_address};
-use crate::kind::DeviceConfig;
 use base::Uuid;
 use block::{Device, DeviceError};
+use drivers::kind::DeviceConfig;
 #[cfg(feature = "sandbox")]
 use sandbox::{Access, Profile};
 use spec::{ID, Key, Kind, READ_ONLY, Spec, SpecError, Value, key};
@@ -100,7 +100,7 @@ impl DeviceConfig for Options {
 /// Keeps the files that name this host to targets.
 #[cfg(feature = "sandbox")]
 pub fn keep_host_name(profile: &mut Profile) {
-    crate::kind::keep_settings(profile, "/etc/nvme");
+    drivers::kind::keep_settings(profile, "/etc/nvme");
     profile.allow("/proc/sys/kernel/random", Access::Read);
 }
 

@@ -7,8 +7,8 @@ mod reconnect;
 mod target;
 
 use super::*;
-use crate::test_queue::{data, ends, push, segment};
 use block::{Flags, IoError, IoResult, Queue, Request};
+use drivers::test_queue::{data, ends, push, segment};
 use nvme::command::opcode;
 use nvme::identify::controller_data::oncs;
 use std::sync::atomic::Ordering;
