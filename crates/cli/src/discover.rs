@@ -3,8 +3,8 @@
 use crate::error::Error;
 use crate::output::Output;
 use crate::parse::CommonArgs;
-use drivers::rbd::{self, ClusterOptions, FoundImage, FoundPool};
 use drivers_nvme_tcp::{Cancel, DiscoveryEntry};
+use drivers_rbd::{ClusterOptions, FoundImage, FoundPool};
 use serde_json::{Value, json};
 use stack::kinds::discovery::{self, Service};
 
@@ -31,7 +31,7 @@ pub fn run(args: &DiscoverArgs) -> Result<(), Error> {
 }
 
 fn list_images(options: &ClusterOptions, output: &Output) -> Result<(), Error> {
-    let pools = rbd::list(options).map_err(|error| Error::Runtime(error.to_string()))?;
+    let pools = drivers_rbd::list(options).map_err(|error| Error::Runtime(error.to_string()))?;
     for FoundPool { name, images } in &pools {
         let error = images.as_ref().err();
         let failed = error.map(|error| format!(": {error}")).unwrap_or_default();

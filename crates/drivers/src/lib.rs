@@ -6,7 +6,6 @@
 //! | [`mem`] | this process's memory: a sparse RAM disk |
 //! | [`io_uring`] | a regular file or a block device of this host |
 //! | [`nvme_uring`] | an NVMe namespace, with commands passed through to the controller |
-//! | [`rbd`] | an image of a Ceph cluster |
 //! | [`virtio_blk`] | a virtio-blk device: another process (vhost-user), a vDPA device, a PCI function |
 //! | [`virtio_blk_uring`] | a disk of the kernel's virtio-blk driver, with commands passed through to it |
 //!
@@ -49,7 +48,6 @@ pub mod mem;
 pub mod null;
 pub mod nvme_uring;
 mod passthrough;
-pub mod rbd;
 mod ring;
 pub mod shared_buffer;
 pub mod shared_memory;

@@ -5,7 +5,7 @@ use crate::property::{Properties, Spec};
 use crate::{Error, Region, Result, Value};
 use block::{Device, DeviceError};
 use drivers::direct::DirectQueue;
-use drivers::rbd::{MAX_QUEUE_DEPTH, Options, RbdDevice};
+use drivers_rbd::{MAX_QUEUE_DEPTH, Options, RbdDevice};
 use std::sync::Arc;
 
 pub(super) struct Rbd {

@@ -7,7 +7,7 @@
 //! The cluster is the one that `CEPH_CONF` names.
 
 use conformance::{MIN_CAPACITY, Suite};
-use drivers::rbd::{self, Options, RbdDevice};
+use drivers_rbd::{Options, RbdDevice};
 use std::error::Error;
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ pub fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
         _ => return Err("usage: driver_check rbd POOL IMAGE [cache]".into()),
     };
     let options = Options { cache, ..Options::new(pool, image) };
-    rbd::create(&options, MIN_CAPACITY)?;
+    drivers_rbd::create(&options, MIN_CAPACITY)?;
     let device = RbdDevice::open(&options)?;
-    let grow = move || rbd::grow(&options, MIN_CAPACITY + (1 << 20)).expect("the image grows");
+    let grow = move || drivers_rbd::grow(&options, MIN_CAPACITY + (1 << 20)).expect("the image grows");
     Suite::new(Arc::new(device)).on_grow(grow).run();
     Ok(())
 }

@@ -3,8 +3,8 @@
 
 use super::raid::RaidConfig;
 use crate::{Base, DevicePlan};
-use drivers::rbd::kind::keep_ceph;
 use drivers_nvme_tcp::kind::keep_host_name;
+use drivers_rbd::kind::keep_ceph;
 use sandbox::{Access, Capability, Profile};
 use spec::{Role, Spec};
 

@@ -6,7 +6,7 @@ use crate::passed::shared_buffers;
 use block::{Device, DeviceError};
 pub use drivers::kind::{DeviceConfig, RemoteImage, WithRole};
 pub use drivers::{disks, drive};
-use drivers::{io_uring, mem, null, nvme_uring, rbd, virtio_blk, virtio_blk_uring};
+use drivers::{io_uring, mem, null, nvme_uring, virtio_blk, virtio_blk_uring};
 use spec::{Entry, Kind, Role, SpecError};
 
 /// Why a device cannot be a member of an array.
@@ -22,7 +22,7 @@ const TABLE: &[Entry<Box<dyn DeviceConfig>>; 13] = &[
     Entry { kind: &drivers_nvme_tcp::kind::KIND, parse: drivers_nvme_tcp::kind::parse },
     Entry { kind: &nvme_uring::kind::KIND, parse: nvme_uring::kind::parse },
     Entry { kind: &qcow2::KIND, parse: qcow2::parse },
-    Entry { kind: &rbd::kind::KIND, parse: rbd::kind::parse },
+    Entry { kind: &drivers_rbd::kind::KIND, parse: drivers_rbd::kind::parse },
     Entry { kind: &virtio_blk::kind::VHOST_USER, parse: virtio_blk::kind::parse_vhost_user },
     Entry { kind: &virtio_blk::kind::VHOST_VDPA, parse: virtio_blk::kind::parse_vhost_vdpa },
     Entry { kind: &virtio_blk::kind::VFIO_PCI, parse: virtio_blk::kind::parse_vfio_pci },

@@ -1,9 +1,9 @@
 //! Discovery services: they list what there is to connect to.
 
 use base::Uuid;
-use drivers::rbd::{self, kind as image};
 use drivers_nvme_tcp::Nqn;
 use drivers_nvme_tcp::kind::{Name, TLS_KEY, key_files};
+use drivers_rbd::kind as image;
 use spec::{Entry, Kind, Role, Spec, SpecError, Value, key};
 
 /// Every kind of discovery service.
@@ -43,7 +43,7 @@ pub enum Service {
     /// The discovery service of NVMe over Fabrics.
     NvmeTcp(Box<drivers_nvme_tcp::Options>),
     /// A Ceph cluster.
-    Rbd(rbd::ClusterOptions),
+    Rbd(drivers_rbd::ClusterOptions),
 }
 
 /// The service that `text` describes.
@@ -55,8 +55,8 @@ pub fn parse(text: &str) -> Result<Service, SpecError> {
 }
 
 fn rbd(spec: &Spec) -> Result<Service, SpecError> {
-    let defaults = rbd::ClusterOptions::default();
-    let options = rbd::ClusterOptions {
+    let defaults = drivers_rbd::ClusterOptions::default();
+    let options = drivers_rbd::ClusterOptions {
         conf: spec.get("conf")?,
         user: spec.get_or("user", defaults.user)?,
         timeout_ms: spec.get_or("timeout-ms", defaults.timeout_ms)?,
@@ -109,7 +109,7 @@ mod tests {
         let Service::Rbd(options) = parse("rbd:conf=/c,user=u,timeout-ms=1").unwrap() else { panic!() };
         assert_eq!((options.conf, &*options.user, options.timeout_ms), (Some("/c".into()), "u", 1));
         let Service::Rbd(options) = parse("rbd:").unwrap() else { panic!() };
-        assert_eq!(options, rbd::ClusterOptions::default());
+        assert_eq!(options, drivers_rbd::ClusterOptions::default());
         assert!(parse("rbd:user=a/b").unwrap_err().to_string().contains("user=a/b"));
         assert!(parse("rbd:pool=a").unwrap_err().to_string().contains("pool"));
     }

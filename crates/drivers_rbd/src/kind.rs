@@ -1,8 +1,8 @@
 //! The kind `rbd` of devices.
 
 use super::{Options, RbdDevice, create, grow};
-use crate::kind::{DeviceConfig, RemoteImage, WithRole};
 use block::{Device, DeviceError};
+use drivers::kind::{DeviceConfig, RemoteImage, WithRole};
 #[cfg(feature = "sandbox")]
 use sandbox::{Access, Profile};
 use spec::{ID, Key, Kind, READ_ONLY, Spec, SpecError, Switch, key};
@@ -125,7 +125,7 @@ impl RemoteImage for Options {
 /// Keeps the directory where Ceph's clients have their configuration and keyrings.
 #[cfg(feature = "sandbox")]
 pub fn keep_ceph(profile: &mut Profile) {
-    crate::kind::keep_settings(profile, "/etc/ceph");
+    drivers::kind::keep_settings(profile, "/etc/ceph");
 }
 
 #[cfg(test)]

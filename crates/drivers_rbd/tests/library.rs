@@ -4,7 +4,7 @@
 use block::{Device, DeviceError, IoError};
 use conformance::Suite;
 use drivers::direct::DirectQueue;
-use drivers::rbd::{self, ClusterOptions, FoundImage, Options, RbdDevice, RbdQueue};
+use drivers_rbd::{ClusterOptions, FoundImage, Options, RbdDevice, RbdQueue};
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -194,11 +194,11 @@ fn pools_and_images_are_listed_by_namespace() {
         let options = ClusterOptions { conf: Some(cluster.join("ceph.conf")), ..ClusterOptions::default() };
         std::fs::create_dir_all(cluster.join("rbd/tenant")).unwrap();
         for name in ["one", "two"] {
-            rbd::create(&image(cluster, name), SIZE).unwrap();
+            drivers_rbd::create(&image(cluster, name), SIZE).unwrap();
         }
         let tenants = Options { namespace: "tenant".into(), ..image(cluster, "disk") };
-        rbd::create(&tenants, SIZE).unwrap();
-        let pools = rbd::list(&options).unwrap();
+        drivers_rbd::create(&tenants, SIZE).unwrap();
+        let pools = drivers_rbd::list(&options).unwrap();
         assert_eq!(pools.iter().map(|pool| &*pool.name).collect::<Vec<_>>(), ["rbd"]);
         let mut found = pools[0].images.clone().unwrap();
         found.sort_by(|a, b| a.name.cmp(&b.name));
@@ -206,7 +206,7 @@ fn pools_and_images_are_listed_by_namespace() {
             |namespace: &str, name: &str| FoundImage { namespace: namespace.into(), name: name.into() };
         assert_eq!(found, [image("tenant", "disk"), image("", "one"), image("", "two")]);
         let absent = ClusterOptions { conf: Some("/no/such.conf".into()), ..options };
-        let error = rbd::list(&absent).unwrap_err().to_string();
+        let error = drivers_rbd::list(&absent).unwrap_err().to_string();
         assert!(error.starts_with("rbd:conf=/no/such.conf: cannot read /no/such.conf: No such"), "{error}");
     });
 }
@@ -216,20 +216,23 @@ fn an_image_is_created_once_and_grows_while_it_is_open() {
     with_stub("an_image_is_created_once_and_grows_while_it_is_open", &[], |cluster| {
         let options = image(cluster, "disk");
         let refused = |result: Result<(), DeviceError>| result.unwrap_err().to_string();
-        assert!(refused(rbd::create(&options, 1000)).contains("1000 bytes: not a positive multiple of 512"));
+        assert!(
+            refused(drivers_rbd::create(&options, 1000))
+                .contains("1000 bytes: not a positive multiple of 512")
+        );
         let snapshot = Options { snapshot: Some("monday".into()), ..options.clone() };
-        assert!(refused(rbd::create(&snapshot, SIZE)).contains("a read-only image or a snapshot"));
-        rbd::create(&options, SIZE).unwrap();
-        let error = refused(rbd::create(&options, SIZE));
+        assert!(refused(drivers_rbd::create(&snapshot, SIZE)).contains("a read-only image or a snapshot"));
+        drivers_rbd::create(&options, SIZE).unwrap();
+        let error = refused(drivers_rbd::create(&options, SIZE));
         assert!(error.contains("cannot create the image with 16777216 bytes: File exists"), "{error}");
         let device = RbdDevice::open(&options).unwrap();
-        rbd::grow(&options, 2 * SIZE).unwrap();
+        drivers_rbd::grow(&options, 2 * SIZE).unwrap();
         let start = Instant::now();
         while device.limits().capacity != 2 * SIZE {
             assert!(start.elapsed() < LONG);
             std::thread::sleep(Duration::from_millis(1));
         }
-        let error = refused(rbd::grow(&options, SIZE));
+        let error = refused(drivers_rbd::grow(&options, SIZE));
         assert!(error.contains("it has 33554432, and only grows"), "{error}");
     });
 }

@@ -4,9 +4,9 @@ mod fake;
 mod standby;
 
 use super::*;
-use crate::test_queue::{data, ends, push, segment};
 use block::{Data, Flags, IoError, IoResult, Op, Request};
 use conformance::Suite;
+use drivers::test_queue::{data, ends, push, segment};
 use fake::{FakeCluster, FakeImage};
 use reactor::{CoreConfig, Cores};
 use std::sync::atomic::Ordering::SeqCst;

@@ -11,8 +11,8 @@
 use super::error::{error_of, result_of};
 use super::image::{ImageHandle, Operation};
 use super::library::{Completion, Library};
-use crate::direct::{DirectQueue, ZoneRequest, sleep_on_event};
 use block::{Flags, HostRole, IoError, IoResult, Op, Queue, Request, Segment, SharedRole};
+use drivers::direct::{DirectQueue, ZoneRequest, sleep_on_event};
 use reactor::CompletionRing;
 use std::ffi::c_void;
 use std::io;
