@@ -1,4 +1,6 @@
-//! Leaf drivers: the devices that do not stand on another device.
+//! The parts that all leaf drivers share, and the leaves of this host. A leaf is a device that does
+//! not stand on another device. The other leaves are crates of their own: `drivers_nbd`,
+//! `drivers_nvme_tcp`, `drivers_rbd`, `drivers_virtio_blk`.
 //!
 //! | module | backed by |
 //! |---|---|
@@ -6,7 +8,6 @@
 //! | [`mem`] | this process's memory: a sparse RAM disk |
 //! | [`io_uring`] | a regular file or a block device of this host |
 //! | [`nvme_uring`] | an NVMe namespace, with commands passed through to the controller |
-//! | [`virtio_blk`] | a virtio-blk device: another process (vhost-user), a vDPA device, a PCI function |
 //! | [`virtio_blk_uring`] | a disk of the kernel's virtio-blk driver, with commands passed through to it |
 //!
 //! [`drive`] reads facts and health of the drives of this host; [`disks`] lists its block devices.
@@ -53,9 +54,8 @@ pub mod shared_buffer;
 pub mod shared_memory;
 pub mod stream;
 mod sysfs;
-#[cfg(any(test, feature = "testing"))]
+#[cfg(feature = "testing")]
 pub mod test_queue;
-pub mod virtio_blk;
 pub mod virtio_blk_uring;
 pub mod work;
 pub mod zeroes;

@@ -10,7 +10,7 @@
 use block::{Data, Queue, Request};
 use drivers::null::{NullDevice, Options as NullOptions};
 use drivers::shared_memory::SharedMemory;
-use drivers::virtio_blk::{Choice, Options, Session};
+use drivers_virtio_blk::{Choice, Options, Session};
 use exports::vhost_user_blk::{Config, VhostUserBlk};
 use reactor::{Core, CoreConfig, Cores, PollWindow};
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use block::{Data, Queue, Request};
 use common::{Guest, GuestConfig};
 use drivers::null::{NullDevice, Options as NullOptions};
 use drivers::shared_memory::SharedMemory;
-use drivers::virtio_blk::{Choice, Options, Session, VirtioBlkQueue};
+use drivers_virtio_blk::{Choice, Options, Session, VirtioBlkQueue};
 use exports::vhost_user_blk::{Config, VhostUserBlk};
 use reactor::{CoreConfig, Cores};
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -8,7 +8,7 @@ use common::SharedBuffers;
 use conformance::Suite;
 use drivers::mem::{MemDevice, Options as MemOptions};
 use drivers::null::{NullDevice, Options as NullOptions};
-use drivers::virtio_blk::{Choice, Frontend, Options, Session, VirtioBlk};
+use drivers_virtio_blk::{Choice, Frontend, Options, Session, VirtioBlk};
 use exports::Export;
 use exports::vhost_user_blk::{Config, VhostUserBlk};
 use reactor::{CoreConfig, Cores, PollWindow};

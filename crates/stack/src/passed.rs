@@ -5,7 +5,7 @@
 
 use block::{Device, DeviceError, MemoryRegion};
 use drivers::shared_memory::SharedMemory;
-use drivers::virtio_blk::{Choice, Frontend, Options, Session, VirtioBlk};
+use drivers_virtio_blk::{Choice, Frontend, Options, Session, VirtioBlk};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};

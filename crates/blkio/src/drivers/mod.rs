@@ -14,7 +14,7 @@ use crate::property::Properties;
 use crate::{Error, Region, Result, Value};
 use block::{Limits, MemoryRegion};
 use drivers::direct::DirectQueue;
-use drivers::virtio_blk::TransportKind;
+use drivers_virtio_blk::TransportKind;
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 

@@ -7,7 +7,7 @@ use crate::{Error, Region, Result, Value};
 use block::DeviceError;
 use drivers::direct::DirectQueue;
 use drivers::shared_memory::HUGE_PAGE;
-use drivers::virtio_blk::{Frontend, Options, Session, TransportKind};
+use drivers_virtio_blk::{Frontend, Options, Session, TransportKind};
 use std::net::Shutdown;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;

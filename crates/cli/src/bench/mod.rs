@@ -27,7 +27,7 @@ use clap::ArgMatches;
 use drivers::io_uring::{self, UringDevice};
 use drivers::shared_buffer::SharedBuffer;
 use drivers::shared_memory::SharedMemory;
-use drivers::virtio_blk::{self, VirtioBlk};
+use drivers_virtio_blk::VirtioBlk;
 use plan::{Engine, Plan};
 use reactor::{CoreRef, Cores, PollWindow};
 use report::Subject;
@@ -74,7 +74,7 @@ pub fn run(args: &BenchArgs, matches: &ArgMatches) -> Result<(), Error> {
 
 /// The engine that does what is asked for.
 fn engine_of(args: &BenchArgs, device: &DevicePlan) -> Result<Engine, Error> {
-    let is_virtio_blk = leaf::<virtio_blk::Options>(device).is_some();
+    let is_virtio_blk = leaf::<drivers_virtio_blk::Options>(device).is_some();
     let obstacle = if !device.layers.is_empty() {
         Some("there are layers")
     } else if args.verify {

@@ -8,7 +8,7 @@
 //! `check` (the default) overwrites the device. `gone` reads until the device is lost, and fails
 //! unless every request then ends.
 
-#[path = "../../../drivers/tests/virtio_blk/buffers.rs"]
+#[path = "../../../drivers_virtio_blk/tests/virtio_blk/buffers.rs"]
 mod buffers;
 
 use block::{Data, Flags, IoError, IoResult, Queue, Request, Segment};
@@ -16,7 +16,7 @@ use buffers::SharedBuffers;
 use conformance::Suite;
 use drivers::direct::DirectQueue;
 use drivers::shared_memory::SharedMemory;
-use drivers::virtio_blk::{Choice, Options, Session, TransportKind, VirtioBlk, VirtioBlkQueue};
+use drivers_virtio_blk::{Choice, Options, Session, TransportKind, VirtioBlk, VirtioBlkQueue};
 use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

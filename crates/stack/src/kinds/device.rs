@@ -6,14 +6,14 @@ use crate::passed::shared_buffers;
 use block::{Device, DeviceError};
 pub use drivers::kind::{DeviceConfig, RemoteImage, WithRole};
 pub use drivers::{disks, drive};
-use drivers::{io_uring, mem, null, nvme_uring, virtio_blk, virtio_blk_uring};
+use drivers::{io_uring, mem, null, nvme_uring, virtio_blk_uring};
 use spec::{Entry, Kind, Role, SpecError};
 
 /// Why a device cannot be a member of an array.
 pub const OUT_OF_REACH: &str = "it can only use registered memory, and an array has its own";
 
-/// Every kind of device. Its folder in the crate `drivers` has the rest; those that are made of
-/// other devices or files have a file in this folder.
+/// Every kind of device. Its crate, or its folder in the crate `drivers`, has the rest; those that
+/// are made of other devices or files have a file in this folder.
 const TABLE: &[Entry<Box<dyn DeviceConfig>>; 13] = &[
     Entry { kind: &io_uring::kind::KIND, parse: io_uring::kind::parse },
     Entry { kind: &mem::kind::KIND, parse: mem::kind::parse },
@@ -23,9 +23,9 @@ const TABLE: &[Entry<Box<dyn DeviceConfig>>; 13] = &[
     Entry { kind: &nvme_uring::kind::KIND, parse: nvme_uring::kind::parse },
     Entry { kind: &qcow2::KIND, parse: qcow2::parse },
     Entry { kind: &drivers_rbd::kind::KIND, parse: drivers_rbd::kind::parse },
-    Entry { kind: &virtio_blk::kind::VHOST_USER, parse: virtio_blk::kind::parse_vhost_user },
-    Entry { kind: &virtio_blk::kind::VHOST_VDPA, parse: virtio_blk::kind::parse_vhost_vdpa },
-    Entry { kind: &virtio_blk::kind::VFIO_PCI, parse: virtio_blk::kind::parse_vfio_pci },
+    Entry { kind: &drivers_virtio_blk::kind::VHOST_USER, parse: drivers_virtio_blk::kind::parse_vhost_user },
+    Entry { kind: &drivers_virtio_blk::kind::VHOST_VDPA, parse: drivers_virtio_blk::kind::parse_vhost_vdpa },
+    Entry { kind: &drivers_virtio_blk::kind::VFIO_PCI, parse: drivers_virtio_blk::kind::parse_vfio_pci },
     Entry { kind: &virtio_blk_uring::kind::KIND, parse: virtio_blk_uring::kind::parse },
     // `StackPlan` has the members of an array.
     Entry {

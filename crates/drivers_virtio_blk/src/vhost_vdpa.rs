@@ -20,7 +20,7 @@ use super::options::Options;
 use super::peer::{Listener, Peer, Watch, lock};
 use super::regions::Region;
 use super::transport::{NewQueue, RunningQueue, Traits, Transport};
-use crate::shared_memory::{SharedMemory, page_size};
+use drivers::shared_memory::{SharedMemory, page_size};
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;

@@ -22,15 +22,15 @@ pub use vhost::vhost_user::message::FrontendReq;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 /// Bytes of a message header.
-pub(in crate::virtio_blk) const HEADER_BYTES: usize = 12;
+pub(crate) const HEADER_BYTES: usize = 12;
 /// Length of the longest payload accepted, and of any message of the protocol.
-pub(in crate::virtio_blk) const MAX_PAYLOAD: usize = 4096;
+pub(crate) const MAX_PAYLOAD: usize = 4096;
 /// Version 1, in every message.
-pub(in crate::virtio_blk) const FLAG_VERSION: u32 = 1;
+pub(crate) const FLAG_VERSION: u32 = 1;
 /// The message is a reply.
-pub(in crate::virtio_blk) const FLAG_REPLY: u32 = 4;
+pub(crate) const FLAG_REPLY: u32 = 4;
 /// The sender requests an acknowledgement.
-pub(in crate::virtio_blk) const FLAG_NEED_REPLY: u32 = 8;
+pub(crate) const FLAG_NEED_REPLY: u32 = 8;
 
 /// Why an exchange with the server failed. Except after a refusal, the connection is shut down,
 /// because its state is unknown.
@@ -191,7 +191,7 @@ impl Frontend {
 }
 
 /// Encodes a message in one buffer.
-pub(in crate::virtio_blk) fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn message(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
     for field in [request, flags, payload.len() as u32] {
         bytes.extend_from_slice(&field.to_le_bytes());
@@ -201,7 +201,7 @@ pub(in crate::virtio_blk) fn message(request: u32, flags: u32, payload: &[u8]) -
 }
 
 /// Writes `bytes`, with the descriptors attached to the first of them.
-pub(in crate::virtio_blk) fn write_all(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> io::Result<()> {
+pub(crate) fn write_all(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> io::Result<()> {
     let mut sent = 0;
     while sent < bytes.len() {
         let fds = if sent == 0 { fds } else { &[] };
@@ -215,10 +215,7 @@ pub(in crate::virtio_blk) fn write_all(stream: &UnixStream, bytes: &[u8], fds: &
 }
 
 /// Reads one message until the time `until`: its request number, flags and content.
-pub(in crate::virtio_blk) fn read_message(
-    stream: &UnixStream,
-    until: Instant,
-) -> io::Result<(u32, u32, Reply)> {
+pub(crate) fn read_message(stream: &UnixStream, until: Instant) -> io::Result<(u32, u32, Reply)> {
     let mut header = [0; HEADER_BYTES];
     let (n, file) = loop {
         limit_reads(stream, until)?;

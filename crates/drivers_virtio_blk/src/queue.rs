@@ -15,8 +15,8 @@
 use super::parts::{Parts, QueueTraits, Renewed};
 use super::regions::RegionCache;
 use super::session::Session;
-use crate::direct::{DirectQueue, Spin, ZoneRequest, sleep_on_event};
 use block::{Data, DeviceError, Flags, IoError, IoResult, Op, Queue, Request};
+use drivers::direct::{DirectQueue, Spin, ZoneRequest, sleep_on_event};
 use std::collections::VecDeque;
 use std::io;
 use std::mem::ManuallyDrop;

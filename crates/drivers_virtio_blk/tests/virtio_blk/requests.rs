@@ -3,7 +3,7 @@
 use crate::server::{MIB, Server};
 use block::{Data, Flags, IoError, IoResult, Queue, Request, Segment};
 use drivers::shared_memory::SharedMemory;
-use drivers::virtio_blk::{Choice, Options, Session, VirtioBlkQueue};
+use drivers_virtio_blk::{Choice, Options, Session, VirtioBlkQueue};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -48,7 +48,7 @@ mod reconnect;
 mod rings;
 
 #[cfg(test)]
-pub(in crate::virtio_blk) use frontend::{FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION, message, write_all};
+pub(crate) use frontend::{FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION, message, write_all};
 pub use frontend::{Frontend, FrontendError, FrontendReq, Reply};
 
 use super::failure::Failure;
@@ -56,9 +56,9 @@ use super::options::Options;
 use super::peer::{Listener, Peer, lock};
 use super::regions::Region;
 use super::transport::{NewQueue, RunningQueue, Traits, Transport};
-use crate::shared_memory::HUGE_PAGE;
-use crate::stream::Cancel;
 use connection::{Connection, Inflight};
+use drivers::shared_memory::HUGE_PAGE;
+use drivers::stream::Cancel;
 use link::Link;
 use rings::RingSetup;
 use std::os::unix::net::UnixStream;

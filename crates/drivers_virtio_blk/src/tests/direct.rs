@@ -3,7 +3,7 @@
 
 use super::server::{Character, Server};
 use super::*;
-use crate::direct::{DirectQueue, ZoneAction, ZoneRequest};
+use drivers::direct::{DirectQueue, ZoneAction, ZoneRequest};
 
 const SHORT: Duration = Duration::from_millis(20);
 const LONG: Duration = Duration::from_secs(60);

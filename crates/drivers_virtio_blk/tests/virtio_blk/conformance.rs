@@ -3,7 +3,7 @@
 use crate::buffers::SharedBuffers;
 use crate::server::Server;
 use conformance::Suite;
-use drivers::virtio_blk::{Choice, Options, VirtioBlk};
+use drivers_virtio_blk::{Choice, Options, VirtioBlk};
 use std::sync::Arc;
 
 fn run(change: impl FnOnce(&mut Options)) {

@@ -12,7 +12,7 @@
 //! [`transport`]s differ.
 //!
 //! Every channel has its own virtqueue, so the device's queues limit the number of channels. The
-//! device must know the memory of a request ([`Device::map_region`], [`crate::shared_memory`]);
+//! device must know the memory of a request ([`Device::map_region`], [`drivers::shared_memory`]);
 //! otherwise the request fails with `Invalid`. When the device is lost, every request ends with
 //! `DeviceGone`. A polled queue makes no system call; an armed one is woken through an eventfd.
 //!

@@ -5,7 +5,7 @@ use super::super::peer::{Watch, lock};
 use super::Shared;
 use super::frontend::{self, FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION};
 use super::reconnect::Returned;
-use crate::stream::reconnect::{End, Outage};
+use drivers::stream::reconnect::{End, Outage};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;

@@ -5,7 +5,7 @@
 //! call.
 
 use super::parts::{QueueEvents, QueueMailbox};
-use crate::stream::Mailbox;
+use drivers::stream::Mailbox;
 use reactor::PeerEvent;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};

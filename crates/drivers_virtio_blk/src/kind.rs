@@ -1,8 +1,8 @@
 //! The kinds of virtio-blk devices, one for each transport.
 
 use super::{Choice, Options, TransportKind, VirtioBlk};
-use crate::kind::{DeviceConfig, RECONNECT_DELAY, RegionUse};
 use block::{Device, DeviceError};
+use drivers::kind::{DeviceConfig, RECONNECT_DELAY, RegionUse};
 #[cfg(feature = "sandbox")]
 use sandbox::{Access, Profile};
 use spec::{ID, Kind, Spec, SpecError, Switch, Value, key};

@@ -2,9 +2,9 @@
 
 use super::server::Holds;
 use super::*;
-use crate::direct::DirectQueue;
-use crate::shared_buffer::SharedBuffer;
-use crate::shared_memory::HUGE_PAGE;
+use drivers::direct::DirectQueue;
+use drivers::shared_buffer::SharedBuffer;
+use drivers::shared_memory::HUGE_PAGE;
 use std::path::PathBuf;
 
 /// Longer than any test, in seconds.

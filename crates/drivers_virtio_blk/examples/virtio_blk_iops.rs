@@ -2,7 +2,8 @@
 //! futures.
 //!
 //! ```text
-//! cargo run --release -p freestone-drivers --example virtio_blk_iops -- SOCKET [key=value …]
+//! cargo run --release -p freestone-drivers-virtio-blk --example virtio_blk_iops -- \
+//!     SOCKET [key=value …]
 //!     qd=1,32,128  bs=4096  op=read|write  seconds=2  cpu=1
 //!     packed=auto|on|off  event_idx=…  indirect=…
 //! ```
@@ -12,7 +13,7 @@
 
 use block::{Data, Flags, Queue, Request, Segment};
 use drivers::shared_memory::SharedMemory;
-use drivers::virtio_blk::{Choice, Options, Session, VirtioBlkQueue};
+use drivers_virtio_blk::{Choice, Options, Session, VirtioBlkQueue};
 use std::error::Error;
 use std::time::{Duration, Instant};
 

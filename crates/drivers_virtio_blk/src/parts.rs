@@ -1,7 +1,7 @@
 //! A virtqueue as its session keeps it: with or without a user.
 
 use super::doorbell::Doorbell;
-use crate::stream::Mailbox;
+use drivers::stream::Mailbox;
 use std::sync::Arc;
 use virtio::driver::BlkQueue;
 use vmm_sys_util::eventfd::EventFd;

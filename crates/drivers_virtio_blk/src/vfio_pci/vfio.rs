@@ -10,7 +10,7 @@
 use super::super::failure::{Failure, Tried};
 use super::super::regions::Region;
 use super::capability::CONFIG_SPACE;
-use crate::shared_memory::page_size;
+use drivers::shared_memory::page_size;
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -2,8 +2,8 @@
 
 use super::super::vhost_user::{FLAG_NEED_REPLY, FLAG_REPLY, FLAG_VERSION, FrontendReq, message, write_all};
 use super::super::*;
-use crate::shared_memory::SharedMemory;
 use block::Data;
+use drivers::shared_memory::SharedMemory;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;

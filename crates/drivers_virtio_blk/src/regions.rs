@@ -1,7 +1,7 @@
 //! The memory that the server knows, and its guest addresses.
 
-use crate::shared_memory::HUGE_PAGE;
 use block::MemoryRegion;
+use drivers::shared_memory::HUGE_PAGE;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

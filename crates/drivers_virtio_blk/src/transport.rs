@@ -10,7 +10,7 @@ use super::doorbell::Doorbell;
 use super::failure::Failure;
 use super::parts::QueueMailbox;
 use super::regions::Region;
-use crate::shared_memory::SharedMemory;
+use drivers::shared_memory::SharedMemory;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use virtio::blk::ConfigSpace;

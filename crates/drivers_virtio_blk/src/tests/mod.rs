@@ -5,8 +5,8 @@ mod reconnect;
 mod server;
 
 use super::*;
-use crate::shared_memory::SharedMemory;
 use block::{Data, Flags, IoError, IoResult, Queue, Request, Segment};
+use drivers::shared_memory::SharedMemory;
 use server::{Character, DISK, Seen, Server};
 use std::time::{Duration, Instant};
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
