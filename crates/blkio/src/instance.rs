@@ -1,10 +1,11 @@
 //! A device from creation to its end: properties, states, regions, queues.
 
-use crate::driver::Driver;
+use crate::freestone::{FREESTONE, QCOW2};
 use crate::memory::{RegionRules, Regions};
-use crate::property::{Properties, common, wrong_kind};
 use crate::rules::Rules;
-use crate::{Error, IoQueue, Kind, Region, Result, State, Value, drivers};
+use crate::{Error, IoQueue, Kind, Region, Result, State, Value};
+use drivers::blkio::{Driver, Properties, common, wrong_kind};
+use stack::kinds::blkio::DRIVERS;
 use std::sync::Arc;
 
 /// Where a queue of some index is.
@@ -39,7 +40,10 @@ impl Instance {
     /// # Errors
     /// `ENOENT` when there is none, `ENOSYS` when this system lacks what it needs.
     pub fn create(driver_name: &str) -> Result<Instance> {
-        Ok(Instance::over(driver_name, drivers::create(driver_name)?))
+        match DRIVERS.iter().chain(&[&FREESTONE, &QCOW2]).find(|driver| driver.name == driver_name) {
+            Some(driver) => Ok(Instance::over(driver_name, (driver.create)()?)),
+            None => Err(Error::new(libc::ENOENT, format!("unknown driver '{driver_name}'"))),
+        }
     }
 
     /// An instance of `driver`.

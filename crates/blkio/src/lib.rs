@@ -31,7 +31,7 @@
 //! ```text
 //!   C program ─► capi ─┐
 //!                      ├─► Instance   created → connected → started; properties, memory regions, queues
-//!   Rust program ► api ┘      │ Driver: one file each in `drivers`
+//!   Rust program ► api ┘      │ drivers::blkio::Driver: one file of each kind, `blkio.rs`
 //!                             ▼
 //!                          IoQueue    op slots, waiting line, completions  ─► drivers::direct::DirectQueue
 //! ```
@@ -43,12 +43,9 @@
 
 mod api;
 pub mod capi;
-mod driver;
-mod drivers;
-mod error;
+mod freestone;
 mod instance;
 mod memory;
-mod property;
 mod queue;
 mod rules;
 mod segments;
@@ -57,17 +54,16 @@ mod segments;
 /// themselves.
 pub mod raw {
     pub use crate::instance::Instance;
-    pub use crate::memory::Region;
     pub use crate::queue::{Completion, IoQueue, ReqFlags};
     pub use crate::segments::Memory;
+    pub use drivers::blkio::Region;
 }
 
-pub use ::drivers::direct::{Zone, ZoneAction};
 pub use api::{
     AsyncQueue, Buffer, Builder, Completion, Completions, Connected, Device, Memory, Payload, Pending,
     Property, Queue, Request, Scope, ScopedRequest, Token, block_on,
 };
-pub use error::{Error, Result};
-pub use property::{Kind, State, Value};
+pub use drivers::blkio::{Error, Kind, Result, State, Value};
+pub use drivers::direct::{Zone, ZoneAction};
 
 pub(crate) use raw::{Instance, IoQueue, Region};

@@ -1,32 +1,8 @@
 //! Memory regions: what a program told the device about, and what the library allocated for it.
 
-use crate::{Error, Result};
+use crate::{Error, Region, Result};
 use drivers::shared_memory::SharedMemory;
-use std::os::fd::{AsRawFd, RawFd};
-
-/// A memory region, laid out as `struct blkio_mem_region` of `blkio.h`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
-    /// First byte.
-    pub addr: usize,
-    /// Length in bytes.
-    pub len: usize,
-    /// Reserved: 0.
-    pub iova: u64,
-    /// Where in `fd` the region starts, in bytes.
-    pub fd_offset: i64,
-    /// The file that backs it; -1 when there is none.
-    pub fd: RawFd,
-    /// Reserved: 0.
-    pub flags: u32,
-}
-
-impl Region {
-    fn overlaps(&self, other: &Region) -> bool {
-        self.addr < other.addr + other.len && other.addr < self.addr + self.len
-    }
-}
+use std::os::fd::AsRawFd;
 
 /// The device's requirements of regions.
 #[derive(Clone, Copy)]

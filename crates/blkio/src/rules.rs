@@ -1,10 +1,9 @@
 //! The device's requirements of requests, checked before a request is queued. The sentences for
 //! requests that fail are made once, so that a completion can point at them.
 
-use crate::driver::{Capacity, Codes};
-use crate::property::Properties;
 use crate::segments::Memory;
 use block::{IoError, Op, Segment};
+use drivers::blkio::{Capacity, Codes, Properties};
 use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -290,7 +289,7 @@ impl Rules {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::property::common;
+    use drivers::blkio::common;
     use std::sync::Arc;
 
     fn rules(codes: Codes, change: impl FnOnce(&mut Properties)) -> Rules {

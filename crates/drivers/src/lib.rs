@@ -38,6 +38,7 @@
 //! ```
 
 pub mod bare_queue;
+pub mod blkio;
 mod bridge;
 pub mod direct;
 pub mod disks;

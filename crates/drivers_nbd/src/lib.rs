@@ -27,6 +27,7 @@
 //! Source: <https://github.com/NetworkBlockDevice/nbd>, doc/proto.md and doc/uri.md; extended
 //! headers: its branch `extension-ext-header`.
 
+pub mod blkio;
 mod coverage;
 mod error;
 mod handshake;

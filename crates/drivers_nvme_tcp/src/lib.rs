@@ -27,6 +27,7 @@
 //! section 6.
 
 mod authentication;
+pub mod blkio;
 mod connect;
 mod connection_thread;
 mod controller;

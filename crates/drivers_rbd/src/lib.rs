@@ -18,6 +18,7 @@
 //! Source: `rbd/librbd.h` and `rados/librados.h` of Ceph 16.
 
 mod admin;
+pub mod blkio;
 mod cluster;
 mod error;
 mod host_role;

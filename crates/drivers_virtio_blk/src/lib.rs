@@ -18,6 +18,7 @@
 //!
 //! Source: VIRTIO 1.3, 5.2.
 
+pub mod blkio;
 mod doorbell;
 mod failure;
 pub mod kind;

@@ -16,6 +16,7 @@
 //! A queue makes one system call for everything submitted in a turn, and polls for completions in
 //! user memory. Source: `io_uring_enter(2)`, `io_uring_setup(2)`, `fallocate(2)`, `open(2)`.
 
+pub mod blkio;
 mod claim;
 mod entry;
 mod extents;

@@ -14,6 +14,7 @@
 //! `include/uapi/linux/nvme_ioctl.h` of Linux, and the specifications that the crate `nvme` names.
 
 mod admin;
+pub mod blkio;
 mod error;
 mod facts;
 mod file;

@@ -14,6 +14,7 @@
 //! and caches of the kernel do not notice. Source: `kernel/include/uapi/linux/virtio_blk_uring.h`,
 //! and virtio 1.3, section 5.2.
 
+pub mod blkio;
 mod error;
 mod facts;
 mod file;

@@ -1,5 +1,6 @@
 //! The kinds of devices and layers: their tables, and those that are made of other devices.
 
+pub mod blkio;
 #[cfg(feature = "sandbox")]
 pub mod confinement;
 pub mod device;

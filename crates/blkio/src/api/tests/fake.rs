@@ -3,10 +3,9 @@
 //! AddressSanitizer.
 
 use crate::api::Device;
-use crate::driver::{Capacity, Driver};
-use crate::property::{Properties, Spec};
 use crate::{Instance, Region, Result, Value};
 use block::{IoResult, Op, Queue, Request, Segment};
+use drivers::blkio::{Capacity, Driver, Properties, Spec};
 use drivers::direct::{DirectQueue, Zone, ZoneRequest, sleep_on_event};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

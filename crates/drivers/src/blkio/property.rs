@@ -1,6 +1,6 @@
 //! Properties: named, typed values, and the states in which they can be read and written.
 
-use crate::{Error, Result};
+use super::{Error, Result};
 
 /// Where an instance is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -110,17 +110,22 @@ impl From<&str> for Value {
 
 /// When a property can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Writable {
+pub enum Writable {
+    /// The program only reads it.
     Never,
     /// In this state only.
     In(State),
 }
 
 /// A property as its driver declares it.
-pub(crate) struct Spec {
+pub struct Spec {
+    /// Its name.
     pub name: &'static str,
+    /// First state in which programs can read it.
     pub readable_from: State,
+    /// When programs can set it.
     pub writable: Writable,
+    /// Its value before a program or a device sets it; it also has the type.
     pub initial: Value,
 }
 
@@ -150,7 +155,7 @@ impl Spec {
 }
 
 /// The properties that every driver has.
-pub(crate) fn common(driver: &str, can_add_queues: bool) -> Vec<Spec> {
+pub fn common(driver: &str, can_add_queues: bool) -> Vec<Spec> {
     vec![
         Spec::constant("can-add-queues", can_add_queues),
         Spec::constant("driver", driver),
@@ -189,9 +194,10 @@ struct Entry {
 }
 
 /// The properties of an instance.
-pub(crate) struct Properties(Vec<Entry>);
+pub struct Properties(Vec<Entry>);
 
 impl Properties {
+    /// Properties with their initial values.
     pub fn new(specs: impl IntoIterator<Item = Spec>) -> Properties {
         Properties(specs.into_iter().map(|spec| Entry { value: spec.initial.clone(), spec }).collect())
     }
@@ -251,7 +257,10 @@ impl Properties {
         }
     }
 
-    /// Writes a value; only for names and types that the driver declared.
+    /// Writes a value.
+    ///
+    /// # Panics
+    /// For a name or type that the driver has not declared.
     pub fn put(&mut self, name: &str, value: impl Into<Value>) {
         let value = value.into();
         let entry = self.0.iter_mut().find(|entry| is_called(entry.spec.name, name));
@@ -269,6 +278,10 @@ impl Properties {
         }
     }
 
+    /// The value of a property.
+    ///
+    /// # Panics
+    /// When the driver has not declared it, or with another type.
     pub fn bool(&self, name: &str) -> bool {
         match self.value(name) {
             Value::Bool(value) => *value,
@@ -276,6 +289,10 @@ impl Properties {
         }
     }
 
+    /// The value of a property.
+    ///
+    /// # Panics
+    /// When the driver has not declared it, or with another type.
     pub fn int(&self, name: &str) -> i32 {
         match self.value(name) {
             Value::Int(value) => *value,
@@ -283,6 +300,10 @@ impl Properties {
         }
     }
 
+    /// The value of a property.
+    ///
+    /// # Panics
+    /// When the driver has not declared it, or with another type.
     pub fn uint64(&self, name: &str) -> u64 {
         match self.value(name) {
             Value::Uint64(value) => *value,
@@ -290,6 +311,10 @@ impl Properties {
         }
     }
 
+    /// The value of a property.
+    ///
+    /// # Panics
+    /// When the driver has not declared it, or with another type.
     pub fn str(&self, name: &str) -> &str {
         match self.value(name) {
             Value::Str(value) => value,
@@ -315,7 +340,7 @@ fn is_called(name: &str, asked: &str) -> bool {
 }
 
 /// The error for a value of another type than the property's.
-pub(crate) fn wrong_kind(name: &str, kind: Kind, used: Kind) -> Error {
+pub fn wrong_kind(name: &str, kind: Kind, used: Kind) -> Error {
     Error::new(libc::ENOTTY, format!("property {name} is of type {}, not {}", kind.name(), used.name()))
 }
 

@@ -1,20 +1,23 @@
 //! Driver `io_uring`: regular files and block devices of this host.
 
-use super::{Source, source, take_fd};
-use crate::driver::{Capacity, Codes, Driver};
-use crate::property::{Properties, Spec};
-use crate::{Error, Region, Result, Value};
-use drivers::direct::DirectQueue;
-use drivers::io_uring::{FileFacts, UringFile, probe};
+use super::{FileFacts, UringFile, probe};
+use crate::blkio::{
+    Capacity, Codes, Driver, DriverKind, Error, Properties, Region, Result, Source, Spec, Value,
+    check_num_entries, open_ring, source, take_fd,
+};
+use crate::direct::DirectQueue;
 use std::path::Path;
 use std::sync::Arc;
 
-pub(super) struct IoUring {
+/// The driver of the library.
+pub static DRIVER: DriverKind = DriverKind { name: "io_uring", create: || Ok(Box::new(IoUring::new()?)) };
+
+struct IoUring {
     file: Option<Arc<UringFile>>,
 }
 
 impl IoUring {
-    pub fn new() -> Result<IoUring> {
+    fn new() -> Result<IoUring> {
         probe().map_err(|e| Error::os("io_uring", &e))?;
         Ok(IoUring { file: None })
     }
@@ -43,7 +46,7 @@ impl Driver for IoUring {
     }
 
     fn check(&self, name: &str, value: &Value) -> Result<()> {
-        super::check_num_entries(name, value)
+        check_num_entries(name, value)
     }
 
     fn connect(&mut self, p: &mut Properties) -> Result<()> {
@@ -66,7 +69,7 @@ impl Driver for IoUring {
     }
 
     fn open_queue(&mut self, p: &Properties, is_poll: bool) -> Result<Box<dyn DirectQueue>> {
-        super::open_ring(p, |entries| self.file().open_queue(entries, is_poll))
+        open_ring(p, |entries| self.file().open_queue(entries, is_poll))
     }
 
     fn capacity(&self) -> Capacity {

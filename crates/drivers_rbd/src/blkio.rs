@@ -1,19 +1,22 @@
 //! Driver `rbd`: an image of a Ceph cluster, over the system's librbd.
 
-use crate::driver::{Capacity, Driver};
-use crate::property::{Properties, Spec};
-use crate::{Error, Region, Result, Value};
+use super::{MAX_QUEUE_DEPTH, Options, RbdDevice};
 use block::{Device, DeviceError};
+use drivers::blkio::{
+    Capacity, Driver, DriverKind, Error, Properties, Region, Result, Spec, Value, state_limits,
+};
 use drivers::direct::DirectQueue;
-use drivers_rbd::{MAX_QUEUE_DEPTH, Options, RbdDevice};
 use std::sync::Arc;
 
-pub(super) struct Rbd {
+/// The driver of the library.
+pub static DRIVER: DriverKind = DriverKind { name: "rbd", create: || Ok(Box::new(Rbd::new())) };
+
+struct Rbd {
     device: Option<Arc<RbdDevice>>,
 }
 
 impl Rbd {
-    pub fn new() -> Rbd {
+    fn new() -> Rbd {
         Rbd { device: None }
     }
 
@@ -63,7 +66,7 @@ impl Driver for Rbd {
 
     fn connect(&mut self, p: &mut Properties) -> Result<()> {
         let device = RbdDevice::open(&options(p)?).map_err(|e| device_error(&e))?;
-        super::state_limits(p, &device.limits());
+        state_limits(p, &device.limits());
         self.device = Some(Arc::new(device));
         Ok(())
     }

@@ -1,24 +1,27 @@
 //! Driver `nvme-tcp`: a namespace of an NVMe/TCP target. Connecting may take as long as a network
 //! does, and can be cancelled.
 
-use crate::driver::{Capacity, Driver};
-use crate::property::{Properties, Spec};
-use crate::{Error, Region, Result, Value};
-use base::Uuid;
-use drivers::direct::DirectQueue;
-use drivers_nvme_tcp::{
+use super::{
     Cancel, KeyFiles, MAX_QUEUE_DEPTH, Nqn, OpenError, Options, Session, StreamError, parse_address,
 };
+use base::Uuid;
+use drivers::blkio::{
+    Capacity, Driver, DriverKind, Error, Properties, Region, Result, Spec, Value, state_limits,
+};
+use drivers::direct::DirectQueue;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub(super) struct NvmeTcp {
+/// The driver of the library.
+pub static DRIVER: DriverKind = DriverKind { name: "nvme-tcp", create: || Ok(Box::new(NvmeTcp::new()?)) };
+
+struct NvmeTcp {
     session: Option<Arc<Session>>,
     cancel: Cancel,
 }
 
 impl NvmeTcp {
-    pub fn new() -> Result<NvmeTcp> {
+    fn new() -> Result<NvmeTcp> {
         let cancel = Cancel::new().map_err(|e| Error::os("nvme-tcp", &e))?;
         Ok(NvmeTcp { session: None, cancel })
     }
@@ -81,7 +84,7 @@ impl Driver for NvmeTcp {
     fn connect(&mut self, p: &mut Properties) -> Result<()> {
         let options = options(p)?;
         let session = Session::open(&options, &self.cancel).map_err(|e| self.renew_cancel(e))?;
-        super::state_limits(p, &session.limits());
+        state_limits(p, &session.limits());
         p.put("max-queues", i32::try_from(session.max_queues()).unwrap_or(0));
         self.session = Some(session);
         Ok(())

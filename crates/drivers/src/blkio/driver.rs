@@ -1,16 +1,15 @@
 //! The interface between the library and a kind of device.
 
-use crate::property::{Properties, Spec};
-use crate::{Region, Result, Value};
-use drivers::direct::DirectQueue;
+use super::{Properties, Region, Result, Spec, Value};
+use crate::direct::DirectQueue;
 use std::sync::Arc;
 
 /// How to learn the capacity in bytes, from any thread, while the device is connected.
-pub(crate) type Capacity = Arc<dyn Fn() -> Result<u64> + Send + Sync>;
+pub type Capacity = Arc<dyn Fn() -> Result<u64> + Send + Sync>;
 
 /// The error codes of libblkio 1.5 where its drivers differ: it leaves these checks to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Codes {
+pub enum Codes {
     /// Those of the kernel's file operations: a null buffer is `EFAULT`. Write zeroes and discard
     /// of no bytes or beyond `i64::MAX` are `EINVAL` even on a read-only device.
     Kernel,
@@ -23,7 +22,7 @@ pub(crate) enum Codes {
 
 /// A kind of device. The instance calls it in the order of its states: settings, `connect`, tuning,
 /// `start`, then queues and regions.
-pub(crate) trait Driver: Send {
+pub trait Driver: Send {
     /// The properties that only this kind has.
     fn specs(&self) -> Vec<Spec>;
 
@@ -81,4 +80,12 @@ pub(crate) trait Driver: Send {
 
     /// Makes a `connect` that runs on another thread fail soon; `None` where it cannot take long.
     fn canceller(&self) -> Option<Arc<dyn Fn() + Send + Sync>>;
+}
+
+/// A kind of device as a driver of the library.
+pub struct DriverKind {
+    /// The name that programs create an instance with.
+    pub name: &'static str,
+    /// Creates the driver of an instance. It fails with `ENOSYS` when this system lacks a need.
+    pub create: fn() -> Result<Box<dyn Driver>>,
 }

@@ -1,47 +1,28 @@
-//! The drivers by name: what each asks of its user, and how its facts become properties.
+//! Kinds of devices as drivers of the C library: the trait of a driver, its properties and errors.
+//!
+//! Each kind has a file `blkio.rs` with its own properties and a [`DriverKind`], which
+//! `stack::kinds::blkio::DRIVERS` lists. The crate `blkio` knows no kind.
 
-mod freestone;
-mod io_uring;
-mod nbd;
-mod nvme;
-mod nvme_tcp;
-mod rbd;
-mod virtio_blk;
-mod virtio_blk_uring;
+mod driver;
+mod error;
+mod property;
+mod region;
 
-use crate::driver::Driver;
-use crate::property::Properties;
-use crate::{Error, Region, Result, Value};
+pub use driver::{Capacity, Codes, Driver, DriverKind};
+pub use error::{Error, Result};
+pub use property::{Kind, Properties, Spec, State, Value, Writable, common, wrong_kind};
+pub use region::Region;
+
+use crate::direct::DirectQueue;
 use block::{Limits, MemoryRegion};
-use drivers::direct::DirectQueue;
-use drivers_virtio_blk::TransportKind;
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
-/// The driver called `name`.
-///
-/// # Errors
-/// `ENOENT` when there is none, `ENOSYS` when this system lacks what it needs.
-pub(crate) fn create(name: &str) -> Result<Box<dyn Driver>> {
-    match name {
-        "freestone" => Ok(Box::new(freestone::Freestone::new())),
-        "io_uring" => Ok(Box::new(io_uring::IoUring::new()?)),
-        "nvme-io_uring" => Ok(Box::new(nvme::Nvme::new())),
-        "nbd" => Ok(Box::new(nbd::Nbd::new()?)),
-        "nvme-tcp" => Ok(Box::new(nvme_tcp::NvmeTcp::new()?)),
-        "qcow2" => Ok(Box::new(freestone::Freestone::qcow2())),
-        "rbd" => Ok(Box::new(rbd::Rbd::new())),
-        "virtio-blk-uring" => Ok(Box::new(virtio_blk_uring::VirtioBlkUring::new())),
-        "virtio-blk-vfio-pci" => Ok(Box::new(virtio_blk::VirtioBlk::new(TransportKind::VfioPci))),
-        "virtio-blk-vhost-user" => Ok(Box::new(virtio_blk::VirtioBlk::new(TransportKind::VhostUser))),
-        "virtio-blk-vhost-vdpa" => Ok(Box::new(virtio_blk::VirtioBlk::new(TransportKind::VhostVdpa))),
-        _ => Err(Error::new(libc::ENOENT, format!("unknown driver '{name}'"))),
-    }
-}
-
 /// The file that the properties `path` and `fd` name.
-enum Source {
+pub enum Source {
+    /// The path of `path`.
     Path(String),
+    /// The descriptor of `fd`.
     Fd(RawFd),
 }
 
@@ -49,7 +30,7 @@ enum Source {
 ///
 /// # Errors
 /// `EINVAL` for both or none.
-fn source(properties: &Properties) -> Result<Source> {
+pub fn source(properties: &Properties) -> Result<Source> {
     match (properties.str("path"), properties.int("fd")) {
         ("", -1) => Err(Error::new(libc::EINVAL, "one of the properties path and fd must be set")),
         ("", fd) => Ok(Source::Fd(fd)),
@@ -62,7 +43,7 @@ fn source(properties: &Properties) -> Result<Source> {
 }
 
 /// States the limits of a device on a network, which asks nothing of memory.
-fn state_limits(p: &mut Properties, limits: &Limits) {
+pub fn state_limits(p: &mut Properties, limits: &Limits) {
     // A limit that is too large for a property is unspecified.
     let int = |value: u32| i32::try_from(value).unwrap_or(0);
     p.put("read-only", limits.read_only);
@@ -79,7 +60,7 @@ fn state_limits(p: &mut Properties, limits: &Limits) {
 }
 
 /// A region as devices know it.
-fn memory_region(region: &Region) -> MemoryRegion {
+pub fn memory_region(region: &Region) -> MemoryRegion {
     let Region { addr, len, fd, fd_offset, .. } = *region;
     let fd: Option<RawFd> = (fd >= 0).then_some(fd);
     MemoryRegion { addr, len, fd, fd_offset: if fd.is_some() { fd_offset as u64 } else { 0 } }
@@ -87,7 +68,10 @@ fn memory_region(region: &Region) -> MemoryRegion {
 
 /// Takes the program's descriptor over with `open`, which gives it back with its error; then it is
 /// still the program's.
-fn take_fd<T>(
+///
+/// # Errors
+/// `EBADF` for a descriptor that is not open, or the error of `open`.
+pub(crate) fn take_fd<T>(
     fd: RawFd,
     open: impl FnOnce(OwnedFd) -> std::result::Result<T, (Error, OwnedFd)>,
 ) -> Result<T> {
@@ -104,7 +88,10 @@ fn take_fd<T>(
 }
 
 /// Opens a queue whose io_uring has the entries that the program asks for.
-fn open_ring<Q: DirectQueue + 'static>(
+///
+/// # Errors
+/// Names the number of entries that the system refuses.
+pub(crate) fn open_ring<Q: DirectQueue + 'static>(
     p: &Properties,
     open: impl FnOnce(u32) -> io::Result<Q>,
 ) -> Result<Box<dyn DirectQueue>> {
@@ -114,16 +101,22 @@ fn open_ring<Q: DirectQueue + 'static>(
     Ok(Box::new(queue))
 }
 
-/// Refuses a time that requests wait for a lost server, in seconds, that cannot be.
-fn check_reconnect_delay(seconds: i32) -> Result<()> {
+/// Refuses a negative time that requests wait for a lost server, in seconds.
+///
+/// # Errors
+/// `EINVAL` with the value.
+pub fn check_reconnect_delay(seconds: i32) -> Result<()> {
     match seconds {
         0.. => Ok(()),
         _ => Err(Error::new(libc::EINVAL, format!("property reconnect-delay: {seconds} is negative"))),
     }
 }
 
-/// Refuses numbers of ring entries that cannot be.
-fn check_num_entries(name: &str, value: &Value) -> Result<()> {
+/// Refuses a number of ring entries that is not positive.
+///
+/// # Errors
+/// `EINVAL` with the value.
+pub(crate) fn check_num_entries(name: &str, value: &Value) -> Result<()> {
     match (name, value) {
         ("num-entries", Value::Int(entries)) if *entries <= 0 => {
             Err(Error::new(libc::EINVAL, format!("property num-entries: {entries} is not positive")))

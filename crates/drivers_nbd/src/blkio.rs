@@ -1,21 +1,24 @@
 //! Driver `nbd`: an export of an NBD server. Connecting may take as long as a network does, and can
 //! be cancelled.
 
-use super::check_reconnect_delay;
-use crate::driver::{Capacity, Driver};
-use crate::property::{Properties, Spec};
-use crate::{Error, Region, Result, Value};
+use super::{Address, Cancel, MAX_QUEUE_DEPTH, OpenError, Options, Session, StreamError};
+use drivers::blkio::{
+    Capacity, Driver, DriverKind, Error, Properties, Region, Result, Spec, Value, check_reconnect_delay,
+    state_limits,
+};
 use drivers::direct::DirectQueue;
-use drivers_nbd::{Address, Cancel, MAX_QUEUE_DEPTH, OpenError, Options, Session, StreamError};
 use std::sync::Arc;
 
-pub(super) struct Nbd {
+/// The driver of the library.
+pub static DRIVER: DriverKind = DriverKind { name: "nbd", create: || Ok(Box::new(Nbd::new()?)) };
+
+struct Nbd {
     session: Option<Arc<Session>>,
     cancel: Cancel,
 }
 
 impl Nbd {
-    pub fn new() -> Result<Nbd> {
+    fn new() -> Result<Nbd> {
         let cancel = Cancel::new().map_err(|e| Error::os("nbd", &e))?;
         Ok(Nbd { session: None, cancel })
     }
@@ -64,7 +67,7 @@ impl Driver for Nbd {
     fn connect(&mut self, p: &mut Properties) -> Result<()> {
         let options = options(p)?;
         let session = Session::open(&options, &self.cancel).map_err(|e| self.renew_cancel(e))?;
-        super::state_limits(p, &session.limits());
+        state_limits(p, &session.limits());
         p.put("max-queues", i32::try_from(session.max_queues()).unwrap_or(0));
         self.session = Some(session);
         Ok(())

@@ -1,20 +1,24 @@
 //! Driver `virtio-blk-uring`: disks of the kernel's virtio-blk driver by pass-through.
 
-use super::{Source, memory_region, source, take_fd};
-use crate::driver::{Capacity, Codes, Driver};
-use crate::property::{Properties, Spec};
-use crate::{Error, Region, Result, Value};
-use drivers::direct::DirectQueue;
-use drivers::virtio_blk_uring::{OpenError, VirtioBlkUringFile};
+use super::{OpenError, VirtioBlkUringFile};
+use crate::blkio::{
+    Capacity, Codes, Driver, DriverKind, Error, Properties, Region, Result, Source, Spec, Value,
+    check_num_entries, memory_region, open_ring, source, state_limits, take_fd,
+};
+use crate::direct::DirectQueue;
 use std::path::Path;
 use std::sync::Arc;
 
-pub(super) struct VirtioBlkUring {
+/// The driver of the library.
+pub static DRIVER: DriverKind =
+    DriverKind { name: "virtio-blk-uring", create: || Ok(Box::new(VirtioBlkUring::new())) };
+
+struct VirtioBlkUring {
     file: Option<VirtioBlkUringFile>,
 }
 
 impl VirtioBlkUring {
-    pub fn new() -> VirtioBlkUring {
+    fn new() -> VirtioBlkUring {
         VirtioBlkUring { file: None }
     }
 
@@ -37,7 +41,7 @@ impl Driver for VirtioBlkUring {
     }
 
     fn check(&self, name: &str, value: &Value) -> Result<()> {
-        super::check_num_entries(name, value)
+        check_num_entries(name, value)
     }
 
     fn connect(&mut self, p: &mut Properties) -> Result<()> {
@@ -61,7 +65,7 @@ impl Driver for VirtioBlkUring {
     }
 
     fn open_queue(&mut self, p: &Properties, is_poll: bool) -> Result<Box<dyn DirectQueue>> {
-        super::open_ring(p, |entries| self.file().open_queue(entries, is_poll))
+        open_ring(p, |entries| self.file().open_queue(entries, is_poll))
     }
 
     fn capacity(&self) -> Capacity {
@@ -87,7 +91,7 @@ impl Driver for VirtioBlkUring {
 
 fn state_facts(p: &mut Properties, file: &VirtioBlkUringFile) {
     let limits = file.limits();
-    super::state_limits(p, &limits);
+    state_limits(p, &limits);
     let optimal = limits.physical_block_size.max(limits.block_size);
     if !limits.optimal_io_size.is_multiple_of(optimal) {
         p.put("optimal-io-size", 0);

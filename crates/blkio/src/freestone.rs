@@ -5,11 +5,9 @@
 //!   graph, or properties ─► connect: opens the devices ─► start: engine threads ─► each queue a bridge to one of them
 //! ```
 
-use super::memory_region;
-use crate::driver::{Capacity, Driver};
-use crate::property::{Properties, Spec};
 use crate::{Error, Region, Result, Value};
 use block::{Device, DeviceError};
+use drivers::blkio::{Capacity, Driver, DriverKind, Properties, Spec, memory_region};
 use drivers::direct::DirectQueue;
 use drivers::shared_memory::HUGE_PAGE;
 use reactor::bridge::{BridgeOptions, BridgeQueue};
@@ -18,6 +16,14 @@ use spec::{CpuList, Value as _};
 use stack::kinds::qcow2::{self, DEFAULT_CACHE_BYTES};
 use stack::{Base, DevicePlan};
 use std::sync::Arc;
+
+/// The driver of devices with layers on them.
+pub(crate) static FREESTONE: DriverKind =
+    DriverKind { name: "freestone", create: || Ok(Box::new(Freestone::new())) };
+
+/// The driver of disk images.
+pub(crate) static QCOW2: DriverKind =
+    DriverKind { name: "qcow2", create: || Ok(Box::new(Freestone::qcow2())) };
 
 /// Most engine threads: more than any machine has processors.
 const MAX_CORES: i32 = 1024;
@@ -34,7 +40,7 @@ enum Source {
     Qcow2,
 }
 
-pub(super) struct Freestone {
+struct Freestone {
     source: Source,
     device: Option<Arc<dyn Device>>,
     cores: Option<Arc<Cores>>,
@@ -46,12 +52,12 @@ pub(super) struct Freestone {
 
 impl Freestone {
     /// The driver `freestone`.
-    pub fn new() -> Freestone {
+    fn new() -> Freestone {
         Freestone { source: Source::Graph, device: None, cores: None, next_core: 0, own_alignment: 1 }
     }
 
     /// The driver `qcow2`.
-    pub fn qcow2() -> Freestone {
+    fn qcow2() -> Freestone {
         Freestone { source: Source::Qcow2, ..Freestone::new() }
     }
 

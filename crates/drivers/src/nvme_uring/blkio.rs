@@ -1,23 +1,26 @@
 //! Driver `nvme-io_uring`: NVMe namespaces by pass-through, zones included.
 
-use super::{Source, source, take_fd};
-use crate::driver::{Capacity, Driver};
-use crate::property::{Properties, Spec};
-use crate::{Error, Region, Result, Value};
-use drivers::direct::DirectQueue;
-use drivers::nvme_uring::{NvmeFile, OpenError};
+use super::{NvmeFile, OpenError};
+use crate::blkio::{
+    Capacity, Driver, DriverKind, Error, Properties, Region, Result, Source, Spec, Value, check_num_entries,
+    open_ring, source, state_limits, take_fd,
+};
+use crate::direct::DirectQueue;
 use std::path::Path;
 use std::sync::Arc;
+
+/// The driver of the library.
+pub static DRIVER: DriverKind = DriverKind { name: "nvme-io_uring", create: || Ok(Box::new(Nvme::new())) };
 
 /// `zoned`: only sequential writes.
 const HOST_MANAGED: i32 = 2;
 
-pub(super) struct Nvme {
+struct Nvme {
     file: Option<NvmeFile>,
 }
 
 impl Nvme {
-    pub fn new() -> Nvme {
+    fn new() -> Nvme {
         Nvme { file: None }
     }
 
@@ -47,7 +50,7 @@ impl Driver for Nvme {
     }
 
     fn check(&self, name: &str, value: &Value) -> Result<()> {
-        super::check_num_entries(name, value)
+        check_num_entries(name, value)
     }
 
     fn connect(&mut self, p: &mut Properties) -> Result<()> {
@@ -71,7 +74,7 @@ impl Driver for Nvme {
     }
 
     fn open_queue(&mut self, p: &Properties, is_poll: bool) -> Result<Box<dyn DirectQueue>> {
-        super::open_ring(p, |entries| self.file().open_queue(entries, is_poll))
+        open_ring(p, |entries| self.file().open_queue(entries, is_poll))
     }
 
     fn capacity(&self) -> Capacity {
@@ -97,7 +100,7 @@ fn state_facts(p: &mut Properties, file: &NvmeFile) {
     let limits = facts.limits(p.bool("read-only"));
     let int = |value: u32| i32::try_from(value).unwrap_or(0);
     let optimal = limits.physical_block_size.max(limits.block_size);
-    super::state_limits(p, &limits);
+    state_limits(p, &limits);
     if !limits.optimal_io_size.is_multiple_of(optimal) {
         p.put("optimal-io-size", 0);
     }

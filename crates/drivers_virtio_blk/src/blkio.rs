@@ -1,23 +1,41 @@
 //! Drivers `virtio-blk-*`: virtio-blk devices over vhost-user, vhost-vdpa and VFIO.
 
-use super::{Source, check_reconnect_delay, memory_region, source};
-use crate::driver::{Capacity, Codes, Driver};
-use crate::property::{Properties, Spec};
-use crate::{Error, Region, Result, Value};
+use super::{Frontend, Options, Session, TransportKind};
 use block::DeviceError;
+use drivers::blkio::{
+    Capacity, Codes, Driver, DriverKind, Error, Properties, Region, Result, Source, Spec, Value,
+    check_reconnect_delay, memory_region, source,
+};
 use drivers::direct::DirectQueue;
 use drivers::shared_memory::HUGE_PAGE;
-use drivers_virtio_blk::{Frontend, Options, Session, TransportKind};
 use std::net::Shutdown;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+/// The driver of the library over vhost-user.
+pub static VHOST_USER: DriverKind = DriverKind {
+    name: "virtio-blk-vhost-user",
+    create: || Ok(Box::new(VirtioBlk::new(TransportKind::VhostUser))),
+};
+
+/// The driver of the library over vhost-vdpa.
+pub static VHOST_VDPA: DriverKind = DriverKind {
+    name: "virtio-blk-vhost-vdpa",
+    create: || Ok(Box::new(VirtioBlk::new(TransportKind::VhostVdpa))),
+};
+
+/// The driver of the library over VFIO.
+pub static VFIO_PCI: DriverKind = DriverKind {
+    name: "virtio-blk-vfio-pci",
+    create: || Ok(Box::new(VirtioBlk::new(TransportKind::VfioPci))),
+};
+
 /// Largest virtqueue of the specification.
 const MAX_QUEUE_SIZE: i32 = 32768;
 
-pub(super) struct VirtioBlk {
+struct VirtioBlk {
     transport: TransportKind,
     session: Option<Arc<Session>>,
     /// The device's descriptor, where the caller gave it: it is ours once the instance is
@@ -64,7 +82,7 @@ impl Handshake {
 }
 
 impl VirtioBlk {
-    pub fn new(transport: TransportKind) -> VirtioBlk {
+    fn new(transport: TransportKind) -> VirtioBlk {
         VirtioBlk { transport, session: None, _fd: None, handshake: Arc::default() }
     }
 
