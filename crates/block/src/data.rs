@@ -13,12 +13,36 @@ pub struct Segment {
     pub len: usize,
 }
 
-/// A window onto a caller's segment list. Splitting a request copies 32 bytes, never the list.
+/// A buffer of the kernel in the table of an io_uring. This process cannot read or write its bytes:
+/// only operations of that ring can use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegisteredBuffer {
+    /// The number of the ring among those of the calling core.
+    pub ring: u32,
+    /// The buffer's place in the ring's table.
+    pub index: u16,
+    /// First byte of the window inside the buffer.
+    pub offset: usize,
+    /// Length of the window in bytes.
+    pub len: usize,
+}
+
+/// A window onto a caller's segment list, or onto a [`RegisteredBuffer`]. Splitting a request
+/// copies 32 bytes, never the list.
+///
+/// Only devices that say so ([`crate::Device::takes_registered`]) get windows onto registered
+/// buffers. Every access to bytes ends in [`Segments`], which panics for such a window.
 #[derive(Clone, Copy)]
 pub struct Data<'a> {
+    /// For a registered buffer an aligned number that is never read through: see
+    /// [`Data::registered`].
     segments: *const Segment,
+    /// 0 for a registered buffer.
     count: u32,
     is_stable: bool,
+    is_registered: bool,
+    /// The place of a registered buffer.
+    index: u16,
     skip: usize,
     len: usize,
     borrow: PhantomData<&'a [Segment]>,
@@ -35,7 +59,7 @@ impl<'a> Data<'a> {
         let len = segments.iter().map(|s| s.len).sum();
         let count = u32::try_from(segments.len()).expect("a request has fewer than 2^32 segments");
         let segments = segments.as_ptr();
-        Data { segments, count, is_stable: false, skip: 0, len, borrow: PhantomData }
+        Data { segments, count, len, ..Data::none() }
     }
 
     /// A window onto all of one segment.
@@ -44,8 +68,36 @@ impl<'a> Data<'a> {
     /// As [`Data::new`].
     #[inline]
     pub const unsafe fn one(segment: &'a Segment) -> Self {
-        let (count, is_stable) = (1, false);
-        Data { segments: segment, count, is_stable, skip: 0, len: segment.len, borrow: PhantomData }
+        Data { segments: segment, count: 1, len: segment.len, ..Data::none() }
+    }
+
+    /// A window onto `len` bytes of a buffer that is registered as `index` with the calling core's
+    /// ring number `ring`.
+    ///
+    /// The caller keeps the ring open and the buffer in its table until every request that
+    /// carries this window, or a part of it, has completed. The window reaches no memory of
+    /// this process, so a breach is not unsafe; the kernel then refuses the operation, or uses
+    /// another buffer. The device takes registered buffers
+    /// ([`crate::Device::takes_registered`]).
+    #[inline]
+    pub const fn registered(ring: u32, index: u16, len: usize) -> Data<'static> {
+        // Aligned and not null, as an empty list of segments must be.
+        let segments = std::ptr::without_provenance((ring as usize + 1) * align_of::<Segment>());
+        Data { segments, is_registered: true, index, len, ..Data::none() }
+    }
+
+    /// The registered buffer and the window's place in it; `None` for memory.
+    #[inline]
+    pub fn as_registered(&self) -> Option<RegisteredBuffer> {
+        let Data { index, skip: offset, len, .. } = *self;
+        let ring = || (self.segments.addr() / align_of::<Segment>() - 1) as u32;
+        self.is_registered.then(|| RegisteredBuffer { ring: ring(), index, offset, len })
+    }
+
+    /// Whether the window is onto a registered buffer, whose bytes this process cannot use.
+    #[inline]
+    pub const fn is_registered(&self) -> bool {
+        self.is_registered
     }
 
     /// The same window, marked as stable memory. A layer that needs the content more than once, as
@@ -73,6 +125,8 @@ impl<'a> Data<'a> {
             segments: std::ptr::NonNull::dangling().as_ptr(),
             count: 0,
             is_stable: false,
+            is_registered: false,
+            index: 0,
             skip: 0,
             len: 0,
             borrow: PhantomData,
@@ -113,14 +167,16 @@ impl<'a> Data<'a> {
         part
     }
 
-    /// The segments in the window, first and last trimmed to it.
+    /// The segments in the window, first and last trimmed to it. The iterator panics if the
+    /// window is onto a registered buffer.
     pub fn iter(&self) -> Segments<'a> {
         Segments { list: self.list(), skip: self.skip, left: self.len }
     }
 
-    /// Number of segments that the window touches. Walks the list.
+    /// Number of segments that the window touches. Walks the list. A registered buffer counts as
+    /// one.
     pub fn segment_count(&self) -> usize {
-        self.iter().count()
+        if self.is_registered { 1 } else { self.iter().count() }
     }
 
     /// The caller's own list if the window starts and ends on segment borders. It can be passed to
@@ -190,7 +246,12 @@ impl std::fmt::Debug for Data<'_> {
     }
 }
 
-/// The segments of a [`Data`], trimmed to its window; none is empty.
+/// The segments of a [`Data`], trimmed to its window; none is empty. All access to bytes goes
+/// through it.
+///
+/// # Panics
+/// When it is advanced over a registered buffer, which only a device without
+/// [`crate::Device::takes_registered`] does.
 #[derive(Clone)]
 pub struct Segments<'a> {
     list: &'a [Segment],
@@ -204,7 +265,8 @@ impl Iterator for Segments<'_> {
     #[inline]
     fn next(&mut self) -> Option<Segment> {
         while self.left > 0 {
-            let (first, rest) = self.list.split_first()?;
+            // A window onto memory ends with its list or before it.
+            let Some((first, rest)) = self.list.split_first() else { no_bytes(self.left) };
             self.list = rest;
             let skip = std::mem::take(&mut self.skip);
             if first.len > skip {
@@ -216,6 +278,11 @@ impl Iterator for Segments<'_> {
         }
         None
     }
+}
+
+#[cold]
+fn no_bytes(len: usize) -> ! {
+    panic!("access to {len} bytes of a registered buffer, which only its ring can use");
 }
 
 #[cfg(test)]
@@ -289,5 +356,37 @@ mod tests {
         let list = segments(&mut buffers);
         // SAFETY: the buffers outlive the windows.
         unsafe { Data::new(&list) }.part(9, 0);
+    }
+
+    #[test]
+    fn a_part_of_a_registered_buffer_is_its_range() {
+        let whole = Data::registered(7, 300, 4096);
+        let buffer = |offset, len| Some(RegisteredBuffer { ring: 7, index: 300, offset, len });
+        assert_eq!(whole.as_registered(), buffer(0, 4096));
+        assert_eq!(whole.part(512, 2048).part(512, 1024).as_registered(), buffer(1024, 1024));
+        assert!(whole.is_registered() && !whole.is_stable() && !whole.is_empty());
+        assert_eq!((whole.len(), whole.segment_count()), (4096, 1));
+        assert!(whole.as_single().is_none() && whole.as_whole_list().is_none());
+        assert!(Data::none().as_registered().is_none());
+        assert_eq!(format!("{whole:?}"), "Data { len: 4096, segments: 1 }");
+        assert_eq!(whole.part(4096, 0).iter().count(), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "access to 4096 bytes of a registered buffer")]
+    fn bytes_of_a_registered_buffer_cannot_be_filled() {
+        Data::registered(0, 0, 4096).fill(0);
+    }
+
+    #[test]
+    #[should_panic(expected = "access to 4096 bytes of a registered buffer")]
+    fn bytes_of_a_registered_buffer_cannot_be_copied() {
+        Data::registered(0, 0, 4096).copy_to(&mut [0; 512]);
+    }
+
+    #[test]
+    #[should_panic(expected = "access to 512 bytes of a registered buffer")]
+    fn the_alignment_of_a_registered_buffer_is_not_known() {
+        Data::registered(0, 0, 512).is_aligned(512);
     }
 }

@@ -79,6 +79,18 @@ pub trait Device: Send + Sync {
     /// more.
     fn unmap_region(&self, region: &MemoryRegion);
 
+    /// Whether requests may carry registered buffers ([`crate::Data::registered`]). The device then
+    /// uses their bytes by operations of their ring only, on the core that submitted the request. A
+    /// layer forwards the call only if neither it nor a layer below ever looks at bytes, copies
+    /// them, or hands requests to other cores.
+    ///
+    /// The answer may change while channels are open, and a device may be unable to execute a
+    /// single request. The request then fails with [`crate::IoError::Unsupported`], and its caller
+    /// repeats it with memory.
+    fn takes_registered(&self) -> bool {
+        false
+    }
+
     /// The dirty bitmaps of the device, as they are now; their bits change with later writes. A
     /// layer forwards the call only if it changes neither offsets nor content.
     fn bitmaps(&self) -> Vec<Arc<dyn DirtyBitmap>> {

@@ -70,7 +70,7 @@ mod request;
 mod role;
 mod status;
 
-pub use data::{Data, Segment, Segments};
+pub use data::{Data, RegisteredBuffer, Segment, Segments};
 pub use device::{Channel, Device, DeviceError, KernelBacking, KernelExtent, MemoryRegion};
 pub use dirty::DirtyBitmap;
 pub use error::{IoError, IoResult};

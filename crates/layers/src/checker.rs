@@ -38,7 +38,9 @@ impl Device for Checker {
 
     fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
         let channel = self.child.open_channel()?;
-        Ok(Rc::new(CheckerChannel { channel, device: self.child.clone(), in_flight: Cell::new(0) }))
+        let (device, in_flight) = (self.child.clone(), Cell::new(0));
+        let takes_registered = device.takes_registered();
+        Ok(Rc::new(CheckerChannel { channel, device, takes_registered, in_flight }))
     }
 
     fn refresh(&self) -> Result<Limits, DeviceError> {
@@ -53,6 +55,10 @@ impl Device for Checker {
         self.child.unmap_region(region);
     }
 
+    fn takes_registered(&self) -> bool {
+        self.child.takes_registered()
+    }
+
     fn bitmaps(&self) -> Vec<Arc<dyn DirtyBitmap>> {
         self.child.bitmaps()
     }
@@ -65,6 +71,8 @@ impl Device for Checker {
 struct CheckerChannel {
     channel: Rc<dyn Channel>,
     device: Arc<dyn Device>,
+    /// Whether the device took registered buffers when the channel was opened.
+    takes_registered: bool,
     in_flight: Cell<usize>,
 }
 
@@ -76,6 +84,11 @@ impl CheckerChannel {
         }
         assert!(req.op != Op::Flush || len == 0, "{name}: flush of {len} bytes");
         assert!(req.op.has_data() || req.data.is_empty(), "{name}: {op} at {offset} carries memory");
+        if req.data.is_registered() {
+            let may_be = self.takes_registered || self.device.takes_registered();
+            assert!(may_be, "{name}: {op} at {offset} carries a registered buffer, whose bytes it looks at");
+            return;
+        }
         let has_null = req.data.iter().any(|segment| segment.base.is_null());
         assert!(!has_null, "{name}: {op} of {len} bytes at {offset}: a segment is a null pointer");
     }

@@ -7,22 +7,18 @@
 
 use crate::buffer::MAX_BUFFER;
 use crate::core::{Core, current};
-use crate::permits::Permits;
+use crate::slots::Slots;
 use crate::source::{Source, SourceHandle};
-use block::{
-    Channel, IoFuture, IoResult, Op, Operation, Queue, Request, SharedLimits, StatusReport, StatusStart,
-};
-use std::cell::{Cell, OnceCell, RefCell};
+use block::{Channel, IoFuture, IoResult, Op, Queue, Request, SharedLimits, StatusReport, StatusStart};
+use std::cell::{OnceCell, RefCell};
 use std::os::fd::RawFd;
-use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
 
 /// The channel over one leaf queue.
 pub struct QueueChannel<Q> {
     queue: RefCell<Q>,
-    slots: Box<Slots>,
+    slots: Box<Slots<IoResult>>,
     limits: Arc<SharedLimits>,
     core: Core,
     handle: OnceCell<SourceHandle>,
@@ -208,128 +204,11 @@ impl<Q: Queue + 'static> Source for QueueChannel<Q> {
     }
 }
 
-/// The op slots of a queue, the targets of its futures.
-struct Slots {
-    slots: Box<[Slot]>,
-    free: RefCell<Vec<u32>>,
-    permits: Permits,
-}
-
-struct Slot {
-    state: Cell<State>,
-    waker: Cell<Option<Waker>>,
-    index: u32,
-    owner: Cell<*const Slots>,
-}
-
-#[derive(Clone, Copy)]
-enum State {
-    Free,
-    InFlight,
-    Done(IoResult),
-}
-
-impl Slots {
-    fn new(depth: u32) -> Box<Slots> {
-        let slot = |index| Slot {
-            state: Cell::new(State::Free),
-            waker: Cell::new(None),
-            index,
-            owner: Cell::new(std::ptr::null()),
-        };
-        let slots = Box::new(Slots {
-            slots: (0..depth).map(slot).collect(),
-            free: RefCell::new((0..depth).rev().collect()),
-            permits: Permits::new(depth as usize),
-        });
-        for slot in &slots.slots {
-            slot.owner.set(&raw const *slots);
-        }
-        slots
-    }
-
-    fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.borrow().len()
-    }
-
-    /// Takes a free slot. The caller holds a permit.
-    #[inline]
-    fn take_permitted(&self) -> u32 {
-        let slot = self.free.borrow_mut().pop().expect("a permit stands for a free slot");
-        self.slots[slot as usize].state.set(State::InFlight);
-        slot
-    }
-
-    #[inline]
-    fn give_back(&self, slot: u32) {
-        self.slots[slot as usize].state.set(State::Free);
-        self.free.borrow_mut().push(slot);
-        self.permits.release(1);
-    }
-
-    #[inline]
-    fn complete(&self, slot: u32, result: IoResult) {
-        let Some(slot) = self.slots.get(slot as usize) else {
-            tracing::error!(slot, "a queue completed a slot that does not exist");
-            return;
-        };
-        assert!(matches!(slot.state.get(), State::InFlight), "slot {} completed twice", slot.index);
-        slot.state.set(State::Done(result));
-        if let Some(waker) = slot.waker.take() {
-            waker.wake();
-        }
-    }
-
-    #[inline]
-    fn future(&self, slot: u32) -> IoFuture<'_> {
-        let operation = NonNull::from(&self.slots[slot as usize]);
-        // SAFETY: the slot is taken, so no other future points at it, and it lives as long as
-        // `self`.
-        unsafe { IoFuture::from_operation(operation) }
-    }
-}
-
-impl Drop for Slots {
-    fn drop(&mut self) {
-        if self.in_flight() > 0 && !std::thread::panicking() {
-            die("a channel was dropped while requests were in flight");
-        }
-    }
-}
-
-impl Operation for Slot {
-    #[inline]
-    fn poll(&self, cx: &mut Context<'_>) -> Poll<IoResult> {
-        if let State::Done(result) = self.state.get() {
-            return Poll::Ready(result);
-        }
-        self.waker.set(Some(cx.waker().clone()));
-        Poll::Pending
-    }
-
-    #[inline]
-    fn release(&self, _: NonNull<u8>) {
-        if matches!(self.state.get(), State::InFlight) {
-            die("a request was dropped before its device had finished with its memory");
-        }
-        // SAFETY: the owner outlives its slots' futures, which borrow it.
-        unsafe { &*self.owner.get() }.give_back(self.index);
-    }
-}
-
-/// Ends the process, because a device or another core may still write into memory that is about to
-/// be reused.
-#[cold]
-pub fn die(why: &str) -> ! {
-    tracing::error!("{why}");
-    eprintln!("freestone: {why}");
-    std::process::abort()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use block::{Data, Flags, IoError, Limits, Segment};
+    use std::cell::Cell;
     use std::collections::VecDeque;
 
     /// Completes one request a reap, in the order of pushing, and records the requests.

@@ -116,6 +116,10 @@ impl Device for Volume {
         self.base.unmap_region(region);
     }
 
+    fn takes_registered(&self) -> bool {
+        self.base.takes_registered()
+    }
+
     fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
         Err(DeviceError::not_in_kernel(self.name()))
     }

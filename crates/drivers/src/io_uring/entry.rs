@@ -114,6 +114,22 @@ impl Target {
     }
 }
 
+/// The entry for the rest of a transfer from or to a registered buffer, and the number of the
+/// buffer's ring. The kernel counts the bytes of such a buffer from address 0.
+pub(super) fn registered_entry(operation: &Operation, fd: RawFd) -> Option<(u32, squeue::Entry)> {
+    let (rest, offset) = operation.rest();
+    let buffer = rest.as_registered()?;
+    let (start, len) = (std::ptr::without_provenance_mut(buffer.offset), buffer.len as u32);
+    let entry = match operation.op {
+        Op::Read => ReadFixed::new(Fd(fd), start, len, buffer.index).offset(offset).build(),
+        _ => {
+            let rw_flags = rw_flags(operation);
+            WriteFixed::new(Fd(fd), start, len, buffer.index).offset(offset).rw_flags(rw_flags).build()
+        }
+    };
+    Some((buffer.ring, entry))
+}
+
 fn writev(fd: types::Fd, list: &[Segment], offset: u64, rw_flags: i32) -> squeue::Entry {
     Writev::new(fd, list.as_ptr().cast(), list.len() as u32).offset(offset).rw_flags(rw_flags).build()
 }

@@ -6,6 +6,7 @@
 //!     claim    the claim of a block device, which can be lent to the kernel
 //!     image_lock  the bytes of a file that writers lock, QEMU's among them
 //!     limits   statx, /sys/dev/block
+//!     channel  the queue, and registered buffers of an export's ring
 //!     queue    slots and rings ─► operation  (state machine: short transfers, fallbacks, syncs)
 //!                              ─► entry      (its step as a submission entry)
 //!     tail     the end of a file inside a block
@@ -17,6 +18,7 @@
 //! user memory. Source: `io_uring_enter(2)`, `io_uring_setup(2)`, `fallocate(2)`, `open(2)`.
 
 pub mod blkio;
+mod channel;
 mod claim;
 mod entry;
 mod extents;
@@ -38,6 +40,7 @@ pub use queue::UringQueue;
 use crate::ring::Ring;
 use crate::sysfs::Sysfs;
 use block::{Channel, Device, DeviceError, KernelBacking, Limits, MemoryRegion, SharedLimits};
+use channel::UringChannel;
 use claim::Disk;
 use queue::Shared;
 use reactor::QueueChannel;
@@ -221,7 +224,11 @@ impl Device for UringDevice {
     }
 
     fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
-        Ok(QueueChannel::open(self.open_queue()?, self.limits.clone()))
+        let (queue, limits) = (self.open_queue()?, self.limits.clone());
+        match self.takes_registered() {
+            true => Ok(UringChannel::open(queue, limits, self.shared.clone())),
+            false => Ok(QueueChannel::open(queue, limits)),
+        }
     }
 
     fn refresh(&self) -> Result<Limits, DeviceError> {
@@ -261,6 +268,12 @@ impl Device for UringDevice {
         if let Some(regions) = &self.shared.regions {
             regions.remove(region);
         }
+    }
+
+    /// Not if the drive is polled, which the export's ring cannot do, nor in memory, where a
+    /// copy is shorter than a worker thread's turn.
+    fn takes_registered(&self) -> bool {
+        !self.is_polled && !self.shared.backing.is_in_memory
     }
 
     fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {

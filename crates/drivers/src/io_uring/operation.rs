@@ -196,6 +196,10 @@ impl Operation {
         // Device bytes beyond it (the file shrank, or ends inside its last block) read as zeroes.
         let is_end = count == 0 || (file.is_direct && !count.is_multiple_of(u64::from(file.block_size)));
         if is_read && is_end {
+            if self.data.is_registered() {
+                // Only a repetition with memory can fill the rest with zeroes.
+                return Next::Finished(Err(IoError::Unsupported));
+            }
             self.rest().0.fill(0);
             return Next::Finished(Ok(()));
         }
@@ -391,5 +395,23 @@ mod tests {
         assert_eq!(len, MAX_IOVECS * 12 / 512 * 512);
         operation.gather(operation.rest().0, &FILE);
         assert_eq!(operation.iovecs.len(), MAX_IOVECS);
+    }
+
+    #[test]
+    fn a_registered_buffer_that_a_read_does_not_fill_is_read_again_with_memory() {
+        let req = Request::read(Data::registered(0, 3, 4096));
+        for (file, answers) in [(&FILE, &[700, 0][..]), (&DIRECT, &[700]), (&DIRECT, &[0])] {
+            let mut ways = Ways::all();
+            let mut operation = begin(&req, &ways, file).unwrap();
+            let last = answers.iter().map(|n| operation.complete(*n, &mut ways, file)).last();
+            assert_eq!(last, Some(Next::Finished(Err(IoError::Unsupported))));
+        }
+        let mut operation = begin(&req, &Ways::all(), &DIRECT).unwrap();
+        assert_eq!(operation.complete(512, &mut Ways::all(), &DIRECT), Next::Issue);
+        assert_eq!(
+            operation.rest().0.as_registered().map(|b| (b.index, b.offset, b.len)),
+            Some((3, 512, 3584))
+        );
+        assert_eq!(operation.complete(3584, &mut Ways::all(), &DIRECT), Next::Finished(Ok(())));
     }
 }

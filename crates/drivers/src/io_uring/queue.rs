@@ -200,30 +200,37 @@ impl UringQueue {
         std::iter::once(&mut self.main).chain(&mut self.side)
     }
 
-    /// The result that the caller gets. After the page cache has lost a write, every later flush
-    /// fails, on every core.
     #[inline]
     fn judge(&self, slot: u32, result: IoResult) -> IoResult {
         let operation = &self.operations[slot as usize];
-        if operation.op != Op::Flush && !operation.flags.contains(Flags::FUA) {
+        self.shared.judge(operation.op, operation.flags, result)
+    }
+}
+
+impl Shared {
+    /// The result that the caller of a request gets. After the page cache has lost a write, every
+    /// later flush fails, on every core.
+    #[inline]
+    pub(super) fn judge(&self, op: Op, flags: Flags, result: IoResult) -> IoResult {
+        if op != Op::Flush && !flags.contains(Flags::FUA) {
             return result;
         }
-        self.judge_durability(operation.op, result)
+        self.judge_durability(op, result)
     }
 
     #[inline(never)]
     fn judge_durability(&self, op: Op, result: IoResult) -> IoResult {
-        let is_direct = self.target.backing.is_direct && self.shared.tail.fd().is_none();
+        let is_direct = self.backing.is_direct && self.tail.fd().is_none();
         if is_direct || op == Op::Read {
             return result;
         }
         if matches!(result, Err(IoError::Medium | IoError::NoSpace | IoError::DeviceGone)) {
-            if !self.shared.has_lost_writes.swap(true, Ordering::Relaxed) {
+            if !self.has_lost_writes.swap(true, Ordering::Relaxed) {
                 tracing::error!(error = ?result, "page cache lost writes: every flush fails from now on");
             }
             return result;
         }
-        if self.shared.has_lost_writes.load(Ordering::Relaxed) { Err(IoError::Medium) } else { result }
+        if self.has_lost_writes.load(Ordering::Relaxed) { Err(IoError::Medium) } else { result }
     }
 }
 

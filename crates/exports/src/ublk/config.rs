@@ -60,6 +60,19 @@ impl Recovery {
     }
 }
 
+/// How the bytes of a disk's requests reach its device. The first two depend on the features
+/// that the disk was created with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataPath {
+    /// The kernel copies them from and to a buffer, as part of its queue commands.
+    Copy,
+    /// The server copies them by system calls. Only for a disk that was created for
+    /// [`DataPath::Registered`], and whose device cannot use the kernel's buffers.
+    UserCopy,
+    /// The device uses the kernel's own buffers.
+    Registered,
+}
+
 /// How an existing device is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Begin {
@@ -90,6 +103,8 @@ pub struct Config {
     pub recovery: Recovery,
     /// How an existing disk with this number is handled.
     pub begin: Begin,
+    /// Let the device use the kernel's buffers, if device and kernel can (Linux 6.16).
+    pub zero_copy: bool,
     /// The core of each queue (index into the list given to [`super::Ublk::start`]); further queues
     /// repeat the list. Empty: every core in turn.
     pub core_map: Vec<usize>,
@@ -106,6 +121,7 @@ impl Default for Config {
             read_only: false,
             recovery: Recovery::default(),
             begin: Begin::default(),
+            zero_copy: true,
             core_map: Vec::new(),
         }
     }

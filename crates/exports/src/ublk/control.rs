@@ -250,7 +250,7 @@ impl Control {
         self.unprivileged.remove(&id); // of an earlier device with this number
         let mut added = self.run_with(control::ADD_DEV, id, info);
         if added.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EPERM)) {
-            info.flags |= feature::UNPRIVILEGED_DEV;
+            info.flags = unprivileged(info.flags);
             added = self.run_with(control::ADD_DEV, id, info);
         }
         added.map_err(|source| {
@@ -459,6 +459,11 @@ fn ids() -> Result<Vec<u32>, Error> {
 pub(super) fn is_alive(pid: i32) -> bool {
     // SAFETY: signal 0 only asks.
     pid > 0 && unsafe { libc::kill(pid, 0) == 0 || *libc::__errno_location() == libc::EPERM }
+}
+
+/// The flags of an unprivileged device, whose data only the kernel may copy.
+fn unprivileged(flags: u64) -> u64 {
+    flags & !(feature::AUTO_BUF_REG | feature::USER_COPY) | feature::NEED_GET_DATA | feature::UNPRIVILEGED_DEV
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The life cycle of a disk: created or taken over, started, stopped, deleted.
 
-use super::config::{Config, Recovery};
+use super::config::{Config, DataPath, Recovery};
 use super::control::{Control, DeviceInfo, Features, is_alive};
 use super::takeover::{Found, Step, Wanted, next_step};
 use super::uapi::{self, DevInfo, DeviceState, feature};
@@ -33,9 +33,11 @@ impl Claim {
         require(features, config.recovery.flags())?;
         let limits = target.limits();
         let max_io = params::max_io(&limits, config)?;
+        let can_register = features.has(feature::AUTO_BUF_REG | feature::USER_COPY);
+        let is_registered = config.zero_copy && can_register && target.takes_registered();
         let wanted = Wanted {
             begin: config.begin,
-            params: params::of(&limits, config, max_io),
+            params: params::of(&limits, config, max_io, is_registered),
             mark: identity::mark(target.name()),
             name: target.name().to_owned(),
         };
@@ -50,8 +52,8 @@ impl Claim {
             max_io_buf_bytes: max_io,
             dev_id: config.id.unwrap_or(uapi::ANY_DEVICE),
             ublksrv_pid: -1,
-            flags: feature::NEED_GET_DATA
-                | feature::CMD_IOCTL_ENCODE
+            flags: feature::CMD_IOCTL_ENCODE
+                | data_path(is_registered)
                 | config.recovery.flags()
                 | quiesce(config.recovery, features),
             ublksrv_flags: wanted.mark,
@@ -73,6 +75,18 @@ impl Claim {
 
     pub(super) fn id(&self) -> u32 {
         self.device.id()
+    }
+
+    /// How the disk's data reach `target`.
+    pub(super) fn data_path(&self, target: &dyn Device, config: &Config) -> DataPath {
+        if self.device.info.flags & feature::AUTO_BUF_REG == 0 {
+            return DataPath::Copy;
+        }
+        let is_aligned = target.limits().memory_alignment <= params::memory_alignment(&self.device.params);
+        match config.zero_copy && is_aligned && target.takes_registered() {
+            true => DataPath::Registered,
+            false => DataPath::UserCopy,
+        }
     }
 
     /// Whether a server may leave the disk to the next one: its users only notice a pause.
@@ -134,6 +148,11 @@ fn quiesce(recovery: Recovery, features: Features) -> u64 {
         Recovery::Reissue => features.bits() & feature::QUIESCE,
         Recovery::Plain | Recovery::Fail | Recovery::Off => 0,
     }
+}
+
+/// The flags of a new disk's way of data.
+fn data_path(is_registered: bool) -> u64 {
+    if is_registered { feature::AUTO_BUF_REG | feature::USER_COPY } else { feature::NEED_GET_DATA }
 }
 
 /// Logs an error that cannot be handled.

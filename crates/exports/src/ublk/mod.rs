@@ -40,13 +40,13 @@ mod node;
 mod params;
 mod queue;
 mod request;
-mod ring;
 mod serving;
 mod takeover;
 mod uapi;
+mod user_copy;
 mod users;
 
-pub use config::{Begin, Config, MAX_IO, MAX_QUEUES, MIN_IO, Recovery};
+pub use config::{Begin, Config, DataPath, MAX_IO, MAX_QUEUES, MIN_IO, Recovery};
 pub use control::{Control, DeviceInfo, Features};
 
 use crate::{Error, Export, Stats, check_cores, queue_cores};
@@ -119,6 +119,11 @@ impl Ublk {
         &self.claim.device
     }
 
+    /// How the data of the disk's requests reached the device at the start.
+    pub fn data_path(&self) -> DataPath {
+        self.claim.data_path(&*self.device, &self.config)
+    }
+
     fn running(&self) -> MutexGuard<'_, Running> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -181,6 +186,7 @@ fn prepare(
             index,
             depth: claim.device.queue_size(),
             max_io: claim.device.max_io(),
+            path: claim.data_path(&**device, config),
             stats: stats.queues[usize::from(index)].clone(),
             connected: connected.clone(),
             is_ending: running.is_ending.clone(),

@@ -8,10 +8,13 @@ use block::Limits;
 
 /// Largest logical block that the driver supports: a page.
 const MAX_BLOCK: u32 = 4096;
+/// The driver's own alignment of memory.
+const MIN_ALIGNMENT: u32 = 4;
 
 /// The parameters of a disk over a device with these limits, whose requests are at most `max_io`
-/// bytes long.
-pub(super) fn of(limits: &Limits, config: &Config, max_io: u32) -> Params {
+/// bytes long. `is_registered`: the device gets the kernel's buffers, which must be aligned as its
+/// memory.
+pub(super) fn of(limits: &Limits, config: &Config, max_io: u32, is_registered: bool) -> Params {
     let is_read_only = config.read_only || limits.read_only;
     let physical = limits.physical_block_size.max(limits.block_size);
     // The driver requires powers of two: the largest one that divides the device's optimal length.
@@ -34,11 +37,17 @@ pub(super) fn of(limits: &Limits, config: &Config, max_io: u32) -> Params {
     let discard = if is_read_only { None } else { discard(limits) };
     Params {
         len: Params::BYTES as u32,
-        types: param::BASIC | discard.map_or(0, |_| param::DISCARD),
+        types: param::BASIC | discard.map_or(0, |_| param::DISCARD) | set(is_registered, param::DMA_ALIGN),
         basic,
         discard: discard.unwrap_or_default(),
+        dma_alignment: if is_registered { limits.memory_alignment.max(MIN_ALIGNMENT) - 1 } else { 0 },
         ..Params::default()
     }
+}
+
+/// The alignment that the kernel's buffers of a disk with these parameters have.
+pub(super) fn memory_alignment(params: &Params) -> u32 {
+    if params.types & param::DMA_ALIGN == 0 { MIN_ALIGNMENT } else { params.dma_alignment.saturating_add(1) }
 }
 
 fn discard(limits: &Limits) -> Option<DiscardParams> {
@@ -88,13 +97,13 @@ mod tests {
             volatile_cache: true,
             ..Limits::new(1 << 30)
         };
-        let params = of(&limits, &Config::default(), 512 << 10);
+        let params = of(&limits, &Config::default(), 512 << 10, false);
         let BasicParams { logical_bs_shift, physical_bs_shift, io_opt_shift, io_min_shift, .. } =
             params.basic;
         assert_eq!((logical_bs_shift, physical_bs_shift, io_opt_shift, io_min_shift), (12, 14, 16, 14));
         assert_eq!((params.basic.max_sectors, params.basic.dev_sectors), (1024, 1 << 21));
         assert_eq!(params.basic.attrs, attribute::VOLATILE_CACHE | attribute::FUA);
-        assert_eq!((params.types, params.len), (param::BASIC | param::DISCARD, 80));
+        assert_eq!((params.types, params.len), (param::BASIC | param::DISCARD, 120));
         let discard = params.discard;
         assert_eq!((discard.discard_granularity, discard.discard_alignment), (8192, 0));
         assert_eq!((discard.max_discard_sectors, discard.max_discard_segments), (!7, 1));
@@ -104,7 +113,7 @@ mod tests {
     #[test]
     fn a_read_only_disk_offers_nothing_that_writes() {
         let config = Config { read_only: true, ..Config::default() };
-        let params = of(&Limits::new(1 << 20), &config, 4096);
+        let params = of(&Limits::new(1 << 20), &config, 4096, false);
         assert_eq!((params.types, params.basic.attrs), (param::BASIC, attribute::READ_ONLY));
         assert_eq!(params.discard, DiscardParams::default());
     }
@@ -113,12 +122,25 @@ mod tests {
     fn an_unsupported_operation_is_not_offered() {
         let limits =
             Limits { max_discard: 0, native_fua: false, volatile_cache: true, ..Limits::new(1 << 20) };
-        let params = of(&limits, &Config::default(), 4096);
+        let params = of(&limits, &Config::default(), 4096, false);
         assert_eq!((params.discard.max_discard_sectors, params.discard.max_discard_segments), (0, 0));
         assert_ne!(params.discard.max_write_zeroes_sectors, 0);
         assert_eq!(params.basic.attrs, attribute::VOLATILE_CACHE);
         let nothing = Limits { max_write_zeroes: 0, ..limits };
-        assert_eq!(of(&nothing, &Config::default(), 4096).types, param::BASIC);
+        assert_eq!(of(&nothing, &Config::default(), 4096, false).types, param::BASIC);
+    }
+
+    #[test]
+    fn buffers_of_the_kernel_are_aligned_as_the_device_requires() {
+        let with = |memory_alignment, is_registered| {
+            let limits = Limits { memory_alignment, ..Limits::new(1 << 20) };
+            of(&limits, &Config::default(), 4096, is_registered)
+        };
+        let params = with(512, true);
+        assert_eq!((params.types & param::DMA_ALIGN, params.dma_alignment), (param::DMA_ALIGN, 511));
+        assert_eq!(memory_alignment(&params), 512);
+        assert_eq!(with(1, true).dma_alignment, 3);
+        assert_eq!((with(512, false).types & param::DMA_ALIGN, memory_alignment(&with(512, false))), (0, 4));
     }
 
     #[test]

@@ -13,27 +13,32 @@
 //! The kernel copies data into and out of a buffer from the core's pool. The slot holds it only for
 //! the duration of the request, so an idle disk has no buffers. For a read, the commit carries the
 //! buffer. For a write, the kernel first announces it, and copies when it gets a buffer
-//! (`UBLK_F_NEED_GET_DATA`). All of that goes through the ring, in batches. The alternative
-//! (`UBLK_F_USER_COPY`) costs a system call per request, and is not available to unprivileged
-//! disks.
+//! (`UBLK_F_NEED_GET_DATA`). All of that goes through the ring, in batches.
+//!
+//! Without a copy ([`DataPath::Registered`]) the kernel registers each request's own buffer
+//! with the ring (`UBLK_F_AUTO_BUF_REG`), at the tag's place in its table, until the commit.
+//! The device's operations on it go to the same ring ([`SharedRing`]). A request whose bytes
+//! the device must look at is repeated with a buffer of the pool, which the server copies by a
+//! system call (`UBLK_F_USER_COPY`). Both features are refused to unprivileged disks.
 
 use super::descriptors::Descriptors;
 use super::request;
-use super::ring::Ring;
-use super::uapi::{Descriptor, IoCommand, RESULT_ABORT, RESULT_NEED_GET_DATA, RESULT_OK, io, op};
+use super::uapi::{
+    Descriptor, IoCommand, RESULT_ABORT, RESULT_NEED_GET_DATA, RESULT_OK, buffer_registration, io, op,
+};
+use super::{DataPath, user_copy};
 use crate::Error;
 use crate::eventfd::eventfd;
 use crate::stats::{Connected, QueueStats};
 use crate::target::Target;
-use block::Device;
+use block::{Device, IoError, IoResult, Op};
 use io_uring::opcode::UringCmd16;
 use io_uring::types::Fixed;
-use reactor::{Buffer, BufferPool, Core, ServingSlots, Source, SourceHandle, current};
+use reactor::{Buffer, BufferPool, Core, ServingSlots, SharedRing, Source, SourceHandle, current};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::future::{Future, poll_fn};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
@@ -44,8 +49,6 @@ use std::task::{Context, Poll, Waker};
 /// Requests that one slot completes without waiting before it yields: the core then submits the
 /// answers and polls other sources.
 const BATCH: u32 = 64;
-/// Completions reaped at once.
-const REAP: usize = 32;
 /// Timeout for the kernel to end all commands of a stopped disk.
 const DRAIN_NS: u64 = 5_000_000_000;
 /// Poll interval during that time.
@@ -59,6 +62,7 @@ pub(super) struct QueueParts {
     pub(super) depth: u16,
     /// Longest read or write.
     pub(super) max_io: u32,
+    pub(super) path: DataPath,
     pub(super) stats: Arc<QueueStats>,
     /// The disk counts as served while one of its queues holds this.
     pub(super) connected: Arc<Connected>,
@@ -70,10 +74,12 @@ pub(super) struct QueueParts {
 
 /// A queue's connection to the kernel.
 struct Link {
-    ring: Ring,
+    ring: Rc<SharedRing>,
+    /// The number of the ring, if the device can use the buffers of its table.
+    buffers: Option<u32>,
     descriptors: Descriptors,
     /// The ring's fixed file 0, which the kernel holds while it is registered.
-    _file: Arc<File>,
+    file: Arc<File>,
 }
 
 /// The state of a write's data.
@@ -104,6 +110,7 @@ pub(super) struct Served {
     index: u16,
     depth: u16,
     max_io: u32,
+    path: DataPath,
     stats: Arc<QueueStats>,
     name: String,
     target: Target,
@@ -125,7 +132,7 @@ pub(super) struct Served {
     /// Whether the device completed the last request at once: a single slot is enough.
     is_inline: Cell<bool>,
     slots: ServingSlots,
-    handle: OnceCell<SourceHandle>,
+    handle: OnceCell<Rc<SourceHandle>>,
     weak: Weak<Served>,
 }
 
@@ -139,6 +146,7 @@ impl Served {
             index: parts.index,
             depth: parts.depth,
             max_io: parts.max_io,
+            path: parts.path,
             stats: parts.stats,
             name: parts.name,
             target,
@@ -159,7 +167,7 @@ impl Served {
             weak: weak.clone(),
         });
         let source: Rc<dyn Source> = served.clone();
-        let _ = served.handle.set(core.register(&source));
+        let _ = served.handle.set(Rc::new(core.register(&source)));
         Ok(served)
     }
 
@@ -167,27 +175,47 @@ impl Served {
     pub(super) fn fetch(&self, file: Arc<File>) -> Result<(), Error> {
         let Served { index, depth, .. } = *self;
         let refused = |source| Error::Ublk { what: format!("ublk: queue {index} cannot be served"), source };
-        let mut ring = Ring::new(depth.into(), &self.event)?;
+        let operations = if self.path == DataPath::Registered { depth } else { 0 };
+        let ring = SharedRing::new(depth.into(), operations.into(), &self.event)
+            .map_err(|source| Error::System { action: "set an io_uring up", source })?;
         ring.register(file.as_raw_fd()).map_err(refused)?;
+        let buffers = self.offer_buffers(&ring);
         let descriptors = Descriptors::map(&file, index, depth)?;
+        let link = Link { ring, buffers, descriptors, file };
         for tag in 0..depth {
-            let fetch = IoCommand { q_id: index, tag, result: 0, addr: 0 };
-            push(&mut ring, io::FETCH_REQ, fetch);
+            self.push_to(&link, io::FETCH_REQ, IoCommand { q_id: index, tag, result: 0, addr: 0 });
         }
+        let ring = &link.ring;
         while ring.has_unsubmitted() {
             ring.submit();
         }
         // No request can arrive before the disk is started, so any completion is an error.
-        let mut room = [const { MaybeUninit::uninit() }; 1];
-        if let [refusal] = ring.take(&mut room) {
-            let error = std::io::Error::from_raw_os_error(-refusal.result());
+        let mut refusal = None;
+        ring.reap(&mut |_, result| refusal = Some(std::io::Error::from_raw_os_error(-result)));
+        if let Some(error) = refusal {
             ring.unregister();
             return Err(refused(error));
         }
         self.tags_left.set(depth);
-        self.link.replace(Some(Link { ring, descriptors, _file: file }));
+        self.link.replace(Some(link));
         self.handle().activate();
         Ok(())
+    }
+
+    /// Makes the table for the kernel's buffers. Without it the kernel sends every request to be
+    /// copied.
+    fn offer_buffers(&self, ring: &Rc<SharedRing>) -> Option<u32> {
+        if self.path != DataPath::Registered {
+            return None;
+        }
+        let handle = self.handle.get().expect("set before anything runs").clone();
+        let offered = ring.offer_buffers(self.depth, handle);
+        offered
+            .inspect_err(|error| {
+                let Served { name, index, .. } = self;
+                tracing::warn!(export = name, queue = index, %error, "the kernel's buffers cannot be used: data are copied");
+            })
+            .ok()
     }
 
     /// Ends the queue of a stopped disk. Requests in flight are completed.
@@ -213,7 +241,7 @@ impl Served {
     /// first; announced ones go to the next server.
     pub(super) async fn leave(self: Rc<Self>) {
         self.end_slots().await;
-        if let Some(Link { ring, .. }) = self.link.borrow_mut().as_mut() {
+        if let Some(Link { ring, .. }) = &*self.link.borrow() {
             while ring.has_unsubmitted() {
                 ring.submit();
             }
@@ -265,6 +293,12 @@ impl Served {
     async fn serve_once(&self, Arrival { tag, needs_data }: Arrival) -> Option<Arrival> {
         let descriptor = self.descriptor(tag)?;
         let (result, bytes, read) = match descriptor.op() {
+            op::READ if self.path != DataPath::Copy => {
+                (self.transfer(Op::Read, tag, &descriptor).await, descriptor.len(), None)
+            }
+            op::WRITE if self.path != DataPath::Copy => {
+                (self.transfer(Op::Write, tag, &descriptor).await, descriptor.len(), None)
+            }
             op::READ => {
                 let buffer = self.buffer(&descriptor).await;
                 let result = request::read(&self.target, &descriptor, &buffer, &self.stats).await;
@@ -286,6 +320,30 @@ impl Served {
         }
         self.commit(tag, request::answer(result, bytes), read);
         None
+    }
+
+    /// Reads or writes the kernel's own buffer of `tag` if the device can use it, else a copy.
+    async fn transfer(&self, op: Op, tag: u16, descriptor: &Descriptor) -> IoResult {
+        let buffers = self.link.borrow().as_ref().and_then(|link| link.buffers);
+        if let Some(ring) = buffers.filter(|_| !descriptor.has(op::F_NEED_REG_BUF)) {
+            let result = request::registered(&self.target, op, descriptor, (ring, tag), &self.stats).await;
+            if result != Err(IoError::Unsupported) {
+                return result;
+            }
+        }
+        self.transfer_copy(op, tag, descriptor).await
+    }
+
+    /// Reads or writes a buffer of the pool, and copies from or to the kernel's.
+    async fn transfer_copy(&self, op: Op, tag: u16, descriptor: &Descriptor) -> IoResult {
+        let file = self.link.borrow().as_ref().map(|link| link.file.clone()).ok_or(IoError::DeviceGone)?;
+        let mut buffer = self.buffer(descriptor).await;
+        if op == Op::Write {
+            user_copy::fetch(&file, self.index, tag, buffer.as_mut_slice())?;
+            return request::write(&self.target, descriptor, &buffer, &self.stats).await;
+        }
+        request::read(&self.target, descriptor, &buffer, &self.stats).await?;
+        user_copy::deliver(&file, self.index, tag, buffer.as_slice())
     }
 
     /// A buffer for the whole request; waits while the core's buffers are in use.
@@ -337,9 +395,19 @@ impl Served {
     /// Queues a command for submission at the end of the turn. Returns `None` when the disk has
     /// ended.
     fn push(&self, op: u32, command: IoCommand) -> Option<()> {
-        push(&mut self.link.borrow_mut().as_mut()?.ring, op, command);
+        self.push_to(self.link.borrow().as_ref()?, op, command);
         self.handle().activate();
         Some(())
+    }
+
+    fn push_to(&self, link: &Link, op: u32, command: IoCommand) {
+        let entry = UringCmd16::new(Fixed(0), op).cmd(command.to_bytes());
+        let registration = (self.path != DataPath::Copy).then(|| buffer_registration(command.tag));
+        let entry = entry.addr(registration).build().user_data(command.tag.into());
+        // SAFETY: an address in the command is a buffer's. `get_data` keeps that buffer until
+        // the kernel has copied it. `commit` moves it to `held` until the entry is submitted:
+        // the kernel copies the data that was read when it takes the entry.
+        unsafe { link.ring.push(&entry) };
     }
 
     fn descriptor(&self, tag: u16) -> Option<Descriptor> {
@@ -384,20 +452,9 @@ impl Served {
 
     /// Reaps completions. Returns their number.
     fn reap(&self) -> usize {
-        let mut link = self.link.borrow_mut();
-        let Some(link) = link.as_mut() else { return 0 };
-        link.ring.look();
-        let (mut count, mut room) = (0, [const { MaybeUninit::uninit() }; REAP]);
-        loop {
-            let completions = link.ring.take(&mut room);
-            for completion in completions {
-                self.note(completion.user_data() as u16, completion.result());
-            }
-            count += completions.len();
-            if completions.len() < REAP {
-                return count;
-            }
-        }
+        let link = self.link.borrow();
+        let Some(link) = &*link else { return 0 };
+        link.ring.reap(&mut |tag, result| self.note(tag as u16, result))
     }
 
     /// Releases the device: the disk was stopped, by this process or another. Its number is free
@@ -417,18 +474,10 @@ impl Served {
     }
 }
 
-fn push(ring: &mut Ring, op: u32, command: IoCommand) {
-    let entry = UringCmd16::new(Fixed(0), op).cmd(command.to_bytes()).build();
-    // SAFETY: an address in the command is a buffer's. `get_data` keeps that buffer until the
-    // kernel has copied it. `commit` moves it to `held` until the entry is submitted: the kernel
-    // copies the data that was read when it takes the entry.
-    unsafe { ring.push(&entry.user_data(command.tag.into())) };
-}
-
 impl Source for Served {
     fn flush(&self) {
-        let mut link = self.link.borrow_mut();
-        let Some(link) = link.as_mut() else { return };
+        let link = self.link.borrow();
+        let Some(link) = &*link else { return };
         if link.ring.has_unsubmitted() {
             link.ring.submit();
         }
@@ -456,11 +505,11 @@ impl Source for Served {
     }
 
     fn arm(&self) -> bool {
-        self.link.borrow_mut().as_mut().is_none_or(|link| link.ring.arm()) && self.ready.borrow().is_empty()
+        self.link.borrow().as_ref().is_none_or(|link| link.ring.arm()) && self.ready.borrow().is_empty()
     }
 
     fn disarm(&self) {
-        if let Some(link) = self.link.borrow_mut().as_mut() {
+        if let Some(link) = &*self.link.borrow() {
             link.ring.disarm();
         }
     }

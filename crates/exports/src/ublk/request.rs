@@ -41,11 +41,7 @@ pub(super) async fn read(
     let segment = buffer.segment();
     // SAFETY: the caller keeps the buffer until this has ended, and nothing else refers to it.
     let data = unsafe { Data::one(&segment) };
-    let request = Request::read(data);
-    let result = match descriptor.offset() {
-        Some(offset) => target.submit(&request, offset).await,
-        None => Err(IoError::OutOfRange),
-    };
+    let result = transfer(target, Op::Read, descriptor, data).await;
     stats.count_request(Op::Read, segment.len as u64);
     result
 }
@@ -60,15 +56,43 @@ pub(super) async fn write(
     let segment = buffer.segment();
     // SAFETY: as in `read`. The kernel has copied the data before, and changes it no more.
     let data = unsafe { Data::one(&segment).stable() };
-    let flags = if descriptor.has(op::F_FUA) { target.durable() } else { Flags::NONE };
     // The kernel may have copied less than it had announced; it sends another request for the rest.
-    let request = Request::write(data.part(0, data.len().min(descriptor.len() as usize)), flags);
-    let result = match descriptor.offset() {
-        Some(offset) => target.modify(&request, offset).await,
-        None => Err(IoError::OutOfRange),
-    };
-    stats.count_request(Op::Write, request.len);
+    let data = data.part(0, data.len().min(descriptor.len() as usize));
+    let result = transfer(target, Op::Write, descriptor, data).await;
+    stats.count_request(Op::Write, data.len() as u64);
     result
+}
+
+/// Reads or writes the kernel's own buffer, which is registered as `tag` with the ring number
+/// `ring`.
+///
+/// # Errors
+/// [`IoError::Unsupported`] if the device must look at the bytes. Then the request counts as not
+/// executed, and is to be repeated with a buffer.
+pub(super) async fn registered(
+    target: &Target,
+    op: Op,
+    descriptor: &Descriptor,
+    (ring, tag): (u32, u16),
+    stats: &QueueStats,
+) -> IoResult {
+    // The kernel registers the buffer before it hands the request over, and unregisters it at its
+    // commit, which follows. The queue closes its ring after its last request.
+    let data = Data::registered(ring, tag, descriptor.len() as usize);
+    let result = transfer(target, op, descriptor, data).await;
+    if result != Err(IoError::Unsupported) {
+        stats.count_request(op, descriptor.len());
+    }
+    result
+}
+
+async fn transfer(target: &Target, op: Op, descriptor: &Descriptor, data: Data<'_>) -> IoResult {
+    let offset = descriptor.offset().ok_or(IoError::OutOfRange)?;
+    if op == Op::Read {
+        return target.submit(&Request::read(data), offset).await;
+    }
+    let flags = if descriptor.has(op::F_FUA) { target.durable() } else { Flags::NONE };
+    target.modify(&Request::write(data, flags), offset).await
 }
 
 /// The result of a request for the kernel: bytes, or a negative errno that its block layer knows.

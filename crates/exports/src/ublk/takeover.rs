@@ -87,7 +87,9 @@ fn misfit(device: &DeviceInfo, wanted: &Wanted) -> Option<String> {
     if info.ublksrv_flags != wanted.mark {
         return Some(format!("it was not served from {}", wanted.name));
     }
-    if info.flags & feature::NEED_GET_DATA == 0 || Recovery::of_flags(info.flags) == Recovery::Off {
+    if info.flags & (feature::NEED_GET_DATA | feature::AUTO_BUF_REG) == 0
+        || Recovery::of_flags(info.flags) == Recovery::Off
+    {
         return Some(format!("it was created with other features (flags {:#x})", info.flags));
     }
     if info.max_io_buf_bytes > MAX_IO {
@@ -130,7 +132,7 @@ mod tests {
         let limits = Limits { volatile_cache: true, ..Limits::new(1 << 30) };
         Wanted {
             begin: Begin::AddOrRecover,
-            params: params::of(&limits, &Config::default(), 512 << 10),
+            params: params::of(&limits, &Config::default(), 512 << 10, false),
             mark: identity::mark("mem"),
             name: "mem".into(),
         }
@@ -227,6 +229,13 @@ mod tests {
         let mut read_only = wanted();
         read_only.params.basic.attrs |= attribute::READ_ONLY;
         assert!(refusal(&found(QUIESCED), &read_only).contains("read-only"));
+    }
+
+    #[test]
+    fn a_disk_goes_on_with_either_way_of_its_data() {
+        let mut registered = found(QUIESCED);
+        registered.device.info.flags = feature::USER_COPY | feature::AUTO_BUF_REG | Recovery::Reissue.flags();
+        assert_eq!(next_step(Some(&registered), &wanted()), Step::Recover);
     }
 
     #[test]

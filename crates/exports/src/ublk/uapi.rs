@@ -70,15 +70,18 @@ pub mod feature {
     pub const USER_RECOVERY_REISSUE: u64 = 1 << 4;
     pub const UNPRIVILEGED_DEV: u64 = 1 << 5;
     pub const CMD_IOCTL_ENCODE: u64 = 1 << 6;
+    pub const USER_COPY: u64 = 1 << 7;
     /// Linux 6.14.
     pub const USER_RECOVERY_FAIL_IO: u64 = 1 << 9;
     /// Linux 6.16.
     pub const UPDATE_SIZE: u64 = 1 << 10;
     /// Linux 6.16.
+    pub const AUTO_BUF_REG: u64 = 1 << 11;
+    /// Linux 6.16.
     pub const QUIESCE: u64 = 1 << 12;
 
     /// Names of the bits, from bit 0.
-    pub const NAMES: [&str; 20] = [
+    pub const NAMES: [&str; 21] = [
         "SUPPORT_ZERO_COPY",
         "URING_CMD_COMP_IN_TASK",
         "NEED_GET_DATA",
@@ -99,6 +102,7 @@ pub mod feature {
         "SAFE_STOP_DEV",
         "NO_AUTO_PART_SCAN",
         "SHMEM_ZC",
+        "IO_DESC_SIZE",
     ];
 }
 
@@ -114,6 +118,8 @@ pub mod attribute {
 pub mod param {
     pub const BASIC: u32 = 1 << 0;
     pub const DISCARD: u32 = 1 << 1;
+    /// Linux 6.15.
+    pub const DMA_ALIGN: u32 = 1 << 4;
 }
 
 /// Operations and flags of a request (`UBLK_IO_OP_*`, `UBLK_IO_F_*`).
@@ -125,6 +131,8 @@ pub mod op {
     pub const WRITE_ZEROES: u8 = 5;
     pub const F_FUA: u32 = 1 << 13;
     pub const F_NOUNMAP: u32 = 1 << 15;
+    /// The driver could not register the request's buffer (Linux 6.16).
+    pub const F_NEED_REG_BUF: u32 = 1 << 17;
 }
 
 /// `struct ublksrv_ctrl_cmd`: a control command.
@@ -269,7 +277,11 @@ pub struct Params {
     pub discard: DiscardParams,
     /// `struct ublk_param_devt`, filled in by the driver.
     pub devt: [u32; 4],
-    pub pad: u32,
+    /// `struct ublk_param_zoned`, unused.
+    pub zoned: [u32; 8],
+    /// `struct ublk_param_dma_align` (Linux 6.15): the alignment of memory, less one.
+    pub dma_alignment: u32,
+    pub pad: [u32; 2],
 }
 
 impl Params {
@@ -279,6 +291,19 @@ impl Params {
     pub fn capacity(&self) -> u64 {
         self.basic.dev_sectors.saturating_mul(SECTOR_BYTES)
     }
+}
+
+/// The offset in `/dev/ublkcN` of the data of a request (`UBLK_F_USER_COPY`).
+pub fn data_offset(queue: u16, tag: u16) -> u64 {
+    0x8000_0000 + (u64::from(queue) << 41 | u64::from(tag) << 25)
+}
+
+/// `struct ublk_auto_buf_reg` of a command's `addr` (Linux 6.16): the place in the table of the
+/// command's ring where the driver registers the tag's next request. Where it cannot, it sends the
+/// request with [`op::F_NEED_REG_BUF`] (`UBLK_AUTO_BUF_REG_FALLBACK`).
+pub fn buffer_registration(index: u16) -> u64 {
+    const FALLBACK: u64 = 1;
+    u64::from(index) | FALLBACK << 16
 }
 
 /// `struct ublksrv_io_cmd`: a command of a queue.
@@ -349,7 +374,7 @@ const _: () = {
     assert!(size_of::<DevInfo>() == 64);
     assert!(size_of::<BasicParams>() == 32);
     assert!(size_of::<DiscardParams>() == 20);
-    assert!(size_of::<Params>() == 80);
+    assert!(size_of::<Params>() == 120);
     assert!(size_of::<Descriptor>() == 24);
 };
 
@@ -397,6 +422,7 @@ mod tests {
         assert_eq!(offset_of!(DiscardParams, max_discard_sectors), 8);
         assert_eq!(offset_of!(DiscardParams, max_discard_segments), 16);
         assert_eq!(offset_of!(Params, devt), 60);
+        assert_eq!(offset_of!(Params, dma_alignment), 108);
         assert_eq!(offset_of!(Descriptor, start_sector), 8);
     }
 
@@ -433,6 +459,13 @@ mod tests {
     }
 
     #[test]
+    fn the_place_of_data_and_buffers_is_encoded_as_the_kernel_decodes_it() {
+        assert_eq!(data_offset(0, 0), 0x8000_0000);
+        assert_eq!(data_offset(3, 5), 0x8000_0000 + (3 << 41) + (5 << 25));
+        assert_eq!(buffer_registration(0x0201), 0x0001_0201);
+    }
+
+    #[test]
     fn every_feature_has_the_name_of_its_bit() {
         for (bit, name) in [
             (feature::NEED_GET_DATA, "NEED_GET_DATA"),
@@ -442,6 +475,9 @@ mod tests {
             (feature::CMD_IOCTL_ENCODE, "CMD_IOCTL_ENCODE"),
             (feature::USER_RECOVERY_FAIL_IO, "USER_RECOVERY_FAIL_IO"),
             (feature::UPDATE_SIZE, "UPDATE_SIZE"),
+            (feature::USER_COPY, "USER_COPY"),
+            (feature::AUTO_BUF_REG, "AUTO_BUF_REG"),
+            (1 << 20, "IO_DESC_SIZE"),
         ] {
             assert_eq!(feature::NAMES[bit.trailing_zeros() as usize], name);
         }

@@ -4,7 +4,7 @@ use super::{CORES, DEVICE, ExportConfig, RequestMemory};
 use crate::text::count;
 use base::Size;
 use block::Device;
-use exports::ublk::{Begin, Config, Recovery, Ublk};
+use exports::ublk::{Begin, Config, DataPath, Recovery, Ublk};
 use exports::{Error, Export};
 use reactor::CoreRef;
 use sandbox::{Access, Capability, Profile};
@@ -32,6 +32,11 @@ pub(super) static KIND: Kind = Kind {
             "HOW",
             "create the disk (add), take over one whose server was killed (recover), or either [either]",
         ),
+        key(
+            "zero-copy",
+            "auto|off",
+            "let devices that look at no bytes use the kernel's buffers, on Linux 6.16 [auto]",
+        ),
         CORES,
     ],
 };
@@ -53,6 +58,7 @@ struct Started {
     queues: u16,
     queue_size: u16,
     max_io: u32,
+    is_zero_copy: bool,
 }
 
 /// The export that `spec` describes.
@@ -66,6 +72,7 @@ pub(super) fn parse(spec: &Spec) -> Result<Box<dyn ExportConfig>, SpecError> {
         read_only: spec.is_on("readonly")?,
         recovery: spec.get_or("recovery", RecoveryWord(default.recovery))?.0,
         begin: spec.get_or("begin", BeginWord(default.begin))?.0,
+        zero_copy: spec.get_or("zero-copy", ZeroCopyWord(default.zero_copy))?.0,
         core_map: Vec::new(),
     };
     if config.begin == Begin::Recover && config.id.is_none() {
@@ -114,6 +121,7 @@ impl ExportConfig for UblkConfig {
             queues: info.queues(),
             queue_size: info.queue_size(),
             max_io: info.max_io(),
+            is_zero_copy: ublk.data_path() == DataPath::Registered,
         }); // an export is started once
         Ok(Box::new(ublk))
     }
@@ -126,7 +134,8 @@ impl ExportConfig for UblkConfig {
         let Some(started) = self.started.get() else { return self.name() };
         let verb = if started.is_recovered { "taken over as" } else { "is" };
         let queues = count(started.queues.into(), "queue");
-        format!("ublk: {queues} of {device_id}, {verb} /dev/ublkb{}", started.id)
+        let how = if started.is_zero_copy { ", zero copy" } else { "" };
+        format!("ublk: {queues} of {device_id}, {verb} /dev/ublkb{}{how}", started.id)
     }
 
     fn fields(&self) -> Map<String, serde_json::Value> {
@@ -139,6 +148,7 @@ impl ExportConfig for UblkConfig {
             "queue_size": started.map_or(self.config.queue_size, |started| started.queue_size),
             "max_io": started.map_or(self.config.max_io, |started| started.max_io),
             "recovery": self.config.recovery.name(),
+            "zero_copy": started.is_some_and(|started| started.is_zero_copy),
             "recovered": started.is_some_and(|started| started.is_recovered),
         });
         fields.as_object().expect("an object").clone()
@@ -174,6 +184,22 @@ impl Value for RecoveryWord {
 
     fn parse(text: &str) -> Option<Self> {
         Recovery::ALL.into_iter().find(|recovery| recovery.name() == text).map(RecoveryWord)
+    }
+}
+
+struct ZeroCopyWord(bool);
+
+impl Value for ZeroCopyWord {
+    fn expected() -> String {
+        "auto or off".into()
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "auto" => Some(ZeroCopyWord(true)),
+            "off" => Some(ZeroCopyWord(false)),
+            _ => None,
+        }
     }
 }
 
@@ -216,6 +242,7 @@ mod tests {
         assert_eq!(refusal("ublk:id=x"), "export ublk:id=x: id=x: expected a number or auto");
         assert!(refusal("ublk:recovery=on").ends_with("expected reissue, plain, fail or off"));
         assert!(refusal("ublk:begin=later").ends_with("expected add, recover or either"));
+        assert!(refusal("ublk:zero-copy=on").ends_with("expected auto or off"));
         assert!(refusal("ublk:begin=recover").contains("say with id= which disk"));
     }
 

@@ -118,6 +118,10 @@ impl Device for Concat {
         self.children.iter().for_each(|c| c.unmap_region(region));
     }
 
+    fn takes_registered(&self) -> bool {
+        self.children.iter().all(|child| child.takes_registered())
+    }
+
     fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
         match &*self.children {
             [child] => child.kernel_backing(),

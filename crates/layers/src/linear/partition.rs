@@ -77,6 +77,10 @@ impl Device for Partition {
         self.child.unmap_region(region);
     }
 
+    fn takes_registered(&self) -> bool {
+        self.child.takes_registered()
+    }
+
     fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
         let disk = self.child.kernel_backing()?;
         let extent = disk.extent().part(self.start, self.len);

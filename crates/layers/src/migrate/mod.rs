@@ -31,8 +31,8 @@ pub use dirty::Dirty;
 
 use crate::stats::{Book, Counters, Snapshot};
 use block::{
-    Channel, Device, DeviceError, DirtyBitmap, IoFuture, IoResult, KernelBacking, Limits, MemoryRegion,
-    Request, StatusReport,
+    Channel, Device, DeviceError, DirtyBitmap, IoError, IoFuture, IoResult, KernelBacking, Limits,
+    MemoryRegion, Request, StatusReport,
 };
 use lent::{Lent, Loans};
 use reactor::{Core, CoreRef};
@@ -254,6 +254,7 @@ impl Device for Migratable {
         };
         let channel = Rc::new(MigratableChannel {
             child: RefCell::new(child.open_channel()?),
+            takes_registered: Cell::new(child.takes_registered()),
             next: RefCell::new(next),
             dirty: RefCell::new(dirty),
             is_held: Cell::new(is_held),
@@ -296,6 +297,10 @@ impl Device for Migratable {
         if let Some(next) = next {
             next.unmap_region(region);
         }
+    }
+
+    fn takes_registered(&self) -> bool {
+        self.child().takes_registered()
     }
 
     /// The bitmaps of the child; none during a migration, because its copy has none.
@@ -407,13 +412,15 @@ impl Migration {
         assert!(matches!(state.mode, Mode::Held), "{} is still written to", self.device.name);
         state.mode = Mode::Plain;
         let next = state.next.take().expect("set during the migration");
+        let takes_registered = next.takes_registered();
         let before = std::mem::replace(&mut state.child, next);
         drop(state);
         regions.iter().for_each(|region| before.unmap_region(region));
         drop(regions);
-        self.device.on_each_core(|channel| {
+        self.device.on_each_core(move |channel| {
             if let Some(next) = channel.next.take() {
                 channel.child.replace(next);
+                channel.takes_registered.set(takes_registered);
             }
             channel.release(None);
         });
@@ -448,6 +455,8 @@ impl Drop for Migration {
 
 struct MigratableChannel {
     child: RefCell<Rc<dyn Channel>>,
+    /// Whether the child takes registered buffers; its copy may not.
+    takes_registered: Cell<bool>,
     /// The copy's channel, while requests are held.
     next: RefCell<Option<Rc<dyn Channel>>>,
     /// Marks of writes that have ended.
@@ -490,6 +499,9 @@ impl MigratableChannel {
     async fn carry_out(&self, req: &Request<'_>, offset: u64) -> IoResult {
         if self.is_held.get() {
             self.released().await;
+        }
+        if req.data.is_registered() && !self.takes_registered.get() {
+            return Err(IoError::Unsupported);
         }
         let child = self.child.borrow().clone();
         let result = child.submit(req, offset).await;

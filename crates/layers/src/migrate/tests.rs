@@ -49,6 +49,73 @@ fn it_passes_the_suite_and_has_counted_it() {
     assert!(CHANNELS.with_borrow(|all| all.is_empty()));
 }
 
+/// A device that takes registered buffers, and succeeds with them.
+struct Registering(Arc<dyn Device>);
+
+struct RegisteringChannel(Rc<dyn Channel>);
+
+impl Channel for RegisteringChannel {
+    fn submit<'a>(&'a self, req: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+        if req.data.is_registered() { IoFuture::ready(Ok(())) } else { self.0.submit(req, offset) }
+    }
+    fn block_status<'a>(&'a self, report: &'a StatusReport, offset: u64, len: u64) -> IoFuture<'a> {
+        self.0.block_status(report, offset, len)
+    }
+}
+
+impl Device for Registering {
+    fn name(&self) -> &str {
+        "registering"
+    }
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+    fn open_channel(&self) -> Result<Rc<dyn Channel>, DeviceError> {
+        Ok(Rc::new(RegisteringChannel(self.0.open_channel()?)))
+    }
+    fn refresh(&self) -> Result<Limits, DeviceError> {
+        self.0.refresh()
+    }
+    fn map_region(&self, _: &MemoryRegion) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn unmap_region(&self, _: &MemoryRegion) {}
+    fn takes_registered(&self) -> bool {
+        true
+    }
+    fn kernel_backing(&self) -> Result<Arc<dyn KernelBacking>, DeviceError> {
+        Err(DeviceError::not_in_kernel(self.name()))
+    }
+}
+
+#[test]
+fn a_copy_that_takes_no_registered_buffers_gets_none_from_channels_that_are_open() {
+    let device = Arc::new(Migratable::new(Arc::new(Registering(mem(MIN_CAPACITY)))));
+    assert!(device.takes_registered());
+    let cores = one_core();
+    let (core, opened) = (cores.get(0), device.clone());
+    let channel = core.call(move |_| opened.open_channel().map(|channel| OPEN.set(Some(channel))));
+    channel.unwrap().unwrap();
+    let read = || {
+        core.block_on(|_| async {
+            let channel = OPEN.with_borrow(|channel| channel.clone()).unwrap();
+            channel.submit(&Request::read(block::Data::registered(0, 0, 4096)), 0).await
+        })
+    };
+    assert_eq!(read().unwrap(), Ok(()));
+    let migration = device.begin(mem(MIN_CAPACITY), true).unwrap();
+    migration.hold().unwrap();
+    migration.complete();
+    assert_eq!(read().unwrap(), Err(IoError::Unsupported));
+    assert!(!device.takes_registered());
+    core.call(|_| drop(OPEN.take())).unwrap();
+}
+
+thread_local! {
+    /// The open channel of the core of a test.
+    static OPEN: RefCell<Option<Rc<dyn Channel>>> = const { RefCell::new(None) };
+}
+
 #[test]
 fn it_passes_the_suite_while_it_moves_to_and_fro() {
     let places = [mem(MIN_CAPACITY), mem(MIN_CAPACITY)];

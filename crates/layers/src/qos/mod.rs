@@ -177,6 +177,10 @@ impl Device for Qos {
         self.child.unmap_region(region);
     }
 
+    fn takes_registered(&self) -> bool {
+        self.child.takes_registered()
+    }
+
     fn bitmaps(&self) -> Vec<Arc<dyn DirtyBitmap>> {
         self.child.bitmaps()
     }

@@ -91,6 +91,10 @@ impl Device for Stats {
         self.child.unmap_region(region);
     }
 
+    fn takes_registered(&self) -> bool {
+        self.child.takes_registered()
+    }
+
     fn bitmaps(&self) -> Vec<Arc<dyn DirtyBitmap>> {
         self.child.bitmaps()
     }
