@@ -1,4 +1,4 @@
-//! A hostile NBD client, and a running `exports::nbd`, over its socket.
+//! A hostile NBD client, and a running `exports_nbd`, over its socket.
 //!
 //! The client agrees on a form of replies, or sends anything. Then it mixes valid requests with
 //! changed ones and random bytes, ends its side, and reads the replies. Whatever it sends, nothing
@@ -8,7 +8,7 @@
 use crate::input::Input;
 use drivers::mem::{MemDevice, Options};
 use exports::Export;
-use exports::nbd::{Address, Config, Nbd};
+use exports_nbd::{Address, Config, Nbd};
 use reactor::{CoreConfig, Cores};
 use std::collections::HashMap;
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! A hostile NBD client of an export with TLS, and a running `exports::nbd`, over its socket.
+//! A hostile NBD client of an export with TLS, and a running `exports_nbd`, over its socket.
 //!
 //! The client requests TLS, correctly or not, and then sends input bytes, an edited ClientHello, or
 //! a whole session. Inside a session it behaves as the client of `nbd_server`, but it may flip,
@@ -10,7 +10,7 @@ use crate::input::Input;
 use crate::nbd_server::{Line, converse};
 use drivers::mem::{MemDevice, Options};
 use exports::Export;
-use exports::nbd::{Address, Config, Nbd, Security};
+use exports_nbd::{Address, Config, Nbd, Security};
 use reactor::{CoreConfig, Cores};
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};

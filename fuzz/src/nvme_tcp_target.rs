@@ -1,4 +1,4 @@
-//! A hostile NVMe/TCP host, and a running `exports::nvme_tcp`, over its socket.
+//! A hostile NVMe/TCP host, and a running `exports_nvme_tcp`, over its socket.
 //!
 //! The host authenticates or attempts it ([`authentication`]). Or it connects an admin queue and an
 //! I/O queue, with any digests, or sends anything from the start. Then it mixes valid commands with
@@ -12,7 +12,7 @@ mod authentication;
 use crate::input::Input;
 use drivers::mem::{MemDevice, Options};
 use exports::Export;
-use exports::nvme_tcp::{Access, Address, Config, NamespaceConfig, Nqn, NvmeTcp};
+use exports_nvme_tcp::{Access, Address, Config, NamespaceConfig, Nqn, NvmeTcp};
 use nvme::fabrics::property::{Configuration, PropertySet, offset};
 use nvme::fabrics::{ANY_CONTROLLER, Connect, ConnectData};
 use nvme::lba_status::{Action, GetLbaStatus};

@@ -12,6 +12,9 @@
 //! A check that fails panics with the name of the device and of the check, what came and what
 //! should have.
 //! The suite overwrites the device.
+//!
+//! [`slow`] is a device for tests of what stands above a device: a test decides when and how its
+//! requests end.
 
 #![forbid(unsafe_code)]
 
@@ -22,6 +25,7 @@ mod growth;
 mod model;
 mod operations;
 mod refusals;
+pub mod slow;
 
 pub use buffers::{BufferSource, Layout, PoolBuffers, RequestBuffer, Transfer};
 

@@ -7,7 +7,7 @@
 use crate::api_error::ApiError;
 use crate::state::ExportRecord;
 use atomic_file::{Folder, SystemFolder};
-use exports::nvme_tcp::HostSecrets;
+use exports_nvme_tcp::HostSecrets;
 use serde::{Deserialize, Serialize};
 use std::fmt::Display;
 use std::fs::DirBuilder;

@@ -2,8 +2,8 @@
 
 use crate::common::{Daemon, MIB, names, refusal};
 use block::{Device, Op};
-use exports::nbd::{Config, Nbd};
 use exports::stream::Address;
+use exports_nbd::{Config, Nbd};
 use layers::fault::{Action, Fault, Rule};
 use reactor::{CoreConfig, Cores};
 use reqwest::blocking::Response;

@@ -69,7 +69,7 @@ impl Moved {
 /// its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct Bytes {
+pub struct Bytes {
     read: AtomicU64,
     written: AtomicU64,
 }
@@ -94,7 +94,7 @@ impl Bytes {
 
 /// The clients of an export.
 #[derive(Debug, Default)]
-pub(crate) struct Clients {
+pub struct Clients {
     open: BTreeMap<u64, Open>,
     /// By NQN.
     hosts: BTreeMap<String, Host>,

@@ -57,11 +57,13 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn protocol(message: impl Into<String>) -> Error {
+    /// [`Error::Protocol`].
+    pub fn protocol(message: impl Into<String>) -> Error {
         Error::Protocol(message.into())
     }
 
-    pub(crate) fn client(
+    /// [`Error::Client`].
+    pub fn client(
         what: impl Into<String>,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Error {

@@ -1,42 +1,10 @@
 //! Exports: protocols through which clients use a device.
-//!
-//! An NBD export on a Unix socket, and a client:
-//!
-//! ```
-//! use block::{Device, Flags, Op};
-//! use drivers::mem::MemDevice;
-//! use drivers_nbd::NbdDevice;
-//! use exports::nbd::{Address, Config, Nbd};
-//! use reactor::{CoreConfig, Cores};
-//! use std::sync::Arc;
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let directory = tempfile::tempdir()?;
-//! let path = directory.path().join("disk.sock");
-//! let cores = Cores::start(&[CoreConfig::default()])?;
-//! let disk = Arc::new(MemDevice::new(&drivers::mem::Options::new(1 << 20))?);
-//! let config = Config::new(Address::Unix { path: path.clone(), permissions: 0o600 });
-//! let export = Nbd::start(disk, cores.all(), config)?;
-//!
-//! let address = drivers_nbd::Address::Unix(path);
-//! let client = Arc::new(NbdDevice::open(&drivers_nbd::Options::new(address))?);
-//! assert_eq!(client.limits().capacity, 1 << 20);
-//! let written = reactor::run(async move {
-//!     let channel = client.open_channel().unwrap();
-//!     let buffer = reactor::current().buffers().take(4096).await;
-//!     buffer.transfer(&*channel, Op::Write, Flags::FUA, 8192).await.1
-//! });
-//! assert_eq!(written, Ok(()));
-//! drop(export); // before its cores
-//! # Ok(())
-//! # }
-//! ```
 
 mod clients;
+mod data_memory;
 mod error;
 mod eventfd;
-pub mod nbd;
-pub mod nvme_tcp;
+mod ports;
 mod stats;
 mod stop;
 pub mod stream;
@@ -48,12 +16,15 @@ mod virtio_blk;
 
 pub use self::stream::{MIN_MEMORY, MemoryBudget};
 pub use clients::{Connection, Moved, NvmeQueue, Peer};
+pub use data_memory::DataMemory;
 pub use error::Error;
-pub use stats::{ClientsReport, QueueStats, Stats, Totals};
+pub use ports::{PortConfig, port_at};
+pub use stats::{ClientsReport, Connected, ConnectionStats, QueueStats, Stats, Totals};
+pub use target::Target;
 pub use virtio::contain_truncation;
 
 use block::Limits;
-use target::Target;
+use nvme_auth::access::Access;
 use vhost_user_blk::DataPlane;
 
 /// A running export of any kind. Dropping it completes the requests in flight, ends the sessions of
@@ -92,7 +63,7 @@ pub trait Export: Send + Sync {
     ///
     /// # Errors
     /// When TLS refuses the keys, or exports of this kind know no hosts. Then nothing changes.
-    fn set_access(&self, _access: nvme_tcp::Access) -> Result<(), Error> {
+    fn set_access(&self, _access: Access) -> Result<(), Error> {
         Err(Error::Config("only exports of kind nvme-tcp have a list of hosts".into()))
     }
 
@@ -102,7 +73,7 @@ pub trait Export: Send + Sync {
     /// # Errors
     /// When the export was started without TLS, or exports of this kind have no such TLS. Then
     /// nothing changes.
-    fn set_security(&self, _security: nbd::Security) -> Result<(), Error> {
+    fn set_security(&self, _security: stream::Security) -> Result<(), Error> {
         Err(Error::Config("only exports of kind nbd have TLS of this form".into()))
     }
 
@@ -112,7 +83,7 @@ pub trait Export: Send + Sync {
     /// # Errors
     /// When there is no such port, or exports of this kind have no access states. Then nothing
     /// changes.
-    fn set_access_states(&self, _states: &[nvme_tcp::PortConfig]) -> Result<(), Error> {
+    fn set_access_states(&self, _states: &[PortConfig]) -> Result<(), Error> {
         Err(Error::Config("only exports of kind nvme-tcp have access states".into()))
     }
 
@@ -123,14 +94,17 @@ pub trait Export: Send + Sync {
 }
 
 /// The core of each queue: those of `map` in turn, or all of them.
-fn queue_cores(map: &[usize], num_queues: u16, cores: usize) -> Vec<usize> {
+pub fn queue_cores(map: &[usize], num_queues: u16, cores: usize) -> Vec<usize> {
     let everyone: Vec<usize> = (0..cores).collect();
     let map = if map.is_empty() { &everyone } else { map };
     map.iter().copied().cycle().take(num_queues.into()).collect()
 }
 
 /// Checks that there are cores, and that `map` names existing ones.
-fn check_cores(map: &[usize], cores: usize) -> Result<(), Error> {
+///
+/// # Errors
+/// Names the core that does not exist, and the number of cores.
+pub fn check_cores(map: &[usize], cores: usize) -> Result<(), Error> {
     if cores == 0 {
         return Err(Error::Config("no core to serve the export".into()));
     }

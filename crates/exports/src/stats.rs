@@ -45,8 +45,9 @@ impl QueueStats {
         self.interrupts.load(Ordering::Relaxed)
     }
 
+    /// Counts a request of `bytes` bytes that has completed.
     #[inline]
-    pub(crate) fn count_request(&self, op: Op, bytes: u64) {
+    pub fn count_request(&self, op: Op, bytes: u64) {
         add(&self.requests[op as usize], 1);
         match op {
             Op::Read => add(&self.bytes_read, bytes),
@@ -56,26 +57,28 @@ impl QueueStats {
     }
 
     /// Adds requests that the kernel has completed.
-    pub(crate) fn add_requests(&self, op: Op, requests: u64) {
+    pub fn add_requests(&self, op: Op, requests: u64) {
         add(&self.requests[op as usize], requests);
     }
 
     /// Adds bytes of requests that the kernel has completed.
-    pub(crate) fn add_bytes(&self, read: u64, written: u64) {
+    pub fn add_bytes(&self, read: u64, written: u64) {
         add(&self.bytes_read, read);
         add(&self.bytes_written, written);
     }
 
     /// Adds failures of requests that the kernel has completed.
-    pub(crate) fn add_failures(&self, failures: u64) {
+    pub fn add_failures(&self, failures: u64) {
         add(&self.failed, failures);
     }
 
-    pub(crate) fn count_failure(&self) {
+    /// Counts a request that is answered with an error.
+    pub fn count_failure(&self) {
         add(&self.failed, 1);
     }
 
-    pub(crate) fn count_interrupt(&self) {
+    /// Counts an interrupt of a client.
+    pub fn count_interrupt(&self) {
         add(&self.interrupts, 1);
     }
 }
@@ -146,7 +149,8 @@ pub struct ClientsReport {
 }
 
 impl Stats {
-    pub(crate) fn new(queues: usize) -> Stats {
+    /// Counters of an export with so many queues, all 0.
+    pub fn new(queues: usize) -> Stats {
         let queues = (0..queues).map(|_| Default::default()).collect();
         Stats {
             queues,
@@ -236,12 +240,12 @@ impl Stats {
     }
 
     /// Counts a client of a protocol without addresses as connected until the result is dropped.
-    pub(crate) fn connect(self: &Arc<Self>) -> Connected {
+    pub fn connect(self: &Arc<Self>) -> Connected {
         self.connect_as(Peer::default(), None)
     }
 
     /// The same for a connection with counters of its own.
-    pub(crate) fn connect_peer(self: &Arc<Self>, peer: Peer) -> Connected {
+    pub fn connect_peer(self: &Arc<Self>, peer: Peer) -> Connected {
         self.connect_as(peer, Some(Arc::default()))
     }
 
@@ -259,7 +263,7 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A connected client.
 #[derive(Debug)]
-pub(crate) struct Connected {
+pub struct Connected {
     stats: Arc<Stats>,
     number: u64,
     bytes: Option<Arc<Bytes>>,
@@ -274,16 +278,18 @@ impl Drop for Connected {
 
 /// Counters of a connection: those of its core, and its own.
 #[derive(Debug)]
-pub(crate) struct ConnectionStats {
+pub struct ConnectionStats {
     of_core: Arc<QueueStats>,
     connected: Connected,
 }
 
 impl ConnectionStats {
+    /// Counters of a connection that the core with `of_core` serves.
     pub fn new(of_core: Arc<QueueStats>, connected: Connected) -> ConnectionStats {
         ConnectionStats { of_core, connected }
     }
 
+    /// As [`QueueStats::count_request`].
     #[inline]
     pub fn count_request(&self, op: Op, bytes: u64) {
         self.of_core.count_request(op, bytes);
@@ -292,6 +298,7 @@ impl ConnectionStats {
         }
     }
 
+    /// As [`QueueStats::count_failure`].
     pub fn count_failure(&self) {
         self.of_core.count_failure();
     }

@@ -6,42 +6,42 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 /// Raised to end a control thread, or to give it orders.
-pub(crate) struct StopSignal {
+pub struct StopSignal {
     event: OwnedFd,
 }
 
 impl StopSignal {
-    pub(crate) fn new() -> io::Result<StopSignal> {
+    pub fn new() -> io::Result<StopSignal> {
         Ok(StopSignal { event: eventfd()? })
     }
 
-    pub(crate) fn raise(&self) {
+    pub fn raise(&self) {
         let one = 1u64;
         // SAFETY: writes 8 bytes from a live variable; the counter is far from full.
         unsafe { libc::write(self.event.as_raw_fd(), (&raw const one).cast(), 8) };
     }
 
     /// Takes the signal back, for a thread that has seen its orders.
-    pub(crate) fn lower(&self) {
+    pub fn lower(&self) {
         let mut count = 0u64;
         // SAFETY: reads 8 bytes into a live variable; the descriptor is non-blocking.
         unsafe { libc::read(self.event.as_raw_fd(), (&raw mut count).cast(), 8) };
     }
 
     /// Waits for the signal, at most `timeout`. Returns whether it is raised.
-    pub(crate) fn wait(&self, timeout: Duration) -> bool {
+    pub fn wait(&self, timeout: Duration) -> bool {
         let mut fds = [readable(self.event.as_raw_fd())];
         poll(&mut fds, timeout.as_millis() as libc::c_int);
         fds[0].revents != 0
     }
 
     /// Waits until `fd` is readable (or has failed). Returns `false` once the signal is raised.
-    pub(crate) fn wait_readable(&self, fd: RawFd) -> bool {
+    pub fn wait_readable(&self, fd: RawFd) -> bool {
         self.wait_any([fd]).is_some()
     }
 
     /// As [`StopSignal::wait_readable`], at most `timeout` if there is one.
-    pub(crate) fn wait_readable_for(&self, fd: RawFd, timeout: Option<Duration>) -> Wait {
+    pub fn wait_readable_for(&self, fd: RawFd, timeout: Option<Duration>) -> Wait {
         let Some(timeout) = timeout else {
             return if self.wait_readable(fd) { Wait::Readable } else { Wait::Stopped };
         };
@@ -56,7 +56,7 @@ impl StopSignal {
 
     /// Waits until one of `fds` is readable (or has failed). Returns its index, or `None` once the
     /// signal is raised.
-    pub(crate) fn wait_any<const N: usize>(&self, fds: [RawFd; N]) -> Option<usize> {
+    pub fn wait_any<const N: usize>(&self, fds: [RawFd; N]) -> Option<usize> {
         let mut all: Vec<libc::pollfd> = Vec::with_capacity(N + 1);
         all.push(readable(self.event.as_raw_fd()));
         all.extend(fds.map(readable));
@@ -71,7 +71,7 @@ impl StopSignal {
 
 /// The reason why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
+pub enum Wait {
     Readable,
     TimedOut,
     Stopped,
@@ -89,7 +89,7 @@ fn readable(fd: RawFd) -> libc::pollfd {
 }
 
 /// Waits until one of `fds` has a requested event, or for `timeout_ms` (-1: no timeout).
-pub(crate) fn poll(fds: &mut [libc::pollfd], timeout_ms: libc::c_int) {
+pub fn poll(fds: &mut [libc::pollfd], timeout_ms: libc::c_int) {
     // SAFETY: `fds` is a live list of the length that is given. A signal ends the wait early, as a
     // timeout.
     if unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } < 0 {

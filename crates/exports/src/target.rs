@@ -14,7 +14,7 @@ thread_local! {
 }
 
 /// A device opened on the calling core.
-pub(crate) struct Target {
+pub struct Target {
     channel: Rc<dyn Channel>,
     /// Keeps the device alive as long as the channel.
     _device: Arc<dyn Device>,
@@ -26,7 +26,7 @@ pub(crate) struct Target {
 impl Target {
     /// Opens the device on the calling core, or shares an open channel. Refuses writes if the
     /// device or `is_read_only` says so.
-    pub(crate) fn open(device: Arc<dyn Device>, is_read_only: bool) -> Result<Target, Error> {
+    pub fn open(device: Arc<dyn Device>, is_read_only: bool) -> Result<Target, Error> {
         let key = Arc::as_ptr(&device).addr();
         // A channel found here is in use by a target, which keeps its device: no other device has
         // the same address.
@@ -45,13 +45,13 @@ impl Target {
 
     /// Submits a request that modifies nothing.
     #[inline]
-    pub(crate) fn submit<'a>(&'a self, request: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+    pub fn submit<'a>(&'a self, request: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
         self.channel.submit(request, offset)
     }
 
     /// Submits a request that modifies data, unless the target is read-only.
     #[inline]
-    pub(crate) fn modify<'a>(&'a self, request: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
+    pub fn modify<'a>(&'a self, request: &'a Request<'a>, offset: u64) -> IoFuture<'a> {
         if self.is_read_only {
             return IoFuture::ready(Err(IoError::ReadOnly));
         }
@@ -63,12 +63,7 @@ impl Target {
     ///
     /// # Errors
     /// Those of the device, and a medium error if it answers for nothing.
-    pub(crate) async fn block_status(
-        &self,
-        report: &StatusReport,
-        offset: u64,
-        len: u64,
-    ) -> Result<u64, IoError> {
+    pub async fn block_status(&self, report: &StatusReport, offset: u64, len: u64) -> Result<u64, IoError> {
         let before = report.covered();
         self.channel.block_status(report, offset, len).await?;
         match report.covered() - before {
@@ -79,12 +74,12 @@ impl Target {
 
     /// Block size in bytes.
     #[inline]
-    pub(crate) fn block_size(&self) -> u32 {
+    pub fn block_size(&self) -> u32 {
         self.limits.block_size
     }
 
     /// Makes completed writes durable; returns at once if the device has no volatile cache.
-    pub(crate) async fn flush(&self) -> IoResult {
+    pub async fn flush(&self) -> IoResult {
         if !self.limits.volatile_cache {
             return Ok(());
         }
@@ -93,13 +88,13 @@ impl Target {
 
     /// The flags of a write that must be durable when it completes.
     #[inline]
-    pub(crate) fn durable(&self) -> Flags {
+    pub fn durable(&self) -> Flags {
         if self.limits.volatile_cache { Flags::FUA } else { Flags::NONE }
     }
 
     /// Reads or writes all of `data`, in parts that the device accepts.
     #[inline]
-    pub(crate) async fn transfer(&self, op: Op, flags: Flags, offset: u64, data: Data<'_>) -> IoResult {
+    pub async fn transfer(&self, op: Op, flags: Flags, offset: u64, data: Data<'_>) -> IoResult {
         let longest = (self.limits.max_transfer & !(self.limits.block_size - 1)) as usize;
         let mut done = 0;
         loop {
@@ -119,14 +114,14 @@ impl Target {
     }
 
     /// Discards a range of any length.
-    pub(crate) async fn discard(&self, offset: u64, len: u64) -> IoResult {
+    pub async fn discard(&self, offset: u64, len: u64) -> IoResult {
         let Limits { max_discard, discard_alignment, block_size, .. } = self.limits;
         let longest = longest_of(max_discard, discard_alignment.max(block_size).into(), block_size);
         self.in_parts(offset, len, longest, Request::discard).await
     }
 
     /// Writes zeroes over a range of any length.
-    pub(crate) async fn write_zeroes(&self, offset: u64, len: u64, flags: Flags) -> IoResult {
+    pub async fn write_zeroes(&self, offset: u64, len: u64, flags: Flags) -> IoResult {
         let Limits { max_write_zeroes, block_size, .. } = self.limits;
         let longest = longest_of(max_write_zeroes, block_size.into(), block_size);
         self.in_parts(offset, len, longest, |len| Request::write_zeroes(len, flags)).await

@@ -21,6 +21,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod access_state;
 pub mod command;
 pub mod entry;
 pub mod fabrics;
@@ -34,6 +35,7 @@ pub mod zns;
 
 mod wire;
 
+pub use access_state::AccessState;
 pub use command::Command;
 pub use entry::{CompletionEntry, Sgl, SubmissionEntry};
 pub use health_log::HealthLog;

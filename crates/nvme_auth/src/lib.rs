@@ -15,6 +15,7 @@
 //! | `mac` | the hashes, plain and with a key |
 //! | [`response`] | the keyed hashes that prove knowledge of a secret |
 //! | [`controller`], [`host`] | the two sides, as state machines without side effects |
+//! | [`access`] | the hosts that may connect to a subsystem, and their secrets |
 //!
 //! Secrets are wiped when dropped and compared in constant time, and their `Debug` hides them.
 //! `crypto-bigint` computes powers in constant time, without `unsafe`. It also needs no system
@@ -25,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod controller;
 pub mod group;
 pub mod host;

@@ -2,7 +2,7 @@
 
 use super::{Host, SUBSYSTEM};
 use crate::input::Input;
-use exports::nvme_tcp::{Auth, Choices, Group, Hash, Keys, Nqn};
+use exports_nvme_tcp::{Auth, Choices, Group, Hash, Keys, Nqn};
 use nvme::fabrics::ANY_CONTROLLER;
 use nvme::fabrics::auth::{self, Body, Failure, Message};
 use nvme::tcp::{C2hData, COMMON_BYTES, PduType, Side};

@@ -7,7 +7,7 @@ use super::{Engine, Live};
 use crate::api_error::ApiError;
 use crate::state::ExportRecord;
 use api::AnaState;
-use exports::nvme_tcp::{AccessState, Address, PortConfig, port_at};
+use exports_nvme_tcp::{AccessState, Address, PortConfig, port_at};
 use hosting::export::ports::{access_states, ports, written};
 use std::collections::BTreeMap;
 

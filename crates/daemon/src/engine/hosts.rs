@@ -7,7 +7,7 @@ use super::Engine;
 use crate::api_error::{ApiError, Kind};
 use crate::state::ExportRecord;
 use api::{HostsChange, NewHost};
-use exports::nvme_tcp::{Access, HostSecrets, Hosts, Nqn};
+use exports_nvme_tcp::{Access, HostSecrets, Hosts, Nqn};
 use hosting::export::{ExportPlan, KINDS};
 use std::collections::BTreeSet;
 

@@ -3,10 +3,10 @@
 use super::Workers;
 use super::wire::{self, Action, Command, KeyFile, MAX_KEY_BYTES, Report, Task};
 use block::{Device, Limits};
-use exports::nvme_tcp::HostSecrets;
 use exports::stream::{Address, BoundSocket};
 use exports::vhost_user_blk::{Config, VhostUserBlk};
 use exports::{ClientsReport, Error, Export, Stats, Totals};
+use exports_nvme_tcp::HostSecrets;
 use reactor::CoreRef;
 use secrets::ReadFile;
 use std::io::{self, BufRead, BufReader, Read};

@@ -11,8 +11,8 @@
 //!
 //! A worker may be hostile: what it says is bounded, and only counted, shown or compared.
 
-use exports::nvme_tcp::{HostSecrets, SecretText};
 use exports::{ClientsReport, Totals};
+use exports_nvme_tcp::{HostSecrets, SecretText};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,

@@ -5,8 +5,8 @@
 pub mod load;
 
 use block::{Device, Flags, IoError, MemoryRegion, Op};
-use exports::nbd::{Config, Nbd};
 use exports::stream::Address;
+use exports_nbd::{Config, Nbd};
 use layers::fault::Fault;
 use reactor::{CoreConfig, Cores};
 use reqwest::blocking::{Client, RequestBuilder, Response};

@@ -39,7 +39,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 const STACK_BYTES: usize = 256 << 10;
 
 /// The handshake with one newcomer, as a state machine.
-pub(crate) trait Handshake: Send + 'static {
+pub trait Handshake: Send + 'static {
     /// Parses as much of `input` as possible and appends the response to `output`. `input` is
     /// everything received and not yet consumed. The first call has no input and may produce a
     /// greeting. A call that consumes or appends bytes is followed by another one, after all output
@@ -63,7 +63,7 @@ pub(crate) trait Handshake: Send + 'static {
 
 /// The state of a handshake after [`Handshake::advance`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HandshakeStep {
+pub enum HandshakeStep {
     /// More input is needed.
     More,
     /// TLS starts once all output has been sent. Bytes received in the clear and not consumed are
@@ -79,7 +79,7 @@ pub(crate) enum HandshakeStep {
 }
 
 /// Creates handshakes and receives the clients that complete them. Called by the control thread.
-pub(crate) trait AcceptHandler: Send + 'static {
+pub trait AcceptHandler: Send + 'static {
     /// The handshake of this protocol.
     type Handshake: Handshake;
 
@@ -103,21 +103,21 @@ pub(crate) trait AcceptHandler: Send + 'static {
 }
 
 /// A client that completed its handshake.
-pub(crate) struct Admitted<T> {
+pub struct Admitted<T> {
     /// The connection, with or without TLS.
-    pub(crate) wire: Wire,
+    pub wire: Wire,
     /// The peer's name, for logs.
-    pub(crate) peer: String,
+    pub peer: String,
     /// The completed handshake, with the negotiated values.
-    pub(crate) handshake: T,
+    pub handshake: T,
     /// Bytes received after the handshake.
-    pub(crate) early: Vec<u8>,
+    pub early: Vec<u8>,
     /// The peer's origin, for limits.
-    pub(crate) origin: Origin,
+    pub origin: Origin,
 }
 
 /// A running acceptor: its control thread and the orders for it.
-pub(crate) struct Acceptor {
+pub struct Acceptor {
     orders: Arc<Orders>,
     thread: JoinHandle<()>,
 }
@@ -152,11 +152,7 @@ impl Acceptor {
     ///
     /// # Errors
     /// When the system refuses the thread.
-    pub(crate) fn open<H: AcceptHandler>(
-        listener: Listener,
-        name: String,
-        host: H,
-    ) -> Result<Acceptor, Error> {
+    pub fn open<H: AcceptHandler>(listener: Listener, name: String, host: H) -> Result<Acceptor, Error> {
         let failed = |source| Error::System { action: "start the export's control thread", source };
         let signal = StopSignal::new().map_err(failed)?;
         let orders = Arc::new(Orders { signal, given: Mutex::default() });
@@ -178,7 +174,7 @@ impl Acceptor {
 
     /// Disconnects newcomers that are cancelled. Returns when they are gone, and every client that
     /// was admitted before is on its core.
-    pub(crate) fn settle(&self) {
+    pub fn settle(&self) {
         let (done, settled) = sync_channel(1);
         self.orders.give(Order::Settle(done));
         let _ = settled.recv(); // fails when the thread is gone, and its newcomers with it
@@ -186,7 +182,7 @@ impl Acceptor {
 
     /// Stops accepting and disconnects clients in their handshake. Clients that are served stay
     /// connected.
-    pub(crate) fn close(self) {
+    pub fn close(self) {
         self.orders.give(Order::Stop);
         if self.thread.join().is_err() {
             tracing::error!("the acceptor thread of an export panicked");

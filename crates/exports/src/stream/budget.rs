@@ -26,7 +26,7 @@ pub const MIN_MEMORY: usize = 16 << 20;
 /// Bytes that one connection has at most: one request of the longest kind, or 256 of 128 KiB.
 const MOST: usize = 32 << 20;
 /// Longest fragment of a request that is served from the connection's minimum, in bytes.
-pub(crate) const FRAGMENT: usize = 128 << 10;
+pub const FRAGMENT: usize = 128 << 10;
 
 /// Memory for the data of network clients. Clones share it.
 #[derive(Clone)]
@@ -72,7 +72,7 @@ impl MemoryBudget {
     }
 
     /// Reserves the minimum of a connection. Returns `None` when half of the budget is reserved.
-    pub(crate) fn reserve(&self, minimum: Minimum) -> Option<Reserved> {
+    pub fn reserve(&self, minimum: Minimum) -> Option<Reserved> {
         let (total, most) = (minimum.total(), self.0.bytes - self.pool());
         let next = |reserved: usize| (reserved + total <= most).then_some(reserved + total);
         self.0.reserved.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
@@ -84,6 +84,7 @@ impl MemoryBudget {
     }
 
     /// Borrows `bytes` for a connection that has already borrowed `own`. Returns whether it could.
+    #[inline]
     fn borrow(&self, own: usize, bytes: usize) -> bool {
         let next = |borrowed: usize| {
             (own + bytes <= self.pool().saturating_sub(borrowed)).then_some(borrowed + bytes)
@@ -91,6 +92,7 @@ impl MemoryBudget {
         bytes == 0 || self.0.borrowed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
     }
 
+    #[inline]
     fn give_back(&self, bytes: usize) {
         if bytes > 0 {
             self.0.borrowed.fetch_sub(bytes, Ordering::Relaxed);
@@ -99,7 +101,7 @@ impl MemoryBudget {
 
     /// Whether more than half of the pool is borrowed: free memory should go back to the system.
     #[inline]
-    pub(crate) fn is_tight(&self) -> bool {
+    pub fn is_tight(&self) -> bool {
         self.0.borrowed.load(Ordering::Relaxed) > self.pool() / 2
     }
 }
@@ -119,13 +121,13 @@ fn physical_memory() -> usize {
 
 /// The memory guaranteed to a connection, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Minimum {
+pub struct Minimum {
     /// For requests.
-    pub(crate) requests: usize,
+    pub requests: usize,
     /// For data that arrives with a command, before the rest of the stream can be parsed.
-    pub(crate) capsules: usize,
+    pub capsules: usize,
     /// For memory that is not tied to requests: stream buffers and fragments.
-    pub(crate) fixed: usize,
+    pub fixed: usize,
 }
 
 impl Minimum {
@@ -135,7 +137,7 @@ impl Minimum {
 }
 
 /// The minimum of one connection; given back when dropped.
-pub(crate) struct Reserved {
+pub struct Reserved {
     budget: MemoryBudget,
     minimum: Minimum,
 }
@@ -172,6 +174,7 @@ impl Purse {
         is_possible
     }
 
+    #[inline]
     fn give_back(&self, budget: &MemoryBudget, cost: usize) {
         let (old, new) = (self.used.get(), self.used.get() - cost);
         self.used.set(new);
@@ -180,7 +183,7 @@ impl Purse {
 }
 
 /// The memory account of one connection, on its core.
-pub(crate) struct Account {
+pub struct Account {
     reserved: Reserved,
     requests: Purse,
     capsules: Purse,
@@ -192,7 +195,7 @@ pub(crate) struct Account {
 
 /// The purpose of a charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
+pub enum Purpose {
     Request,
     Capsule,
     FragmentIn,
@@ -201,7 +204,7 @@ pub(crate) enum Purpose {
 
 /// The result of [`Account::charge`].
 #[derive(Debug)]
-pub(crate) enum Room {
+pub enum Room {
     Yes(Charge),
     /// Refused now; granted once another request of this connection ends.
     Later,
@@ -210,7 +213,7 @@ pub(crate) enum Room {
 }
 
 impl Account {
-    pub(crate) fn new(reserved: Reserved) -> Rc<Account> {
+    pub fn new(reserved: Reserved) -> Rc<Account> {
         let Minimum { requests, capsules, .. } = reserved.minimum;
         Rc::new(Account {
             reserved,
@@ -221,13 +224,13 @@ impl Account {
         })
     }
 
-    pub(crate) fn budget(&self) -> &MemoryBudget {
+    pub fn budget(&self) -> &MemoryBudget {
         &self.reserved.budget
     }
 
     /// Charges `cost` bytes.
     #[inline]
-    pub(crate) fn charge(self: &Rc<Self>, purpose: Purpose, cost: usize) -> Room {
+    pub fn charge(self: &Rc<Self>, purpose: Purpose, cost: usize) -> Room {
         let (is_taken, is_idle) = match purpose {
             Purpose::Request => {
                 let is_idle = self.requests.used.get() == 0;
@@ -245,12 +248,8 @@ impl Account {
 
     /// Waits until the charge succeeds, or until it returns [`Room::Never`]. At most one task may
     /// wait.
-    pub(crate) fn poll_charge(
-        self: &Rc<Self>,
-        purpose: Purpose,
-        cost: usize,
-        cx: &Context<'_>,
-    ) -> Poll<Room> {
+    #[inline]
+    pub fn poll_charge(self: &Rc<Self>, purpose: Purpose, cost: usize, cx: &Context<'_>) -> Poll<Room> {
         match self.charge(purpose, cost) {
             Room::Later => {
                 let mut waiter = self.waiter.borrow_mut();
@@ -269,7 +268,7 @@ impl Account {
 }
 
 /// Memory in use; returned when dropped.
-pub(crate) struct Charge {
+pub struct Charge {
     account: Rc<Account>,
     purpose: Purpose,
     cost: usize,

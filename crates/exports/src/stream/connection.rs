@@ -39,10 +39,10 @@ const BATCH_BYTES: usize = 128 << 10;
 const RECEIVES: usize = 4;
 
 /// Longest header of a request of any protocol: behind long data, a connection receives only this.
-pub(crate) const MAX_REQUEST_HEADER: usize = 128;
+pub const MAX_REQUEST_HEADER: usize = 128;
 
 /// The protocol of a connection: turns bytes into requests and serves them.
-pub(crate) trait Protocol: Sized + 'static {
+pub trait Protocol: Sized + 'static {
     /// A parsed request, which counts towards the limit.
     type Job: 'static;
 
@@ -72,7 +72,7 @@ pub(crate) trait Protocol: Sized + 'static {
 }
 
 /// The outcome of [`Protocol::next`].
-pub(crate) enum Found<J> {
+pub enum Found<J> {
     /// More bytes.
     NeedsBytes,
     /// A slot for one more request, and memory for its data.
@@ -88,7 +88,7 @@ pub(crate) enum Found<J> {
 }
 
 /// A connection that this core serves.
-pub(crate) struct Connection<P: Protocol> {
+pub struct Connection<P: Protocol> {
     link: Link,
     protocol: P,
     /// Whether the reader waits for bytes rather than for room.
@@ -103,7 +103,7 @@ pub(crate) struct Connection<P: Protocol> {
 }
 
 /// A connection of any protocol.
-pub(crate) trait Serving {
+pub trait Serving {
     /// Refuses new requests. The connection ends once earlier requests have been answered.
     fn stop(&self);
     /// Waits until the connection has ended.
@@ -112,7 +112,7 @@ pub(crate) trait Serving {
 
 impl<P: Protocol> Connection<P> {
     /// Starts serving, with at most `max_requests` at a time.
-    pub(crate) fn start(
+    pub fn start(
         core: &Core,
         parts: Parts,
         store: Store,
@@ -136,7 +136,7 @@ impl<P: Protocol> Connection<P> {
     }
 
     /// Runs the connection until nothing of it is left on the core.
-    pub(crate) async fn live(self: &Rc<Self>) {
+    pub async fn live(self: &Rc<Self>) {
         self.link.until(|| self.link.state() != State::Open).await;
         let is_answered = || self.is_answered();
         while !self.link.until_patiently(is_answered).await {

@@ -30,9 +30,10 @@ const LEAST_VISITORS: usize = 16;
 
 /// A client's origin, for limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Origin {
+pub enum Origin {
     /// This machine, through a Unix socket: its permissions control access.
     Local,
+    /// An IPv4 address.
     V4([u8; 4]),
     /// The /64 network of an IPv6 address: a single machine usually has all of it.
     V6([u8; 8]),
@@ -52,27 +53,23 @@ impl From<IpAddr> for Origin {
 
 /// Connection limits of an export.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ConnectionLimits {
+pub struct ConnectionLimits {
     /// All connections.
-    pub(crate) total: usize,
+    pub total: usize,
     /// Unauthenticated connections of one address. `None`: see [`default_limit`].
-    pub(crate) of_address: Option<usize>,
+    pub of_address: Option<usize>,
     /// Connections of one host. `None`: as many as the shares of others leave if only listed hosts
     /// may connect, else see [`default_limit`].
-    pub(crate) of_host: Option<usize>,
+    pub of_host: Option<usize>,
     /// Listed hosts; each has reserved slots.
-    pub(crate) listed: Vec<Box<str>>,
+    pub listed: Vec<Box<str>>,
     /// Whether only listed hosts may connect.
-    pub(crate) is_closed: bool,
+    pub is_closed: bool,
 }
 
 impl ConnectionLimits {
     /// Limits where the clients with keys of `tls` are the listed hosts.
-    pub(crate) fn with_tls(
-        tls: Option<&Security>,
-        total: usize,
-        of_address: Option<usize>,
-    ) -> ConnectionLimits {
+    pub fn with_tls(tls: Option<&Security>, total: usize, of_address: Option<usize>) -> ConnectionLimits {
         let (listed, is_closed) = tls.map(Security::listed).unwrap_or_default();
         ConnectionLimits { total, of_address, of_host: None, listed, is_closed }
     }
@@ -80,37 +77,43 @@ impl ConnectionLimits {
 
 /// The connections that one address or one host may have out of `total`: three quarters, or all of
 /// a few.
-pub(crate) fn default_limit(total: usize) -> usize {
+pub fn default_limit(total: usize) -> usize {
     if total < LEAST_TO_KEEP { total } else { total - total / 4 }
 }
 
 /// A client that requests a slot.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Applicant<'a> {
-    pub(crate) origin: Origin,
+pub struct Applicant<'a> {
+    /// Its origin.
+    pub origin: Origin,
     /// The name of its host, if the protocol has one.
-    pub(crate) host: Option<&'a str>,
+    pub host: Option<&'a str>,
     /// Whether the client authenticated as this host.
-    pub(crate) is_proven: bool,
+    pub is_proven: bool,
 }
 
 /// The reason why a slot was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoSlot {
+pub enum NoSlot {
+    /// All connections of the export are in use: their number.
     #[error("all {0} connections are in use (clients=)")]
     Total(usize),
+    /// Those of the client's address.
     #[error("the client's address already has {0} connections (address-clients=)")]
     Address(usize),
+    /// Those of the client's host.
     #[error("the client's host already has {0} connections (host-clients=)")]
     Host(usize),
+    /// The remaining ones are reserved for listed hosts.
     #[error("the remaining connections are reserved for listed hosts (clients=)")]
     Kept,
+    /// The memory budget has no minimum left.
     #[error("the memory for network clients is used up (--memory)")]
     Memory,
 }
 
 /// The connection slots of an export at one listener.
-pub(crate) struct ConnectionSlots {
+pub struct ConnectionSlots {
     /// Slots that several exports share; each connection takes one of them, too.
     shared: Option<Arc<ConnectionSlots>>,
     budget: MemoryBudget,
@@ -136,7 +139,7 @@ struct Taken {
 }
 
 /// A connection slot; freed when dropped.
-pub(crate) struct ConnectionSlot {
+pub struct ConnectionSlot {
     slots: Arc<ConnectionSlots>,
     id: u64,
     /// The memory guaranteed to its connection.
@@ -160,16 +163,12 @@ impl Drop for ConnectionSlot {
 
 impl ConnectionSlots {
     /// Creates the slots of the named export, whose connections allocate from `budget`.
-    pub(crate) fn new(
-        limits: ConnectionLimits,
-        budget: MemoryBudget,
-        export: Arc<str>,
-    ) -> Arc<ConnectionSlots> {
+    pub fn new(limits: ConnectionLimits, budget: MemoryBudget, export: Arc<str>) -> Arc<ConnectionSlots> {
         ConnectionSlots::within(None, limits, budget, export)
     }
 
     /// As [`ConnectionSlots::new`]; each connection also takes one of the `shared` slots.
-    pub(crate) fn within(
+    pub fn within(
         shared: Option<Arc<ConnectionSlots>>,
         limits: ConnectionLimits,
         budget: MemoryBudget,
@@ -185,12 +184,12 @@ impl ConnectionSlots {
     }
 
     /// The number of connections that count against the limits: all but those of visitors.
-    pub(crate) fn connected(&self) -> usize {
+    pub fn connected(&self) -> usize {
         self.table().connected().count()
     }
 
     /// Replaces the listed hosts; existing connections keep their slots.
-    pub(crate) fn set_listed(&self, listed: Vec<Box<str>>, is_closed: bool) {
+    pub fn set_listed(&self, listed: Vec<Box<str>>, is_closed: bool) {
         let limits = &mut self.table().limits;
         (limits.listed, limits.is_closed) = (listed, is_closed);
     }
@@ -199,7 +198,7 @@ impl ConnectionSlots {
     ///
     /// # Errors
     /// When a limit refuses the client; logged at a bounded rate.
-    pub(crate) fn take(
+    pub fn take(
         self: &Arc<Self>,
         applicant: Applicant<'_>,
         minimum: Minimum,
@@ -230,7 +229,7 @@ impl ConnectionSlots {
     ///
     /// # Errors
     /// As [`ConnectionSlots::take`], and logged likewise.
-    pub(crate) fn check(&self, applicant: Applicant<'_>, peer: &str) -> Result<(), NoSlot> {
+    pub fn check(&self, applicant: Applicant<'_>, peer: &str) -> Result<(), NoSlot> {
         if let Some(shared) = &self.shared {
             shared.check(applicant, peer)?;
         }
@@ -243,7 +242,7 @@ impl ConnectionSlots {
     ///
     /// # Errors
     /// When the memory budget has no room for it.
-    pub(crate) fn visit(
+    pub fn visit(
         self: &Arc<Self>,
         origin: Origin,
         minimum: Minimum,
@@ -356,7 +355,7 @@ impl Table {
 
 /// Given connections oldest first, returns the oldest one of the origin that has the most. Returns
 /// `None` when there are none.
-pub(crate) fn oldest_of_most<T: Copy>(connections: impl Iterator<Item = (Origin, T)> + Clone) -> Option<T> {
+pub fn oldest_of_most<T: Copy>(connections: impl Iterator<Item = (Origin, T)> + Clone) -> Option<T> {
     let mut counts: HashMap<Origin, usize> = HashMap::new();
     connections.clone().for_each(|(origin, _)| *counts.entry(origin).or_default() += 1);
     let most = counts.values().copied().max()?;

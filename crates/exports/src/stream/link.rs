@@ -19,14 +19,17 @@ use std::task::{Poll, Waker};
 const PATIENCE_NS: u64 = 5_000_000_000;
 
 /// Everything a core needs to serve a connection of any protocol.
-pub(crate) struct Parts {
-    pub(crate) wire: Wire,
+pub struct Parts {
+    /// The socket, with or without TLS.
+    pub wire: Wire,
     /// The peer's name, for logs.
-    pub(crate) peer: String,
+    pub peer: String,
     /// The export's name, for logs.
-    pub(crate) export: Arc<str>,
-    pub(crate) stats: ConnectionStats,
-    pub(crate) slot: ConnectionSlot,
+    pub export: Arc<str>,
+    /// Its counters.
+    pub stats: ConnectionStats,
+    /// Its slot.
+    pub slot: ConnectionSlot,
 }
 
 /// The state of a connection.
@@ -40,7 +43,7 @@ pub(super) enum State {
 }
 
 /// The result of [`Link::grant`].
-pub(crate) enum Grant {
+pub enum Grant {
     /// Granted, with memory if the request has data.
     Whole(Option<Memory>),
     /// Granted without memory: the budget is used up and the data moves in fragments.
@@ -50,7 +53,7 @@ pub(crate) enum Grant {
 }
 
 /// A permit to use the connection's scratch memory.
-pub(crate) struct Scratch<'a>(&'a Permits);
+pub struct Scratch<'a>(&'a Permits);
 
 impl Drop for Scratch<'_> {
     fn drop(&mut self) {
@@ -59,7 +62,7 @@ impl Drop for Scratch<'_> {
 }
 
 /// The sending side of a connection, and its limits.
-pub(crate) struct Link {
+pub struct Link {
     // Declared before the socket that it watches, so that it is dropped first.
     pub(super) readiness: Readiness,
     socket: Arc<OwnedFd>,
@@ -115,12 +118,12 @@ impl Link {
     }
 
     /// The connection's socket.
-    pub(crate) fn socket(&self) -> &OwnedFd {
+    pub fn socket(&self) -> &OwnedFd {
         &self.socket
     }
 
     /// Whether the connection has TLS.
-    pub(crate) fn is_secured(&self) -> bool {
+    pub fn is_secured(&self) -> bool {
         self.wire.borrow().is_secured()
     }
 
@@ -138,19 +141,19 @@ impl Link {
 
     /// Its counters.
     #[inline]
-    pub(crate) fn stats(&self) -> &ConnectionStats {
+    pub fn stats(&self) -> &ConnectionStats {
         &self.stats
     }
 
     /// The export's name and the client's, for logs.
-    pub(crate) fn names(&self) -> (&str, &str) {
+    pub fn names(&self) -> (&str, &str) {
         (&self.export, &self.peer)
     }
 
     /// Counts a request against the limits and allocates `data` bytes for it (0: no memory). A
     /// granted request counts until it is answered.
     #[inline]
-    pub(crate) fn grant(&self, data: usize) -> Grant {
+    pub fn grant(&self, data: usize) -> Grant {
         // A request without data does not queue behind those that wait for memory.
         if self.requests.get() >= self.max_requests {
             return Grant::NoRoom;
@@ -173,7 +176,8 @@ impl Link {
     /// Waits for `len` bytes of memory, at most as much as a connection may have. Waiters are
     /// served in order. A connection without requests gets its minimum even when the budget is used
     /// up.
-    pub(crate) async fn memory(&self, len: usize) -> Memory {
+    #[inline]
+    pub async fn memory(&self, len: usize) -> Memory {
         let cost = Store::cost(len);
         self.turn.acquire(1).await;
         let room = poll_fn(|cx| self.account.poll_charge(Purpose::Request, cost, cx)).await;
@@ -186,16 +190,18 @@ impl Link {
 
     /// Memory for data that arrives with a command. Returns `None` while earlier commands use up
     /// the limit.
-    pub(crate) fn capsule(&self, len: usize) -> Option<Memory> {
+    #[inline]
+    pub fn capsule(&self, len: usize) -> Option<Memory> {
         self.charged(Purpose::Capsule, len)
     }
 
     /// Memory for a fragment of a long incoming request. Returns `None` until the previous fragment
     /// has been stored.
-    pub(crate) fn fragment_in(&self, len: usize) -> Option<Memory> {
+    pub fn fragment_in(&self, len: usize) -> Option<Memory> {
         self.charged(Purpose::FragmentIn, len)
     }
 
+    #[inline]
     fn charged(&self, purpose: Purpose, len: usize) -> Option<Memory> {
         match self.account.charge(purpose, Store::cost(len)) {
             Room::Yes(charge) => Some(self.store.take_charged(len, charge)),
@@ -205,7 +211,7 @@ impl Link {
 
     /// Waits for the turn to reply in fragments, which ends with [`Link::end_fragments`].
     /// `is_whole`: other replies are held back until then.
-    pub(crate) async fn begin_fragments(&self, is_whole: bool) {
+    pub async fn begin_fragments(&self, is_whole: bool) {
         self.turn.acquire(1).await;
         if is_whole {
             *self.held_back.borrow_mut() = Some(Vec::new());
@@ -214,7 +220,7 @@ impl Link {
 
     /// Waits until the previous fragment has been sent, and returns memory for one of at most
     /// [`FRAGMENT`] bytes.
-    pub(crate) async fn fragment_out(&self, len: usize) -> Memory {
+    pub async fn fragment_out(&self, len: usize) -> Memory {
         let cost = Store::cost(len.min(FRAGMENT));
         match poll_fn(|cx| self.account.poll_charge(Purpose::FragmentOut, cost, cx)).await {
             Room::Yes(charge) => self.store.take_charged(len.min(FRAGMENT), charge),
@@ -223,52 +229,53 @@ impl Link {
     }
 
     /// Sends a fragment of the current reply.
-    pub(crate) fn send_fragment(&self, reply: ReplyPart) {
+    pub fn send_fragment(&self, reply: ReplyPart) {
         let held_back = self.held_back.take();
         self.send(reply);
         *self.held_back.borrow_mut() = held_back;
     }
 
     /// Ends the current reply and sends those that were held back.
-    pub(crate) fn end_fragments(&self) {
+    pub fn end_fragments(&self) {
         let held_back = self.held_back.take();
         held_back.into_iter().flatten().for_each(|reply| self.send(reply));
         self.turn.release(1);
     }
 
     /// Whether the connection is broken: replies are discarded.
-    pub(crate) fn is_broken(&self) -> bool {
+    pub fn is_broken(&self) -> bool {
         matches!(self.state.get(), State::Broken | State::Gone)
     }
 
     /// Disconnects a client when the protocol has no way to report `reason`. Data sent afterwards
     /// is lost.
     #[cold]
-    pub(crate) fn cut(&self, reason: &str) {
+    pub fn cut(&self, reason: &str) {
         let (export, peer) = self.names();
         tracing::warn!(export, peer, reason, "client disconnected by the export");
         disconnect(&self.socket);
     }
 
     /// Schedules another parse: memory was released without a reply.
-    pub(crate) fn look_again(&self) {
+    pub fn look_again(&self) {
         self.handle().activate();
     }
 
     /// Waits for the connection's scratch memory.
-    pub(crate) async fn scratch(&self) -> Scratch<'_> {
+    pub async fn scratch(&self) -> Scratch<'_> {
         self.scratch.acquire(1).await;
         Scratch(&self.scratch)
     }
 
     /// Allocates memory that is not charged: the caller bounds it in another way.
-    pub(crate) fn uncounted(&self, len: usize) -> Memory {
+    #[inline]
+    pub fn uncounted(&self, len: usize) -> Memory {
         self.store.take(len)
     }
 
     /// Sends a reply. The request ends once the kernel has taken its last part.
     #[inline]
-    pub(crate) fn send(&self, reply: ReplyPart) {
+    pub fn send(&self, reply: ReplyPart) {
         if self.state.get() == State::Broken {
             self.forget(reply);
             self.wake_watchers();
@@ -283,14 +290,15 @@ impl Link {
 
     /// Sends a final message that counts as a request, so that the connection stays open until it
     /// is sent.
-    pub(crate) fn say_last(&self, mut reply: ReplyPart) {
+    pub fn say_last(&self, mut reply: ReplyPart) {
         self.requests.set(self.requests.get() + 1);
         reply.is_last = true;
         self.send(reply);
     }
 
     /// Ends a request without a reply.
-    pub(crate) fn drop_request(&self) {
+    #[inline]
+    pub fn drop_request(&self) {
         self.requests.set(self.requests.get() - 1);
         if self.state.get() != State::Open {
             self.wake_watchers();
@@ -298,19 +306,23 @@ impl Link {
     }
 
     /// Releases a reply that was sent or discarded.
+    #[inline]
     fn forget(&self, reply: ReplyPart) {
         drop(reply.data);
         self.requests.set(self.requests.get() - usize::from(reply.is_last));
     }
 
+    #[inline]
     pub(super) fn state(&self) -> State {
         self.state.get()
     }
 
+    #[inline]
     pub(super) fn requests(&self) -> usize {
         self.requests.get()
     }
 
+    #[inline]
     pub(super) fn handle(&self) -> &SourceHandle {
         self.handle.get().expect("set before anything runs")
     }

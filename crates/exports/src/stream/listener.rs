@@ -16,18 +16,18 @@ const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(60), Duration:
 const SEND_BUFFER: usize = 1 << 20;
 
 /// A listening socket in non-blocking mode.
-pub(crate) enum Listener {
+pub enum Listener {
     Unix(UnixSocket),
     Other { socket: Socket, name: String },
 }
 
 /// An accepted connection in non-blocking mode.
-pub(crate) struct Accepted {
-    pub(crate) socket: OwnedFd,
+pub struct Accepted {
+    pub socket: OwnedFd,
     /// The peer's name, for logs.
-    pub(crate) peer: String,
+    pub peer: String,
     /// The peer's origin, for limits.
-    pub(crate) origin: Origin,
+    pub origin: Origin,
 }
 
 impl Listener {
@@ -35,7 +35,7 @@ impl Listener {
     ///
     /// # Errors
     /// When the operating system refuses, or another process listens there.
-    pub(crate) fn bind(address: &Address) -> Result<Listener, Error> {
+    pub fn bind(address: &Address) -> Result<Listener, Error> {
         let name = address.to_string();
         let failed = |source| Error::Socket { path: PathBuf::from(&name), action: "listen on", source };
         let socket = match address {
@@ -62,7 +62,7 @@ impl Listener {
     }
 
     /// The address that clients connect to, including a port that the system chose.
-    pub(crate) fn local_address(&self) -> String {
+    pub fn local_address(&self) -> String {
         match self {
             Listener::Unix(socket) => socket.path().display().to_string(),
             Listener::Other { socket, name } => {
@@ -78,7 +78,7 @@ impl Listener {
     ///
     /// # Errors
     /// An error of accept(2); `WouldBlock` when no client waits.
-    pub(crate) fn accept(&self) -> io::Result<Accepted> {
+    pub fn accept(&self) -> io::Result<Accepted> {
         let (socket, address) = match self {
             Listener::Unix(listener) => {
                 let (stream, _) = listener.socket().accept()?;

@@ -13,7 +13,7 @@ pub const MAX_PORTAL_CLIENTS: usize = 65536;
 pub const MAX_ADDRESSES: usize = 16;
 
 /// The fault of a portal with so many addresses, and so many clients at each.
-pub(crate) fn fault_of_portal(addresses: usize, clients: usize) -> Option<String> {
+pub fn fault_of_portal(addresses: usize, clients: usize) -> Option<String> {
     if !(1..=MAX_ADDRESSES).contains(&addresses) {
         Some(format!("{addresses} addresses: want 1 to {MAX_ADDRESSES}"))
     } else if !(1..=MAX_PORTAL_CLIENTS).contains(&clients) {
@@ -25,7 +25,7 @@ pub(crate) fn fault_of_portal(addresses: usize, clients: usize) -> Option<String
 
 /// Sockets that are bound first, and accept clients later: clients that connect meanwhile wait.
 /// Dropping it stops accepting.
-pub(crate) struct Listeners {
+pub struct Listeners {
     /// The portal's name in logs.
     name: Arc<str>,
     /// With the TCP ports that the system chose.
@@ -41,7 +41,7 @@ impl Listeners {
     ///
     /// # Errors
     /// When the system refuses a socket.
-    pub(crate) fn bind<'a>(
+    pub fn bind<'a>(
         name: Arc<str>,
         addresses: impl IntoIterator<Item = &'a Address>,
     ) -> Result<Listeners, Error> {
@@ -51,7 +51,7 @@ impl Listeners {
     }
 
     /// The addresses that clients connect to.
-    pub(crate) fn addresses(&self) -> &[String] {
+    pub fn addresses(&self) -> &[String] {
         &self.addresses
     }
 
@@ -60,7 +60,7 @@ impl Listeners {
     ///
     /// # Errors
     /// When the system refuses a thread.
-    pub(crate) fn accept<H: AcceptHandler>(&self, handler: impl Fn(usize) -> H) -> Result<(), Error> {
+    pub fn accept<H: AcceptHandler>(&self, handler: impl Fn(usize) -> H) -> Result<(), Error> {
         let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
         let mut acceptors = self.acceptors();
         for (address, listener) in waiting.into_iter().enumerate() {
@@ -70,12 +70,12 @@ impl Listeners {
     }
 
     /// As [`Acceptor::settle`], at every address. Must not be called on a core.
-    pub(crate) fn settle(&self) {
+    pub fn settle(&self) {
         self.acceptors().iter().for_each(Acceptor::settle);
     }
 
     /// Stops accepting clients. Those that are connected stay. Must not be called on a core.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.acceptors().drain(..).for_each(Acceptor::close);
     }

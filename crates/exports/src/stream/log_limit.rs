@@ -8,7 +8,7 @@ const INTERVAL: Duration = Duration::from_secs(10);
 
 /// A rate-limited log line.
 #[derive(Default)]
-pub(crate) struct LogLimit(Mutex<State>);
+pub struct LogLimit(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -20,7 +20,7 @@ struct State {
 impl LogLimit {
     /// Counts an event. Returns the number of events since the last line, this one included, when a
     /// line is due.
-    pub(crate) fn due(&self) -> Option<u64> {
+    pub fn due(&self) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         state.count += 1;
         if state.logged.is_some_and(|logged| logged.elapsed() < INTERVAL) {

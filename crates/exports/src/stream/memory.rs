@@ -6,6 +6,7 @@
 //! up its own memory and no other client's.
 
 use super::budget::Charge;
+use crate::DataMemory;
 use block::{Data, Segment};
 use reactor::{Buffer, BufferPool, Core, MAX_BUFFER};
 use std::cell::RefCell;
@@ -20,7 +21,7 @@ const MIN_BUFFER: usize = 4096;
 
 /// The memory allocator of one export on one core.
 #[derive(Clone)]
-pub(crate) struct Store(Rc<Shared>);
+pub struct Store(Rc<Shared>);
 
 struct Shared {
     pool: BufferPool,
@@ -35,7 +36,7 @@ struct Lists {
 }
 
 /// Memory of one request. Returns to its store when dropped.
-pub(crate) struct Memory {
+pub struct Memory {
     lists: Lists,
     len: usize,
     store: Store,
@@ -45,7 +46,7 @@ pub(crate) struct Memory {
 
 impl Store {
     /// Creates an empty store, whose free memory goes back to the system while `core` sleeps.
-    pub(crate) fn new(core: &Core) -> Store {
+    pub fn new(core: &Core) -> Store {
         // The budgets of its users bound the pool.
         let pool = BufferPool::new(usize::MAX >> 1);
         core.trim_when_idle(&pool, STOCK);
@@ -53,14 +54,16 @@ impl Store {
     }
 
     /// Bytes that memory for `len` bytes costs of a budget.
-    pub(crate) fn cost(len: usize) -> usize {
+    #[inline]
+    pub fn cost(len: usize) -> usize {
         let rest = len % MAX_BUFFER;
         let rest = if rest == 0 { 0 } else { rest.max(MIN_BUFFER).next_power_of_two() };
         len - len % MAX_BUFFER + rest
     }
 
     /// Memory for `len` bytes, whose content is undefined.
-    pub(crate) fn take(&self, len: usize) -> Memory {
+    #[inline]
+    pub fn take(&self, len: usize) -> Memory {
         let mut lists = self.0.spare.borrow_mut().pop().unwrap_or_default();
         let mut left = len;
         while left > 0 {
@@ -73,7 +76,8 @@ impl Store {
     }
 
     /// As [`Store::take`], charged to a connection.
-    pub(crate) fn take_charged(&self, len: usize, charge: Charge) -> Memory {
+    #[inline]
+    pub fn take_charged(&self, len: usize, charge: Charge) -> Memory {
         let mut memory = self.take(len);
         memory.charge = Some(charge);
         memory
@@ -81,29 +85,14 @@ impl Store {
 }
 
 impl Memory {
-    /// The length in bytes.
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
     /// The memory as segments.
-    pub(crate) fn segments(&self) -> &[Segment] {
+    #[inline]
+    pub fn segments(&self) -> &[Segment] {
         &self.lists.segments
     }
 
-    /// The memory as request data.
-    ///
-    /// # Safety
-    /// As [`Data::new`]: this must live until every request with it has completed. No other code
-    /// may access the bytes meanwhile.
-    pub(crate) unsafe fn data(&self) -> Data<'_> {
-        // SAFETY: by contract; the segments are those of the buffers that we own, and no client
-        // reaches them.
-        unsafe { Data::new(&self.lists.segments).stable() }
-    }
-
     /// Keeps `len` bytes from `start` on, moves them to the front, and releases the rest.
-    pub(crate) fn cut(&mut self, start: usize, len: usize) {
+    pub fn cut(&mut self, start: usize, len: usize) {
         assert!(start + len <= self.len, "{len} bytes at {start} of {}", self.len);
         // SAFETY: no request has this memory now: it is borrowed exclusively.
         let data = unsafe { self.data() };
@@ -118,39 +107,26 @@ impl Memory {
         self.lists.segments.retain(|segment| segment.len > 0);
         self.len = len;
     }
-
-    /// Copies as many of `bytes` as fit to offset `from`. Returns how many.
-    pub(crate) fn fill(&mut self, from: usize, bytes: &[u8]) -> usize {
-        let len = bytes.len().min(self.len - from);
-        // SAFETY: no request has this memory yet: it is borrowed exclusively.
-        unsafe { self.data() }.part(from, len).copy_from(&bytes[..len])
-    }
 }
 
-impl Memory {
-    /// Copies the first bytes to `to`.
-    pub(crate) fn copy_to(&mut self, to: &mut [u8]) {
-        let mut at = 0;
-        self.look(0, to.len(), |piece| {
-            to[at..at + piece.len()].copy_from_slice(piece);
-            at += piece.len();
-        });
+// SAFETY: the segments are those of the buffers that we own.
+unsafe impl DataMemory for Memory {
+    #[inline]
+    fn len(&self) -> usize {
+        self.len
     }
 
-    /// Passes `len` bytes from `start` on to `see`, piece by piece.
-    pub(crate) fn look(&mut self, start: usize, len: usize, mut see: impl FnMut(&[u8])) {
-        // SAFETY: no request has this memory now: it is borrowed exclusively.
-        let data = unsafe { self.data() };
-        for piece in data.part(start, len).iter() {
-            // SAFETY: a piece is part of a buffer of ours, and nothing writes there meanwhile.
-            see(unsafe { std::slice::from_raw_parts(piece.base, piece.len) });
-        }
+    #[inline]
+    unsafe fn data(&self) -> Data<'_> {
+        // SAFETY: by contract; the segments are those of the buffers that we own, and no client
+        // reaches them.
+        unsafe { Data::new(&self.lists.segments).stable() }
     }
 }
 
 /// Copies `len` bytes between two buffers, front to back. They may overlap if `to` is before
 /// `from`.
-pub(crate) fn copy(from: Data<'_>, from_at: usize, to: Data<'_>, to_at: usize, len: usize) {
+pub fn copy(from: Data<'_>, from_at: usize, to: Data<'_>, to_at: usize, len: usize) {
     let mut bytes = [0; 4096];
     for at in (0..len).step_by(bytes.len()) {
         let piece = &mut bytes[..(len - at).min(4096)];
@@ -160,6 +136,7 @@ pub(crate) fn copy(from: Data<'_>, from_at: usize, to: Data<'_>, to_at: usize, l
 }
 
 impl Drop for Memory {
+    #[inline]
     fn drop(&mut self) {
         self.lists.buffers.clear();
         self.lists.segments.clear();

@@ -35,24 +35,21 @@ mod registry;
 mod security;
 mod unix;
 
-pub(crate) use acceptor::{AcceptHandler, Admitted, Handshake, HandshakeStep};
+pub use acceptor::{AcceptHandler, Admitted, Handshake, HandshakeStep};
 pub use address::Address;
 pub use bound::BoundSocket;
-pub(crate) use budget::{FRAGMENT, Minimum};
-pub use budget::{MIN_MEMORY, MemoryBudget};
-pub(crate) use connection::{Found, MAX_REQUEST_HEADER, Protocol};
-pub(crate) use connection_slots::{
-    Applicant, ConnectionLimits, ConnectionSlot, ConnectionSlots, NoSlot, Origin,
-};
-pub(crate) use link::{Grant, Link, Parts};
+pub use budget::{FRAGMENT, MIN_MEMORY, MemoryBudget, Minimum};
+pub use connection::{Found, MAX_REQUEST_HEADER, Protocol};
+pub use connection_slots::{Applicant, ConnectionLimits, ConnectionSlot, ConnectionSlots, NoSlot, Origin};
+pub use link::{Grant, Link, Parts};
 pub(crate) use listener::Listener;
-pub use listeners::{DEFAULT_PORTAL_CLIENTS, MAX_ADDRESSES, MAX_PORTAL_CLIENTS};
-pub(crate) use listeners::{Listeners, fault_of_portal};
-pub(crate) use memory::{Memory, Store, copy};
-pub(crate) use outbox::{MAX_FRONT, Outbox, ReplyPart};
+pub use listeners::{DEFAULT_PORTAL_CLIENTS, Listeners, MAX_ADDRESSES, MAX_PORTAL_CLIENTS, fault_of_portal};
+pub(crate) use memory::Store;
+pub use memory::{Memory, copy};
+pub(crate) use outbox::Outbox;
+pub use outbox::{MAX_FRONT, ReplyPart};
 pub use passed::pass_socket;
-pub(crate) use places::Places;
-pub(crate) use registry::Registry;
+pub use places::Places;
+pub use registry::Registry;
 pub use security::Security;
-pub(crate) use unix::UnixSocket;
-pub use unix::{SocketPath, listen};
+pub use unix::{SocketPath, UnixSocket, listen};

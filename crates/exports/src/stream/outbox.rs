@@ -1,38 +1,36 @@
 //! The bytes that wait to be sent to a client: replies in order, with the memory of their data.
 
 use super::Memory;
+use crate::DataMemory;
 use ::stream::{MAX_SEGMENTS, SendQueue, Wire};
 use block::Segment;
 use std::collections::VecDeque;
 use std::io;
 
 /// Longest header of a reply.
-pub(crate) const MAX_FRONT: usize = 120;
+pub const MAX_FRONT: usize = 120;
 
 /// A reply or a part of it: a header, and data that may follow it.
-pub(crate) struct ReplyPart {
+pub struct ReplyPart {
     front: [u8; MAX_FRONT],
     front_len: u8,
     /// The data, all of which is sent.
-    pub(crate) data: Option<Memory>,
+    pub data: Option<Memory>,
     /// Whether the request ends with this part.
-    pub(crate) is_last: bool,
+    pub is_last: bool,
 }
 
 impl ReplyPart {
     /// A complete reply, or its last part; otherwise as [`ReplyPart::new`].
     #[inline]
-    pub(crate) fn last(
-        data: Option<Memory>,
-        encode: impl FnOnce(&mut [u8; MAX_FRONT]) -> usize,
-    ) -> ReplyPart {
+    pub fn last(data: Option<Memory>, encode: impl FnOnce(&mut [u8; MAX_FRONT]) -> usize) -> ReplyPart {
         ReplyPart { is_last: true, ..ReplyPart::new(data, encode) }
     }
 
     /// A part after which the request continues. `encode` writes its header and returns the
     /// header's length.
     #[inline]
-    pub(crate) fn new(data: Option<Memory>, encode: impl FnOnce(&mut [u8; MAX_FRONT]) -> usize) -> ReplyPart {
+    pub fn new(data: Option<Memory>, encode: impl FnOnce(&mut [u8; MAX_FRONT]) -> usize) -> ReplyPart {
         let mut front = [0; MAX_FRONT];
         let len = encode(&mut front);
         assert!(len <= MAX_FRONT, "a front of {len} bytes");
@@ -40,13 +38,13 @@ impl ReplyPart {
     }
 
     fn len(&self) -> usize {
-        usize::from(self.front_len) + self.data.as_ref().map_or(0, Memory::len)
+        usize::from(self.front_len) + self.data.as_ref().map_or(0, DataMemory::len)
     }
 }
 
 /// Replies that wait to be sent.
 #[derive(Default)]
-pub(crate) struct Outbox {
+pub struct Outbox {
     replies: VecDeque<ReplyPart>,
     /// Bytes of the first reply that the socket has taken.
     sent_of_first: usize,
@@ -57,23 +55,23 @@ pub(crate) struct Outbox {
 impl Outbox {
     /// Adds a reply.
     #[inline]
-    pub(crate) fn push(&mut self, reply: ReplyPart) {
+    pub fn push(&mut self, reply: ReplyPart) {
         self.replies.push_back(reply);
     }
 
     /// Whether no reply waits.
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.replies.is_empty()
     }
 
     /// As [`Wire::send`]; passes each completely sent reply to `done`.
-    pub(crate) fn send(&mut self, wire: &mut Wire, done: impl FnMut(ReplyPart)) -> io::Result<()> {
+    pub fn send(&mut self, wire: &mut Wire, done: impl FnMut(ReplyPart)) -> io::Result<()> {
         wire.send(&mut Sending { outbox: self, done })
     }
 
     /// Discards all replies of a broken connection.
-    pub(crate) fn clear(&mut self, done: impl FnMut(ReplyPart)) {
+    pub fn clear(&mut self, done: impl FnMut(ReplyPart)) {
         self.sent_of_first = 0;
         self.replies.drain(..).for_each(done);
     }

@@ -5,7 +5,7 @@ use reactor::CoreRef;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Assigns connections to cores in turn. Shared by an export and its acceptors.
-pub(crate) struct Places {
+pub struct Places {
     cores: Vec<CoreRef>,
     /// Cores in turn, as indices into all of them.
     map: Mutex<Vec<usize>>,
@@ -16,19 +16,19 @@ impl Places {
     ///
     /// # Errors
     /// When `map` names a core that does not exist.
-    pub(crate) fn new(cores: &[CoreRef], map: &[usize]) -> Result<Arc<Places>, Error> {
+    pub fn new(cores: &[CoreRef], map: &[usize]) -> Result<Arc<Places>, Error> {
         let places = Places { cores: cores.to_vec(), map: Mutex::default() };
         places.remap(map)?;
         Ok(Arc::new(places))
     }
 
     /// Every core that may have connections.
-    pub(crate) fn cores(&self) -> &[CoreRef] {
+    pub fn cores(&self) -> &[CoreRef] {
         &self.cores
     }
 
     /// The index of the core of this turn.
-    pub(crate) fn of_turn(&self, turn: usize) -> usize {
+    pub fn of_turn(&self, turn: usize) -> usize {
         let map = self.lock();
         map[turn % map.len()]
     }
@@ -37,7 +37,7 @@ impl Places {
     ///
     /// # Errors
     /// When `map` names a core that does not exist; then nothing changes.
-    pub(crate) fn remap(&self, map: &[usize]) -> Result<(), Error> {
+    pub fn remap(&self, map: &[usize]) -> Result<(), Error> {
         crate::check_cores(map, self.cores.len())?;
         let turns = if map.is_empty() { self.cores.len() } else { map.len() };
         *self.lock() = crate::queue_cores(map, turns as u16, self.cores.len());

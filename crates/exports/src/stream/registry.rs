@@ -22,11 +22,12 @@ thread_local! {
 
 /// Identifies one export in the per-core tables.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Registry(u64);
+pub struct Registry(u64);
 
 impl Registry {
     /// Registers an export without connections.
-    pub(crate) fn new() -> Registry {
+    #[expect(clippy::new_without_default, reason = "each is another one")]
+    pub fn new() -> Registry {
         static NEXT_ID: AtomicU64 = AtomicU64::new(0);
         Registry(NEXT_ID.fetch_add(1, Ordering::Relaxed))
     }
@@ -36,7 +37,7 @@ impl Registry {
     ///
     /// # Errors
     /// When the core has stopped.
-    pub(crate) fn serve<P: Protocol>(
+    pub fn serve<P: Protocol>(
         self,
         core: &CoreRef,
         parts: Parts,
@@ -87,7 +88,7 @@ impl Registry {
     }
 
     /// Ends every connection of the export on `cores`, and waits until they are gone.
-    pub(crate) fn drain(self, cores: &[CoreRef]) {
+    pub fn drain(self, cores: &[CoreRef]) {
         let mut drained: Vec<&CoreRef> = Vec::new();
         for core in cores {
             if !drained.iter().any(|other| other.is_same(core)) {

@@ -11,7 +11,7 @@ pub struct Security {
 
 impl Security {
     /// The clients with a key of their own, and whether no others may connect.
-    pub(crate) fn listed(&self) -> (Vec<Box<str>>, bool) {
+    pub fn listed(&self) -> (Vec<Box<str>>, bool) {
         let listed = self.server.identities().to_vec();
         let is_closed = !listed.is_empty() && self.is_required;
         (listed, is_closed)

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 const BACKLOG: libc::c_int = 128;
 
 /// A listening socket that owns its path.
-pub(crate) struct UnixSocket {
+pub struct UnixSocket {
     listener: UnixListener,
     path: PathBuf,
     /// `None`: another process made the socket, and removes it.
@@ -24,7 +24,7 @@ pub(crate) struct UnixSocket {
 impl UnixSocket {
     /// Binds `path`, or takes the socket that was passed for it. A stale socket file is replaced;
     /// anything else stays and is an error.
-    pub(crate) fn bind(path: &Path, permissions: u32) -> Result<UnixSocket, Error> {
+    pub fn bind(path: &Path, permissions: u32) -> Result<UnixSocket, Error> {
         let failed = |action| move |source| Error::Socket { path: path.into(), action, source };
         if let Some(socket) = passed::take(&path.display().to_string()) {
             return Ok(UnixSocket { listener: socket.into(), path: path.into(), _claim: None });
@@ -36,12 +36,12 @@ impl UnixSocket {
     }
 
     /// The socket itself, which does not block.
-    pub(crate) fn socket(&self) -> &UnixListener {
+    pub fn socket(&self) -> &UnixListener {
         &self.listener
     }
 
     /// The path that it listens at.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }

@@ -4,12 +4,11 @@
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 mod buffers;
-mod device;
 mod guest;
 mod vmm;
 
 pub use buffers::SharedBuffers;
-pub use device::{SlowDevice, pattern};
+pub use conformance::slow::{SlowDevice, pattern};
 pub use guest::{Buffer, Data, GUEST_BASE, Guest, GuestConfig, Io, QueueMemory, pair};
 pub use vmm::{Request, Vmm, eventfd, is_signalled, wait_signal};
 

@@ -14,9 +14,9 @@ pub use open_portal::{OpenPortal, PortalPlan};
 pub use vhost_user_blk::data_plane;
 
 use block::{Device, SharedRole};
-use exports::nbd::{Address, Security};
-use exports::nvme_tcp::Access as HostAccess;
+use exports::stream::{Address, Security};
 use exports::{Error, Export};
+use exports_nvme_tcp::Access as HostAccess;
 use reactor::CoreRef;
 use sandbox::{Access, Capability, Profile};
 use serde_json::{Map, Value};

@@ -6,8 +6,8 @@ use super::{
     object, tls_mode,
 };
 use block::Device;
-use exports::nbd::{Address, Config, Nbd, PortalConfig, Security};
 use exports::{Error, Export};
+use exports_nbd::{Address, Config, Nbd, PortalConfig, Security};
 use reactor::CoreRef;
 use sandbox::Profile;
 use serde_json::{Map, Value, json};

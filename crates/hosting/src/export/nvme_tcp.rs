@@ -3,11 +3,11 @@
 use super::open_portal::{OpenPortal, PortalPlan};
 use super::{Apart, CORES, ExportConfig, OwnListener, RequestMemory, keep_listener, object, ports, tls_mode};
 use block::{Device, SharedRole};
-use exports::nvme_tcp::{
+use exports::{Error, Export};
+use exports_nvme_tcp::{
     Access, AccessState, Auth, CONTROLLER_IDS, Choices, Config, Group, Hash, Hosts, Keys, NamespaceConfig,
     Nqn, NvmeTcp, PortConfig, PortalConfig, Security, TlsKeys,
 };
-use exports::{Error, Export};
 use raid::Uuid;
 use reactor::CoreRef;
 use sandbox::Profile;

@@ -1,7 +1,7 @@
 //! A portal of any kind: to be opened, and open.
 
-use exports::nbd::Security;
-use exports::{Error, nbd, nvme_tcp};
+use exports::Error;
+use exports::stream::Security;
 use reactor::CoreRef;
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub enum PortalPlan {
     /// Of NVMe subsystems.
-    NvmeTcp(nvme_tcp::PortalConfig),
+    NvmeTcp(exports_nvme_tcp::PortalConfig),
     /// Of NBD exports.
-    Nbd(nbd::PortalConfig),
+    Nbd(exports_nbd::PortalConfig),
 }
 
 impl PortalPlan {
@@ -21,8 +21,10 @@ impl PortalPlan {
     /// When the system refuses a socket.
     pub fn open(self, cores: &[CoreRef]) -> Result<OpenPortal, Error> {
         match self {
-            PortalPlan::NvmeTcp(config) => Ok(OpenPortal::NvmeTcp(nvme_tcp::Portal::bind(cores, config)?)),
-            PortalPlan::Nbd(config) => Ok(OpenPortal::Nbd(nbd::Portal::bind(&config)?)),
+            PortalPlan::NvmeTcp(config) => {
+                Ok(OpenPortal::NvmeTcp(exports_nvme_tcp::Portal::bind(cores, config)?))
+            }
+            PortalPlan::Nbd(config) => Ok(OpenPortal::Nbd(exports_nbd::Portal::bind(&config)?)),
         }
     }
 }
@@ -31,9 +33,9 @@ impl PortalPlan {
 #[derive(Clone, Debug)]
 pub enum OpenPortal {
     /// Of NVMe subsystems.
-    NvmeTcp(Arc<nvme_tcp::Portal>),
+    NvmeTcp(Arc<exports_nvme_tcp::Portal>),
     /// Of NBD exports.
-    Nbd(Arc<nbd::Portal>),
+    Nbd(Arc<exports_nbd::Portal>),
 }
 
 impl OpenPortal {

@@ -5,8 +5,8 @@ use super::nbd::{ADDRESS_CLIENTS, TLS, TLS_CERTIFICATES, TLS_PSK, TLS_VERIFY_PEE
 use super::open_portal::PortalPlan;
 use super::ports::port;
 use api::{DEFAULT_PORTAL_KIND, NewPortal};
-use exports::{Error, nbd, nvme_tcp};
-use nbd::Address;
+use exports::Error;
+use exports::stream::Address;
 use sandbox::{Access, Profile};
 use spec::{Kind, Role, Spec, SpecError, field, key};
 use std::path::PathBuf;
@@ -72,13 +72,13 @@ impl PortalPlan {
         let spec = spec_of(new).map_err(|error| error.to_string())?;
         let plan = if spec.kind() == NBD.name {
             let addresses = listen.iter().map(|text| Address::of_listen(text)).collect();
-            let mut config = nbd::PortalConfig::new(name.clone(), addresses);
+            let mut config = exports_nbd::PortalConfig::new(name.clone(), addresses);
             config.clients = clients.map_or(config.clients, |clients| clients as usize);
             of_nbd(&spec, &mut config).map_err(|error| error.to_string())?;
             PortalPlan::Nbd(config)
         } else {
             let ports = listen.iter().map(|text| port("listen", text)).collect::<Result<_, _>>()?;
-            let mut config = nvme_tcp::PortalConfig::new(name.clone(), ports);
+            let mut config = exports_nvme_tcp::PortalConfig::new(name.clone(), ports);
             config.clients = clients.map_or(config.clients, |clients| clients as usize);
             PortalPlan::NvmeTcp(config)
         };
@@ -117,7 +117,7 @@ impl PortalPlan {
     }
 
     /// TLS with keys or certificates of files, if it has it.
-    pub fn security(&self) -> Option<&nbd::Security> {
+    pub fn security(&self) -> Option<&exports_nbd::Security> {
         match self {
             PortalPlan::NvmeTcp(_) => None,
             PortalPlan::Nbd(config) => config.tls.as_ref(),
@@ -125,7 +125,7 @@ impl PortalPlan {
     }
 }
 
-fn of_nbd(spec: &Spec, config: &mut nbd::PortalConfig) -> Result<(), SpecError> {
+fn of_nbd(spec: &Spec, config: &mut exports_nbd::PortalConfig) -> Result<(), SpecError> {
     config.default = spec.get("default-export")?;
     config.tls = security(spec)?;
     config.address_clients = spec.get::<u32>(ADDRESS_CLIENTS.name)?.map(|count| count as usize);

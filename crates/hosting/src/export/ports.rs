@@ -1,6 +1,6 @@
 //! Ports of NVMe/TCP exports and portals as text: `ADDR:PORT[@STATE]`, joined by plus signs.
 
-use exports::nvme_tcp::{AccessState, Address, PortConfig};
+use exports_nvme_tcp::{AccessState, Address, PortConfig};
 
 /// A port. `key` is the option with the text, for messages.
 ///

@@ -89,8 +89,13 @@ pub struct DiscoveryEntry {
 impl DiscoveryEntry {
     /// A subsystem with namespaces at an IP address and a TCP port, without security.
     pub fn tcp(address: std::net::SocketAddr, subsystem: Nqn) -> DiscoveryEntry {
+        DiscoveryEntry::at(TRANSPORT_TCP, address, subsystem)
+    }
+
+    /// The same for a transport with this TRTYPE.
+    pub fn at(transport: u8, address: std::net::SocketAddr, subsystem: Nqn) -> DiscoveryEntry {
         DiscoveryEntry {
-            transport: TRANSPORT_TCP,
+            transport,
             family: if address.is_ipv4() { FAMILY_IPV4 } else { FAMILY_IPV6 },
             subtype: if subsystem.is_discovery() { SUBTYPE_THIS_DISCOVERY } else { SUBTYPE_NVM },
             requirements: TREQ_NOT_SPECIFIED,
