@@ -7,7 +7,7 @@
 //!
 //! Every front end that takes specifications from users (the program, the C API) shares one
 //! grammar, one table of kinds and one set of messages. Everything that can be checked without
-//! opening is checked when the text is read. Exports are not part of a graph: the crate `serving`
+//! opening is checked when the text is read. Exports are not part of a graph: the crate `hosting`
 //! has their kinds, in the same grammar.
 
 #![forbid(unsafe_code)]
