@@ -87,11 +87,14 @@ pub enum Mutant {
     IncomingCopyForgotten,
     /// A core writes to the copies of a stripe that another core owns, and locks no rows.
     OtherCoresUnlocked,
+    /// A core writes to stripes of another core also when the write has an entry in the log, or
+    /// members are missing or incoming.
+    OtherCoresLog,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 37] = [
+    pub const ALL: [Mutant; 38] = [
         Mutant::NoTailRule,
         Mutant::FullStripesUnlogged,
         Mutant::ReplayOnAnyParity,
@@ -129,6 +132,7 @@ impl Mutant {
         Mutant::OldAreasKept,
         Mutant::IncomingCopyForgotten,
         Mutant::OtherCoresUnlocked,
+        Mutant::OtherCoresLog,
     ];
 
     /// Whether only growing arrays can show the mutant.

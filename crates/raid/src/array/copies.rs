@@ -2,7 +2,7 @@
 //!
 //! The steps and their order are those of every write (`write.rs`): rows, snapshot, write-intent
 //! bitmap, members, acknowledgement. Any core takes them, as there is no log whose lane has an
-//! owner: rows are locked in words that all cores share (`stripe/lock_words.rs`).
+//! owner.
 //!
 //! A write that needs more takes the long way instead, before anything has changed. It does so if
 //!
@@ -98,7 +98,7 @@ impl StripeOwner {
     }
 
     /// Locks the rows of a rectangle in the lock word of its stripe, whoever owns that.
-    fn try_lock_rows(&self, rect: &Rect) -> Option<LockedRows<'_>> {
+    pub(super) fn try_lock_rows(&self, rect: &Rect) -> Option<LockedRows<'_>> {
         let is_unlocked = mutant::is(Mutant::NoRowLock)
             || mutant::is(Mutant::OtherCoresUnlocked) && !self.owns(rect.stripe);
         let rows = if is_unlocked { 0..0 } else { rect.offset..rect.offset + rect.len };

@@ -40,16 +40,16 @@ impl CallRequest for Forwarded {
 }
 
 impl StripeOwner {
-    /// Carries a request out on the owner of its stripe. When that core has ended, another owns the
-    /// stripe.
+    /// Carries a request out on the owner of its stripe, or here if it is a write that any core may
+    /// do. When the owner has ended, another owns the stripe.
     pub async fn on_owner(&self, request: StripeRequest) -> IoResult {
-        if self.owns(request.stripe()) {
+        if self.owns(request.stripe()) || request.is_write() && self.is_writer(request.stripe()) {
             return IoFuture::new(self.carry_out(request)).await;
         }
         IoFuture::new(self.forward_request(request)).await
     }
 
-    async fn forward_request(&self, request: StripeRequest) -> IoResult {
+    pub(super) async fn forward_request(&self, request: StripeRequest) -> IoResult {
         loop {
             let (owners, owner) = self.owners_with(request.stripe());
             if owners[owner].is_same(&self.here) {

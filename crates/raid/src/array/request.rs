@@ -77,6 +77,11 @@ impl StripeRequest {
         }
     }
 
+    /// Whether it writes.
+    pub fn is_write(&self) -> bool {
+        matches!(self, StripeRequest::Write { .. })
+    }
+
     /// Whether it uses memory of its caller.
     pub fn has_memory(&self) -> bool {
         !matches!(self, StripeRequest::Write { data: None, .. })

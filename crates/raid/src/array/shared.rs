@@ -27,7 +27,7 @@ pub(crate) struct Shared {
     pub code: Code,
     pub members: Arc<Members>,
     pub common: Arc<Common>,
-    /// Of a mirror: any core writes to it.
+    /// Of an array that logs nothing while it is healthy: any core writes to its stripes.
     pub lock_words: Option<Arc<LockWords>>,
     /// Bytes of a strip that an entry of the log can cover, by modified strips that have redo data.
     entry_limits: Vec<u32>,
@@ -377,7 +377,8 @@ impl Shared {
             true => (0..=geometry.data).map(limit).collect(),
             false => vec![geometry.strip_bytes; geometry.data + 1],
         };
-        let lock_words = config.is_mirror().then(|| Arc::new(LockWords::new(geometry.strip_bytes)));
+        let is_unlogged = geometry.parity > 0 && config.consistency != Consistency::Ppl;
+        let lock_words = is_unlogged.then(|| Arc::new(LockWords::new(geometry.strip_bytes)));
         Shared {
             id,
             code: config.code(),

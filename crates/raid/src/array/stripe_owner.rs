@@ -220,6 +220,19 @@ impl StripeOwner {
         self.with_owner(stripe, |owners, owner| owners[owner].is_same(&self.here))
     }
 
+    /// Whether this core writes to a stripe that another core owns.
+    ///
+    /// Nothing is logged then, and no member of the group is missing or incoming. Asked inside the
+    /// gate, where no member comes in. A write that finds later that it is logged goes to the
+    /// owner.
+    #[inline]
+    pub fn is_writer(&self, stripe: u64) -> bool {
+        let shared = &self.shared;
+        let is_whole = |slot| shared.members.is_live(slot) && !shared.members.has_incoming(slot);
+        let is_unlogged = !shared.common.is_logging() && shared.members.group_slots(stripe).all(is_whole);
+        shared.lock_words.is_some() && self.is_owner() && (is_unlogged || mutant::is(Mutant::OtherCoresLog))
+    }
+
     /// Waits for the memory of `buffers` buffers of `len` bytes. Asked for once in an operation,
     /// after its rows.
     pub async fn grant(&self, buffers: usize, len: usize) -> MemoryGrant<'_> {

@@ -64,7 +64,7 @@ impl StripeOwner {
                     let rest = Rect { len: rect.len - done, ..part.rect };
                     // SAFETY: the request completes after this future does.
                     let rest = unsafe { StripeRequest::write(WriteRequest { rect: rest, ..*request }) };
-                    return Box::pin(self.on_owner(rest)).await;
+                    return Box::pin(self.forward_request(rest)).await;
                 }
                 Err(Stop::Error(error)) => return Err(error),
                 Err(Stop::TooLarge | Stop::Again) => return Err(IoError::Invalid),
@@ -76,10 +76,16 @@ impl StripeOwner {
     async fn write_part(&self, request: &WriteRequest<'_>) -> Result<(), Stop> {
         let rect = &request.rect;
         let _inside = self.enter().await;
-        if !self.owns(rect.stripe) {
+        let is_own = self.owns(rect.stripe);
+        if !is_own && !self.is_writer(rect.stripe) {
             return Err(Stop::Moved);
         }
-        let _rows = self.lock_rows(rect).await;
+        let locked = self.try_lock_rows(rect);
+        let _rows = match locked {
+            Some(_) => None,
+            None if is_own => Some(self.lock_rows(rect).await),
+            None => return Err(Stop::Moved),
+        };
         match self.write_rows(request).await {
             // Blocks of other strips are lost. Once that is noted, these can be written.
             Err((Stop::Error(IoError::Medium), Rows::Untouched)) => {
@@ -257,6 +263,10 @@ impl<'a> StripeWrite<'a> {
             return Err(Stop::Error(IoError::Medium));
         }
         let region = shared.begin_write(rect.stripe, owner.here.index());
+        // The lane of a stripe's log has one writer.
+        if region.is_logged() && !owner.owns(rect.stripe) && !mutant::is(Mutant::OtherCoresLog) {
+            return Err(Stop::Moved);
+        }
         let ticket = None;
         Ok(StripeWrite {
             owner,

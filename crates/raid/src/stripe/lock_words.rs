@@ -27,7 +27,7 @@ const ROWS: u64 = u32::MAX as u64;
 /// One operation of an owner.
 const OPERATION: u64 = 1 << 32;
 
-/// Lock words of a mirror, for all cores.
+/// Lock words of an array, for all cores.
 pub struct LockWords {
     words: Box<[AtomicU64]>,
     /// Bytes of a strip behind each bit.

@@ -4,8 +4,8 @@
 //! from others shares the lock with other readers. Requests on other rows of the same stripe do not
 //! wait.
 //!
-//! Writes on other cores lock rows of a mirror in words ([`LockWords`]). The locks of this core
-//! exclude them.
+//! Writes without an entry in the log lock rows in words ([`LockWords`]), on any core. The locks of
+//! this core exclude them.
 
 use super::hasher::StripeHasher;
 use super::lock_words::LockWords;
@@ -28,7 +28,7 @@ pub struct RowLocks {
     stripes: RefCell<HashMap<u64, Vec<Claim>, BuildHasherDefault<StripeHasher>>>,
     spare: RefCell<Vec<Vec<Claim>>>,
     next_id: Cell<u64>,
-    /// Of a mirror.
+    /// Of an array that logs nothing while it is healthy.
     words: Option<Arc<LockWords>>,
 }
 
@@ -49,7 +49,7 @@ impl Claim {
 }
 
 impl RowLocks {
-    /// Locks of one core that owns stripes of a mirror.
+    /// Locks of one core of an array with lock words.
     pub fn with_words(words: Arc<LockWords>) -> RowLocks {
         RowLocks { words: Some(words), ..RowLocks::default() }
     }
