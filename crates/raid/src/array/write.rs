@@ -87,6 +87,8 @@ impl StripeOwner {
             None => return Err(Stop::Moved),
         };
         match self.write_rows(request).await {
+            // Blocks that are lost are the owner's to give up.
+            Err((Stop::Error(IoError::Medium), Rows::Untouched)) if !is_own => Err(Stop::Moved),
             // Blocks of other strips are lost. Once that is noted, these can be written.
             Err((Stop::Error(IoError::Medium), Rows::Untouched)) => {
                 let rows = rect.offset..rect.offset + rect.len;
