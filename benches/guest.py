@@ -25,26 +25,39 @@ NQN = "nqn.2014-08.org.example:ours"
 RUBLK = "0.2.15"
 RAM_DISKS, RAM_DISK_MIB = 5, 64
 UBLK_QUEUE = 128
+RAM_DISK = "io_uring:path=/dev/ram2,direct=on"
 NO_POLLING = "--poll-us never"  # there is one processor
 
 
 def measure(repo, rounds):
     """{table: cases}; instructions a request."""
     rublk = _rublk(repo)
-    with tempfile.TemporaryDirectory() as directory, Guest(directory=directory, **ONE_PROCESSOR) as guest:
+    tables = {
+        "nvme_tcp": {"freestone": _our_target, "kernel's nvmet": _kernel_target},
+        "ublk_null": {"freestone": lambda guest: _ublk(guest, "null:size=16G"),
+                      "rublk null": lambda guest: _rublk_disk(guest, rublk, "null")},
+        "ublk_disk": {"freestone": lambda guest: _ublk(guest, RAM_DISK),
+                      "rublk loop": lambda guest: _rublk_disk(guest, rublk, "loop -f /dev/ram3"),
+                      "kernel's loop": _loop},
+    }
+    without_copies = {
+        "ublk_zero_copy": {"freestone": lambda guest: _ublk(guest, RAM_DISK),
+                           "freestone with copies": lambda guest: _ublk(guest, RAM_DISK, ",zero-copy=off"),
+                           "rublk loop -z": lambda guest: _rublk_disk(guest, rublk, "loop -f /dev/ram3 -z"),
+                           "kernel's loop": _loop},
+    }
+    return _tables(paths.KERNEL, tables, rounds) | _tables(paths.NEW_KERNEL, without_copies, rounds)
+
+
+def _tables(kernel, tables, rounds):
+    with (tempfile.TemporaryDirectory() as directory,
+          Guest(directory=directory, kernel=kernel, **ONE_PROCESSOR) as guest):
         guest.modprobe("ublk_drv", "nvme-tcp", "loop")
         guest.sh(f"ip link set lo up; modprobe brd rd_nr={RAM_DISKS} rd_size={RAM_DISK_MIB << 10}")
         for i in range(RAM_DISKS):  # pages that were never written cost nothing to read
             guest.sh(f"dd if=/dev/zero of=/dev/ram{i} bs=1M count={RAM_DISK_MIB} oflag=direct 2>/dev/null")
         found = {}
-        for table, disks in (
-            ("nvme_tcp", {"freestone": _our_target, "kernel's nvmet": _kernel_target}),
-            ("ublk_null", {"freestone": lambda guest: _ublk(guest, "null:size=16G"),
-                           "rublk null": lambda guest: _rublk_disk(guest, rublk, "null")}),
-            ("ublk_disk", {"freestone": lambda guest: _ublk(guest, "io_uring:path=/dev/ram2,direct=on"),
-                           "rublk loop": lambda guest: _rublk_disk(guest, rublk, "loop -f /dev/ram3"),
-                           "kernel's loop": _loop}),
-        ):
+        for table, disks in tables.items():
             print(f"  {table}", file=sys.stderr)
             found[table] = as_cases(_in_turn(guest, disks, rounds))
         return found
@@ -95,10 +108,10 @@ def _connected(guest, address, nqn):
     guest.sh(f"nvme disconnect -n {nqn}")
 
 
-def _ublk(guest, device):
+def _ublk(guest, device, keys=""):
     name = device.split(":")[0]
     number = {"null": 0, "io_uring": 1}[name]
-    server = UblkServer(guest, f"--device {device} --export ublk:id={number},queue-size={UBLK_QUEUE}"
+    server = UblkServer(guest, f"--device {device} --export ublk:id={number},queue-size={UBLK_QUEUE}{keys}"
                                f" {NO_POLLING}", name=name)
     server.start()
     yield f"/dev/ublkb{number}"
