@@ -43,7 +43,7 @@ GUEST_TABLES = {
                  "Each target has a RAM disk of the kernel of its own, past the page cache; no digests."),
     "ublk_null": ("ublk: a disk that does nothing", "One queue of 128."),
     "ublk_disk": ("ublk and loop: a RAM disk", "One queue of 128; a RAM disk of the kernel for each, past the page cache (`loop` with `--direct-io=on`)."),
-    "ublk_zero_copy": ("ublk without a copy, and loop: a RAM disk", "Linux 7.3. One queue of 128; a RAM disk of the kernel for each, past the page cache (`loop` with `--direct-io=on`)."),
+    "ublk_zero_copy": ("ublk without a copy, and loop: a RAM disk", "On Linux 7.3, one queue of 128; a RAM disk of the kernel for each, past the page cache (`loop` with `--direct-io=on`)."),
 }
 
 
