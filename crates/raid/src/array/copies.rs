@@ -18,8 +18,6 @@ use super::steps::tag_of;
 use super::stripe_owner::StripeOwner;
 use crate::metadata::intent_bitmap::{DIRTY, WRITTEN};
 use crate::mutant::{self, Mutant};
-use crate::stripe::lock_words::LockedRows;
-use crate::stripe::rect::Rect;
 use arrayvec::ArrayVec;
 use block::{Data, IoError, IoFuture, Request};
 use std::future::poll_fn;
@@ -39,15 +37,12 @@ impl StripeOwner {
         let (shared, rect) = (&self.shared, &request.rect);
         let Source::Data(data) = request.source else { return Ok(false) };
         let Some(_inside) = self.gate.try_enter() else { return Ok(false) };
-        if !self.is_owner() {
+        // No device comes in before the write has left the gate.
+        let is_settled = shared.members.is_settled(rect.stripe) || mutant::is(Mutant::IncomingCopyForgotten);
+        if !self.is_owner() || !is_settled {
             return Ok(false);
         }
-        let locked = self.try_lock_rows(rect);
-        let _rows = match locked {
-            Some(_) => None,
-            None if self.owns(rect.stripe) => Some(self.lock_rows(rect).await),
-            None => return Ok(false),
-        };
+        let Some(_rows) = self.lock_rows(rect).await else { return Ok(false) };
         let mut _memory = None;
         let mut new = self.in_place(rect, 0, request.source).map(NewData::InPlace);
         if new.is_none() {
@@ -97,16 +92,7 @@ impl StripeOwner {
         Ok(true)
     }
 
-    /// Locks the rows of a rectangle in the lock word of its stripe, whoever owns that.
-    pub(super) fn try_lock_rows(&self, rect: &Rect) -> Option<LockedRows<'_>> {
-        let is_unlocked = mutant::is(Mutant::NoRowLock)
-            || mutant::is(Mutant::OtherCoresUnlocked) && !self.owns(rect.stripe);
-        let rows = if is_unlocked { 0..0 } else { rect.offset..rect.offset + rect.len };
-        self.shared.lock_words.as_ref()?.try_lock(rect.stripe, rows)
-    }
-
-    /// Takes the channels of a stripe's members. Returns false if a member is not live, or a slot
-    /// has an incoming device.
+    /// Takes the channels of a stripe's members. Returns false if a member is not live.
     fn take_copies(&self, stripe: u64, copies: &mut Copies) -> bool {
         let members = &self.shared.members;
         let slots = members.group_slots(stripe);
@@ -114,9 +100,8 @@ impl StripeOwner {
             return false;
         }
         for slot in slots {
-            let has_incoming = members.has_incoming(slot) && !mutant::is(Mutant::IncomingCopyForgotten);
             match self.channels.get(slot, MemberRole::Current) {
-                Some(channel) if members.is_live(slot) && !has_incoming => copies.push((slot, channel)),
+                Some(channel) if members.is_live(slot) => copies.push((slot, channel)),
                 _ => return false,
             }
         }

@@ -33,7 +33,7 @@ impl CallRequest for Forwarded {
     fn start(self, core: &Core, reply: Reply<Forwarded>) {
         let Some(owner) = registry::find(self.array) else { return reply.send(Err(IoError::DeviceGone)) };
         core.start_request(IoFuture::new(async move {
-            reply.send(owner.carry_out(self.request).await);
+            reply.send(owner.carry_out_forwarded(self.request).await);
             Ok(())
         }));
     }
@@ -80,6 +80,18 @@ impl StripeOwner {
         }
     }
 
+    /// Carries out a request of another core. A write to a mirror tries the short way again, which
+    /// it could not take there.
+    async fn carry_out_forwarded(&self, request: StripeRequest) -> IoResult {
+        if let StripeRequest::Write { rect, data: Some(data), flags } = request
+            && self.shared.config.is_mirror()
+            && self.write_copies(&WriteRequest { rect, source: Source::Data(data.data()), flags }).await?
+        {
+            return Ok(());
+        }
+        self.carry_out(request).await
+    }
+
     /// Carries out a request, on the core that owned its stripe when it was sent.
     async fn carry_out(&self, request: StripeRequest) -> IoResult {
         match request {
@@ -89,11 +101,7 @@ impl StripeOwner {
             }
             StripeRequest::Write { rect, data, flags } => {
                 let source = data.map_or(Source::Zeroes, |data| Source::Data(data.data()));
-                let request = WriteRequest { rect, source, flags };
-                if self.shared.config.is_mirror() && self.write_copies(&request).await? {
-                    return Ok(());
-                }
-                self.write(&request).await
+                self.write(&WriteRequest { rect, source, flags }).await
             }
         }
     }

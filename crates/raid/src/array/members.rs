@@ -261,8 +261,14 @@ impl Members {
 
     /// Whether a slot has an incoming device, or one that leaves.
     #[inline]
-    pub fn has_incoming(&self, slot: usize) -> bool {
+    fn has_incoming(&self, slot: usize) -> bool {
         self.slots[slot].incoming.load(Ordering::Acquire) != NONE
+    }
+
+    /// Whether every slot of a stripe's group has its live device and no incoming one.
+    #[inline]
+    pub fn is_settled(&self, stripe: u64) -> bool {
+        self.group_slots(stripe).all(|slot| self.is_live(slot) && !self.has_incoming(slot))
     }
 
     /// Steps below this one are done on the incoming device.

@@ -228,8 +228,7 @@ impl StripeOwner {
     #[inline]
     pub fn is_writer(&self, stripe: u64) -> bool {
         let shared = &self.shared;
-        let is_whole = |slot| shared.members.is_live(slot) && !shared.members.has_incoming(slot);
-        let is_unlogged = !shared.common.is_logging() && shared.members.group_slots(stripe).all(is_whole);
+        let is_unlogged = !shared.common.is_logging() && shared.members.is_settled(stripe);
         shared.lock_words.is_some() && self.is_owner() && (is_unlogged || mutant::is(Mutant::OtherCoresLog))
     }
 

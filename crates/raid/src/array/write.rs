@@ -25,9 +25,10 @@ use crate::log::{AppendError, Entry, Payload, Redo, Target, Ticket};
 use crate::metadata::intent_bitmap::{DIRTY, STALE, WRITTEN};
 use crate::mutant::{self, Mutant};
 use crate::parity::Matrix;
+use crate::stripe::lock_words::LockedRows;
 use crate::stripe::plan::{Method, Plan, Strips, ones};
 use crate::stripe::rect::Rect;
-use crate::stripe::rows::Lock;
+use crate::stripe::rows::RowGuard;
 use arrayvec::ArrayVec;
 use block::{Flags, IoError, IoResult, Op};
 use std::cell::RefCell;
@@ -40,6 +41,15 @@ enum Rows {
     Untouched,
     /// Something may have been.
     Perhaps,
+}
+
+/// Rows that a write holds until this is dropped.
+#[expect(dead_code, reason = "held, not read")]
+pub(super) enum HeldRows<'a> {
+    /// In the lock word of the stripe.
+    InWord(LockedRows<'a>),
+    /// Among the locks of the stripe's owner.
+    Owned(RowGuard<'a>),
 }
 
 impl StripeOwner {
@@ -80,12 +90,7 @@ impl StripeOwner {
         if !is_own && !self.is_writer(rect.stripe) {
             return Err(Stop::Moved);
         }
-        let locked = self.try_lock_rows(rect);
-        let _rows = match locked {
-            Some(_) => None,
-            None if is_own => Some(self.lock_rows(rect).await),
-            None => return Err(Stop::Moved),
-        };
+        let Some(_rows) = self.lock_rows(rect).await else { return Err(Stop::Moved) };
         match self.write_rows(request).await {
             // Blocks that are lost are the owner's to give up.
             Err((Stop::Error(IoError::Medium), Rows::Untouched)) if !is_own => Err(Stop::Moved),
@@ -99,11 +104,20 @@ impl StripeOwner {
         }
     }
 
-    /// Locks the rows of a rectangle.
-    pub(super) fn lock_rows(&self, rect: &Rect) -> Lock<'_> {
-        let is_locked = !mutant::is(Mutant::NoRowLock);
-        let rows = if is_locked { rect.offset..rect.offset + rect.len } else { 0..0 };
-        self.locks.lock(rect.stripe, rows)
+    /// Locks the rows of a rectangle in the lock word of its stripe. Where that has none, or is
+    /// taken, only the owner waits for the rows; other cores get `None`.
+    pub(super) async fn lock_rows(&self, rect: &Rect) -> Option<HeldRows<'_>> {
+        let is_unlocked = mutant::is(Mutant::NoRowLock)
+            || mutant::is(Mutant::OtherCoresUnlocked) && !self.owns(rect.stripe);
+        let rows = if is_unlocked { 0..0 } else { rect.offset..rect.offset + rect.len };
+        let words = self.shared.lock_words.as_deref();
+        if let Some(locked) = words.and_then(|words| words.try_lock(rect.stripe, rows.clone())) {
+            return Some(HeldRows::InWord(locked));
+        }
+        match self.owns(rect.stripe) {
+            true => Some(HeldRows::Owned(self.locks.lock(rect.stripe, rows).await)),
+            false => None,
+        }
     }
 
     /// The flags of a write's requests to members.
