@@ -104,6 +104,13 @@ fn subclusters_are_streamed() {
     }
 }
 
+/// Bytes of a disk that have data in its image, by what `qemu-img map --output json` said.
+fn bytes_of_data(map: &str) -> u64 {
+    let lines = map.lines().filter(|line| line.contains("\"data\": true"));
+    let length = |line: &str| line.split_once("\"length\": ")?.1.split_once(',')?.0.parse::<u64>().ok();
+    lines.map(|line| length(line).unwrap_or_else(|| panic!("{line}"))).sum()
+}
+
 #[test]
 fn parts_without_data_take_no_room() {
     let folder = Folder::new();
@@ -115,8 +122,9 @@ fn parts_without_data_take_no_room() {
     stream.finish().unwrap();
     drop(device);
     folder.img("check disk");
-    let allocated = folder.img("map --output json disk").matches("\"data\": true").count();
-    assert_eq!(allocated, 4, "runs of data");
+    let map = folder.img("map --output json disk");
+    // Clusters of one part are allocated in the order in which their reads end: runs can be shorter.
+    assert_eq!(bytes_of_data(&map), 4 << 20, "{map}");
     assert!(std::fs::metadata(folder.path("disk")).unwrap().len() < 5 << 20);
     assert!(folder.raw("", "disk") == disk);
 }
