@@ -26,7 +26,7 @@ DRIVES_NOTE = (
     "Strips are the default (32 KiB and 64 KiB): a stripe is 736 or 704 KiB, so requests do not fit stripes.\n"
     "Regions have 64 MiB, as on drives of some terabytes.")
 REBUILD_NOTE = (
-    "A full array of 4+1 on RAM disks, on one core.\n"
+    "A full array of 4+1 on RAM disks (`mem` with `huge-pages=on`), on one core.\n"
     "\"rebuild\" counts bytes of surviving strips that a rebuild reads in a second: each strip is copied out, summed and copied in.\n"
     "\"cold XOR\" is the rate of XOR on cold memory, on the same core just before.")
 FOREGROUND_NOTE = (

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// Kind of an array's members.
 #[derive(Clone, Copy, Debug)]
 pub enum Members {
-    /// Memory of this number of bytes.
+    /// Memory of this number of bytes, in huge pages.
     Memory(u64),
     /// This number of bytes, of which only metadata is stored, with the drive's limits on data and
     /// log.
@@ -59,7 +59,8 @@ impl Plan {
         let name = format!("member{slot}");
         match self.members {
             Members::Memory(bytes) => {
-                let inner = MemDevice::new(&mem::Options::new(bytes)).expect("memory");
+                let inner = MemDevice::new(&mem::Options { huge_pages: true, ..mem::Options::new(bytes) })
+                    .expect("memory");
                 Arc::new(Named { name, inner })
             }
             Members::Hollow(bytes, drive) => {

@@ -123,7 +123,7 @@ fn parts_without_data_take_no_room() {
     drop(device);
     folder.img("check disk");
     let map = folder.img("map --output json disk");
-    // Clusters of one part are allocated in the order in which their reads end: runs can be shorter.
+    // Clusters of a part are allocated in the order in which their reads end: runs may be short.
     assert_eq!(bytes_of_data(&map), 4 << 20, "{map}");
     assert!(std::fs::metadata(folder.path("disk")).unwrap().len() < 5 << 20);
     assert!(folder.raw("", "disk") == disk);
