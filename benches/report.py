@@ -38,12 +38,25 @@ GUEST_NOTE = (
     "The method shows nothing about caches, wake-ups of other cores, or work in parallel on several cores.\n"
     "Freestone's server does not poll here (`--poll-us never`), since polling needs a processor of its own.\n"
     "Batches depend on the order in which threads run, so a ratio varies by some percent.")
+ARRAYS_NOTE = (
+    "Each array has 4+1 RAM disks of the kernel, past the page cache, and strips of 64 KiB; 256 KiB are a whole stripe.\n"
+    "Linux's md answers a request in the kernel.\n"
+    "Freestone answers it in its server, so its figures include ublk; the table of ublk on one RAM disk shows that part.\n"
+    "The figures show the work of one processor for a request, not the speed of arrays of drives.\n"
+    "A RAM disk answers at once, and has no cache to flush.\n"
+    "Both arrays log partial parity before a stripe changes; without `ppl` or a journal md has the write hole.")
 GUEST_TABLES = {
     "nvme_tcp": ("NVMe/TCP: the kernel's initiator on Freestone's target and on the kernel's",
                  "Each target has a RAM disk of the kernel of its own, past the page cache; no digests."),
     "ublk_null": ("ublk: a disk that does nothing", "One queue of 128."),
     "ublk_disk": ("ublk and loop: a RAM disk", "One queue of 128; a RAM disk of the kernel for each, past the page cache (`loop` with `--direct-io=on`)."),
     "ublk_zero_copy": ("ublk without a copy, and loop: a RAM disk", "On Linux 7.3, one queue of 128; a RAM disk of the kernel for each, past the page cache (`loop` with `--direct-io=on`)."),
+    "raid5_ppl": ("RAID 5 with ppl: Freestone over ublk, and md", ARRAYS_NOTE),
+    "raid5_bitmap": ("RAID 5 with bitmap: Freestone over ublk, and md",
+                     "As above, with a write-intent bitmap instead of the log; its regions have 64 KiB in both.\n"
+                     "The modes promise the same: a resync of the regions with writes in flight, and no loss while all members are present.\n"
+                     "Neither closes the write hole."),
+    "raid1_bitmap": ("RAID 1 with bitmap: Freestone over ublk, and md", "As above, with two copies; a mirror has no write hole."),
 }
 
 
