@@ -10,6 +10,9 @@
 //! Then 1 to 16 cores of one RAID 5 take their turns on one thread, and each writes to all stripes.
 //! However many there are, a write needs at most one message and one wake between cores with a log
 //! (`ppl`), and almost none without (`bitmap`).
+//!
+//! `--trace MODE CORES` only writes from that many cores, for `benches/shared_lines.py`: it reads
+//! the trace of valgrind and counts cache lines that move between cores.
 
 use benches::array::{Members, Plan};
 use benches::member::Member;
@@ -26,8 +29,8 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -41,6 +44,9 @@ const MEASURED_OF_ARRAY: u64 = 100_000;
 const ROUND: u64 = 40_000;
 /// Most rounds until the pools of all cores hold what a load needs at a time.
 const MOST_ROUNDS: u64 = 20;
+/// Bytes of the array, and requests, of a traced load: each lock word is taken several times.
+const TRACED_BYTES: u64 = 128 << 20;
+const TRACED: u64 = 1_000;
 /// Requests that a member has in flight; more wait in line.
 const MEMBER_DEPTH: u32 = 128;
 /// The array: 4+1 members without stored data, whose requests take a turn of their core.
@@ -304,11 +310,11 @@ fn offsets(array: &Array, owner: u16, slot: Option<usize>) -> Vec<u64> {
     (0..blocks).map(|number| number * 7919 % blocks * 4096).filter(is_chosen).collect()
 }
 
-/// Creates and starts the array on members without stored data.
-fn start_array(core: &Core, plan: &'static Plan) -> Arc<Array> {
+/// Creates and starts the array on members of `bytes` without stored data.
+fn start_array(core: &Core, plan: &'static Plan, bytes: u64) -> Arc<Array> {
     let member = |slot: usize| -> Arc<dyn Device> {
         let data = Arc::new(LoopbackDevice::new(MEMBER_DEPTH));
-        let member = Member::over(data, format!("member{slot}"), CAPACITY, plan.hollow(CAPACITY));
+        let member = Member::over(data, format!("member{slot}"), bytes, plan.hollow(bytes));
         Arc::new(member.expect("a member"))
     };
     let devices = (0..plan.count).map(member).collect();
@@ -326,7 +332,7 @@ fn request(op: Op) -> Request<'static> {
 
 /// Measures requests of one core to stripes of its own and to those that it forwards.
 fn measure_array(core: &Core) -> u64 {
-    let array = start_array(core, &ARRAY);
+    let array = start_array(core, &ARRAY, CAPACITY);
     let channel = core.with_current(|| array.open_channel()).expect("a channel");
     let other = OtherCore::start(array.clone());
     let generation = array.table().generation;
@@ -354,20 +360,115 @@ fn measure_array(core: &Core) -> u64 {
     total
 }
 
+/// Writes of core `number` of `count` to all stripes in the first `bytes` of an array.
+fn write_load(core: &Core, array: &Arc<Array>, number: usize, count: usize, bytes: u64) -> Rc<Load> {
+    let channel = core.with_current(|| array.open_channel()).expect("a channel");
+    let blocks = bytes / 4096;
+    // Each core begins elsewhere, and no requests are a stream.
+    let start = number as u64 * blocks / count as u64;
+    let offsets = (0..blocks).map(|block| (start + block * 7919) % blocks * 4096).collect();
+    Rc::new(Load { channel, request: request(Op::Write), offsets })
+}
+
+/// Shared by the threads of a trace. Accesses to it are not counted.
+#[repr(C)]
+struct Trace {
+    /// A store to one says that the core of its number takes a turn. The two last ones begin and
+    /// end what is counted.
+    marks: [Mark; 66],
+    /// The core that may run.
+    turn: Mutex<usize>,
+    turned: Condvar,
+    array: OnceLock<Arc<Array>>,
+    /// Loads that are done, of all cores.
+    done: AtomicUsize,
+}
+
+/// Alone in its cache line.
+#[repr(align(64))]
+struct Mark(AtomicU64);
+
+static TRACE: Trace = Trace {
+    marks: [const { Mark(AtomicU64::new(0)) }; 66],
+    turn: Mutex::new(0),
+    turned: Condvar::new(),
+    array: OnceLock::new(),
+    done: AtomicUsize::new(0),
+};
+
+impl Trace {
+    fn mark(&self, number: usize) {
+        self.marks[number].0.store(1, Ordering::Release);
+    }
+
+    /// Runs `work` when it is the turn of core `number` of `count`.
+    fn in_turn<R>(&self, number: usize, count: usize, work: impl FnOnce() -> R) -> R {
+        let turn = self.turn.lock().expect("no thread panics");
+        let mut turn = self.turned.wait_while(turn, |turn| *turn != number).expect("no thread panics");
+        self.mark(number);
+        let result = work();
+        *turn = (number + 1) % count;
+        self.turned.notify_all();
+        result
+    }
+
+    /// A core that writes on this thread: `TRACED` requests that are not counted, divided among the
+    /// cores, and as many that are.
+    fn run(&self, plan: &'static Plan, number: usize, count: usize) {
+        let (core, load) = self.in_turn(number, count, || {
+            let core = Core::start(number, &CoreConfig::default()).expect("an io_uring");
+            let array = self.array.get_or_init(|| start_array(&core, plan, TRACED_BYTES));
+            let load = write_load(&core, array, number, count, TRACED_BYTES);
+            (core, load)
+        });
+        let share = TRACED / count as u64;
+        for (phase, requests) in [2 * share, share].into_iter().enumerate() {
+            let started = Rc::new(Cell::new(0));
+            self.in_turn(number, count, || {
+                if phase == 1 && number == 0 {
+                    self.mark(64);
+                }
+                spawn_load(&core, &load, &started, requests);
+            });
+            let mut is_running = true;
+            while self.in_turn(number, count, || {
+                core.turn();
+                if is_running && Rc::strong_count(&started) == 1 {
+                    is_running = false;
+                    self.done.fetch_add(1, Ordering::SeqCst);
+                }
+                self.done.load(Ordering::SeqCst) < (phase + 1) * count
+            }) {}
+        }
+        self.in_turn(number, count, || {
+            if number == 0 {
+                self.mark(65);
+            }
+        });
+    }
+}
+
+/// Writes from cores, each on a thread of its own that runs in its turn, for a trace. Prints the
+/// address of what they share, its bytes, those of a mark, and the number of requests.
+fn trace(mode: &str, count: &str) {
+    let plan = if mode == "ppl" { &ARRAY } else { &UNLOGGED };
+    let count: usize = count.parse().ok().filter(|count| (1..=64).contains(count)).expect("1 to 64 cores");
+    let requests = TRACED / count as u64 * count as u64;
+    println!("{} {} {} {requests}", &raw const TRACE as usize, size_of::<Trace>(), size_of::<Mark>());
+    std::thread::scope(|scope| {
+        for number in 0..count {
+            scope.spawn(move || TRACE.run(plan, number, count));
+        }
+    });
+}
+
 /// Counts what writes of `count` cores to stripes of all of them take, with all cores on this
 /// thread. Returns the allocations.
 fn count_of_cores(plan: &'static Plan, count: usize) -> u64 {
     let start = |index| Core::start(index, &CoreConfig::default()).expect("an io_uring");
     let cores: Vec<Core> = (0..count).map(start).collect();
-    let array = start_array(&cores[0], plan);
-    let blocks = CAPACITY / 4096;
-    let load = |(index, core): (usize, &Core)| {
-        let channel = core.with_current(|| array.open_channel()).expect("a channel");
-        // Each core begins elsewhere, and no requests are a stream.
-        let start = index as u64 * blocks / count as u64;
-        let offsets = (0..blocks).map(|number| (start + number * 7919) % blocks * 4096).collect();
-        Rc::new(Load { channel, request: request(Op::Write), offsets })
-    };
+    let array = start_array(&cores[0], plan, CAPACITY);
+    let load = |(number, core)| write_load(core, &array, number, count, CAPACITY);
     let loads: Vec<Rc<Load>> = cores.iter().enumerate().map(load).collect();
     let run = |requests: u64| {
         let started = Rc::new(Cell::new(0));
@@ -405,6 +506,12 @@ fn count_of_cores(plan: &'static Plan, count: usize) -> u64 {
 }
 
 fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [option, mode, count] = &arguments[..]
+        && option == "--trace"
+    {
+        return trace(mode, count);
+    }
     let core = Core::start(0, &CoreConfig::default()).expect("an io_uring");
     let leaf: Arc<dyn Device> = Arc::new(LoopbackDevice::new(DEPTH));
     let linear = |child: &Arc<dyn Device>| -> Arc<dyn Device> {
@@ -422,7 +529,7 @@ fn main() {
     for plan in [&ARRAY, &UNLOGGED] {
         allocations += [1, 2, 4, 8, 16].map(|count| count_of_cores(plan, count)).iter().sum::<u64>();
     }
-    if std::env::args().any(|arg| arg == "--check") && allocations > 0 {
+    if arguments.iter().any(|argument| argument == "--check") && allocations > 0 {
         eprintln!("hot-path: {allocations} allocations in the hot path: want 0");
         std::process::exit(1);
     }
