@@ -12,7 +12,7 @@ fn an_invalid_command_line_is_answered_in_one_line_and_exit_code_2() {
         ),
         (
             &["info", "--device", "mem:sise=1G"],
-            "--device mem:sise=1G: unknown key \"sise\"; mem knows size, block-size, readonly, id",
+            "--device mem:sise=1G: unknown key \"sise\"; mem knows size, block-size, huge-pages, readonly, id",
         ),
         (&["info", "--device", "mem"], "--device mem: size=SIZE is missing"),
         (
