@@ -11,19 +11,19 @@ import subprocess
 
 LINE = 64
 COUNTS = (1, 2, 4, 8, 16)
-BEGIN, END = 64, 65
+BEGIN, END, BETWEEN_TURNS = 64, 65, 66
 
 
 def moved_lines(trace, start, length, mark_bytes):
     """Lines that move because a core writes to them, and because it reads them, between the marks of the beginning and
     the end. `trace` has the loads and stores that lackey lists. The marks, and what else the bench shares, take `length`
     bytes from `start` on."""
-    by_address = {f" S {start + number * mark_bytes:08x},8\n".encode(): number for number in range(END + 1)}
+    by_address = {f" S {start + number * mark_bytes:08x},8\n".encode(): number for number in range(BETWEEN_TURNS + 1)}
     for entry in trace:  # the array is made
         if entry in by_address:
             break
     holders, writers = {}, {}  # of a line: bits of the cores that have it, the core that wrote to it last
-    core, is_counted, written, read = 0, False, 0, 0
+    core, is_counted, written, read = BETWEEN_TURNS, False, 0, 0
     for entry in trace:
         if entry in by_address:
             number = by_address[entry]
@@ -33,6 +33,8 @@ def moved_lines(trace, start, length, mark_bytes):
                 is_counted = True
             else:
                 core = number
+            continue
+        if core == BETWEEN_TURNS:
             continue
         address, _, size = entry[3:].partition(b",")
         first, mine = int(address, 16), 1 << core

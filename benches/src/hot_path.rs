@@ -373,9 +373,9 @@ fn write_load(core: &Core, array: &Arc<Array>, number: usize, count: usize, byte
 /// Shared by the threads of a trace. Accesses to it are not counted.
 #[repr(C)]
 struct Trace {
-    /// A store to one says that the core of its number takes a turn. The two last ones begin and
-    /// end what is counted.
-    marks: [Mark; 66],
+    /// A store to one says that the core of its number takes a turn. The last ones begin and end
+    /// what is counted, and end a turn.
+    marks: [Mark; 67],
     /// The core that may run.
     turn: Mutex<usize>,
     turned: Condvar,
@@ -389,7 +389,7 @@ struct Trace {
 struct Mark(AtomicU64);
 
 static TRACE: Trace = Trace {
-    marks: [const { Mark(AtomicU64::new(0)) }; 66],
+    marks: [const { Mark(AtomicU64::new(0)) }; 67],
     turn: Mutex::new(0),
     turned: Condvar::new(),
     array: OnceLock::new(),
@@ -407,6 +407,7 @@ impl Trace {
         let mut turn = self.turned.wait_while(turn, |turn| *turn != number).expect("no thread panics");
         self.mark(number);
         let result = work();
+        self.mark(66);
         *turn = (number + 1) % count;
         self.turned.notify_all();
         result
