@@ -10,6 +10,7 @@ use crate::refcount::{BLOCK_OFFSET, Width, block_of};
 use block::{Flags, IoError, IoResult};
 use reactor::Permits;
 use std::cell::{Cell, RefCell};
+use std::collections::hash_map::{Entry, HashMap};
 use std::collections::{BTreeMap, HashSet};
 use std::future::ready;
 use std::ops::Range;
@@ -42,6 +43,8 @@ pub(super) struct Refcounts {
     /// Clusters that have lost their last reference and are being discarded. Their refcount is
     /// still 1, so that nothing takes them.
     discarding: RefCell<HashSet<u64>>,
+    /// Clusters that are about to lose references, or are being discarded, and how many times.
+    dropping: RefCell<HashMap<u64, u64>>,
     /// One task changes the header at a time.
     header: Permits,
     /// It is not known which refcount table the header names.
@@ -99,6 +102,7 @@ impl Refcounts {
             changing: Permits::new(1),
             freeing: Permits::new(1),
             discarding: RefCell::default(),
+            dropping: RefCell::default(),
             header: Permits::new(1),
             is_lost: Cell::new(false),
             least_end: Cell::new(0),
@@ -259,7 +263,20 @@ impl Refcounts {
             }
             dropped.and(freed)
         };
-        self.freeing.during(1, Box::pin(drop_each)).await
+        // While it waits for other changes, a cluster may be in no table and in no list.
+        for cluster in clusters {
+            *self.dropping.borrow_mut().entry(*cluster).or_default() += 1;
+        }
+        let dropped = self.freeing.during(1, Box::pin(drop_each)).await;
+        for cluster in clusters {
+            if let Entry::Occupied(mut times) = self.dropping.borrow_mut().entry(*cluster) {
+                *times.get_mut() -= 1;
+                if *times.get() == 0 {
+                    times.remove();
+                }
+            }
+        }
+        dropped
     }
 
     /// Removes a reference to each of some clusters, but the last of a cluster: these clusters are
@@ -324,9 +341,9 @@ impl Refcounts {
         table.chain(blocks).collect()
     }
 
-    /// Lowers refcounts of a block to those that `wanted` names for a cluster and its refcount, but
-    /// those of the refcounts' own clusters and of clusters that become free. Returns how many it
-    /// has lowered.
+    /// Lowers refcounts of a block to those that `wanted` names for a cluster and its refcount.
+    /// Passes over the refcounts' own clusters, and those that lose references or become free.
+    /// Returns how many it has lowered.
     ///
     /// # Errors
     /// The device's.
@@ -338,7 +355,7 @@ impl Refcounts {
             self.load(number, false).await?;
             let mut kept = self.own_clusters();
             if !mutant::is(Mutant::DiscardedClusterLowered) {
-                kept.extend(self.discarding.borrow().iter());
+                kept.extend(self.dropping.borrow().keys());
             }
             let mut lowered = 0;
             for cluster in number * self.per_block()..(number + 1) * self.per_block() {
