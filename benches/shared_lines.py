@@ -11,7 +11,7 @@ import subprocess
 
 LINE = 64
 COUNTS = (1, 2, 4, 8, 16)
-BEGIN, END, BETWEEN_TURNS = 64, 65, 66
+BEGIN, END, BETWEEN_TURNS = 64, 65, 66  # marks behind those of the cores, as hot_path.rs numbers them
 
 
 def moved_lines(trace, start, length, mark_bytes):
@@ -19,7 +19,7 @@ def moved_lines(trace, start, length, mark_bytes):
     the end. `trace` has the loads and stores that lackey lists. The marks, and what else the bench shares, take `length`
     bytes from `start` on."""
     by_address = {f" S {start + number * mark_bytes:08x},8\n".encode(): number for number in range(BETWEEN_TURNS + 1)}
-    for entry in trace:  # the array is made
+    for entry in trace:  # until the turn that makes the array, which is not counted either
         if entry in by_address:
             break
     holders, writers = {}, {}  # of a line: bits of the cores that have it, the core that wrote to it last

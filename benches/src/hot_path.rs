@@ -47,6 +47,11 @@ const MOST_ROUNDS: u64 = 20;
 /// Bytes of the array, and requests, of a traced load: each lock word is taken several times.
 const TRACED_BYTES: u64 = 128 << 20;
 const TRACED: u64 = 1_000;
+/// Most cores of a trace. The marks behind theirs begin and end what is counted, and end a turn.
+const MOST_TRACED: usize = 64;
+const BEGIN: usize = MOST_TRACED;
+const END: usize = MOST_TRACED + 1;
+const BETWEEN_TURNS: usize = MOST_TRACED + 2;
 /// Requests that a member has in flight; more wait in line.
 const MEMBER_DEPTH: u32 = 128;
 /// The array: 4+1 members without stored data, whose requests take a turn of their core.
@@ -373,9 +378,8 @@ fn write_load(core: &Core, array: &Arc<Array>, number: usize, count: usize, byte
 /// Shared by the threads of a trace. Accesses to it are not counted.
 #[repr(C)]
 struct Trace {
-    /// A store to one says that the core of its number takes a turn. The last ones begin and end
-    /// what is counted, and end a turn.
-    marks: [Mark; 67],
+    /// A store to one says that the core of its number takes a turn, or what its name says.
+    marks: [Mark; BETWEEN_TURNS + 1],
     /// The core that may run.
     turn: Mutex<usize>,
     turned: Condvar,
@@ -389,7 +393,7 @@ struct Trace {
 struct Mark(AtomicU64);
 
 static TRACE: Trace = Trace {
-    marks: [const { Mark(AtomicU64::new(0)) }; 67],
+    marks: [const { Mark(AtomicU64::new(0)) }; BETWEEN_TURNS + 1],
     turn: Mutex::new(0),
     turned: Condvar::new(),
     array: OnceLock::new(),
@@ -407,14 +411,14 @@ impl Trace {
         let mut turn = self.turned.wait_while(turn, |turn| *turn != number).expect("no thread panics");
         self.mark(number);
         let result = work();
-        self.mark(66);
+        self.mark(BETWEEN_TURNS);
         *turn = (number + 1) % count;
         self.turned.notify_all();
         result
     }
 
-    /// A core that writes on this thread: `TRACED` requests that are not counted, divided among the
-    /// cores, and as many that are.
+    /// A core that writes on this thread: its share of twice [`TRACED`] requests that are not
+    /// counted, and of [`TRACED`] that are.
     fn run(&self, plan: &'static Plan, number: usize, count: usize) {
         let (core, load) = self.in_turn(number, count, || {
             let core = Core::start(number, &CoreConfig::default()).expect("an io_uring");
@@ -427,7 +431,7 @@ impl Trace {
             let started = Rc::new(Cell::new(0));
             self.in_turn(number, count, || {
                 if phase == 1 && number == 0 {
-                    self.mark(64);
+                    self.mark(BEGIN);
                 }
                 spawn_load(&core, &load, &started, requests);
             });
@@ -443,7 +447,7 @@ impl Trace {
         }
         self.in_turn(number, count, || {
             if number == 0 {
-                self.mark(65);
+                self.mark(END);
             }
         });
     }
@@ -453,7 +457,7 @@ impl Trace {
 /// address of what they share, its bytes, those of a mark, and the number of requests.
 fn trace(mode: &str, count: &str) {
     let plan = if mode == "ppl" { &ARRAY } else { &UNLOGGED };
-    let count: usize = count.parse().ok().filter(|count| (1..=64).contains(count)).expect("1 to 64 cores");
+    let count = count.parse().ok().filter(|count| (1..=MOST_TRACED).contains(count)).expect("1 to 64 cores");
     let requests = TRACED / count as u64 * count as u64;
     println!("{} {} {} {requests}", &raw const TRACE as usize, size_of::<Trace>(), size_of::<Mark>());
     std::thread::scope(|scope| {
