@@ -14,6 +14,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::future::poll_fn;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 
 /// Longest transfer of bytes that are copied.
@@ -370,7 +371,8 @@ impl LiveChannel {
 
     /// Writes whole subclusters to their place, which no read uses yet. They had neither data nor
     /// zeroes when their cluster had the entry `old`. Other writes may use the place, too; the one
-    /// whose bits are set first is done, and the others begin again.
+    /// whose bits are set first is done, and the others begin again. So do those during which a
+    /// change of such a cluster has failed.
     async fn write_subclusters(
         &self,
         req: &Request<'_>,
@@ -381,8 +383,9 @@ impl LiveChannel {
         let cluster_size = self.content.places.geometry().cluster_size();
         let (cluster, within, len) = (offset / cluster_size, offset % cluster_size, req.len);
         self.check_inside(place, len)?;
+        let failed = self.metadata().failed.load(Ordering::Acquire);
         let commit = move |view: Entries| async move {
-            home(&view).commit_subclusters(&view, cluster, old, within..within + len).await
+            home(&view).commit_subclusters(&view, cluster, old, within..within + len, failed).await
         };
         if mutant::is(Mutant::SubclustersBeforeData) && !self.ask(commit).await? {
             return Ok(0);

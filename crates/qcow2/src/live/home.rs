@@ -360,6 +360,7 @@ impl Home {
             let old = locked.entry;
             let new = geometry.written(old, place, geometry.subclusters_in(number, &range));
             if let Err(error) = self.set(view, locked, new).await {
+                self.note_failure(view, is_new);
                 // Those before it have an entry.
                 for cluster in taken.clone().take(number as usize) {
                     self.lent.borrow_mut().remove(&cluster);
@@ -382,10 +383,19 @@ impl Home {
     /// Ends a change whose data could not be written: nothing has changed.
     pub(super) async fn abort(&self, view: &Entries, number: u64) {
         let Some(open) = self.changes.borrow_mut().remove(&number) else { return };
+        self.note_failure(view, open.is_new);
         if open.is_new && !mutant::is(Mutant::FailedWriteLeaks) {
             let Clusters { first, count, .. } = open.clusters;
             let clusters: Vec<u64> = (first..first + count).collect();
             let _ = self.drop_references(view, &clusters).await;
+        }
+    }
+
+    /// Notes that a change has failed, before its entries are unlocked. In clusters that the disk
+    /// has, it may have written over data of other writes that are not committed.
+    fn note_failure(&self, view: &Entries, is_new: bool) {
+        if !is_new {
+            view.format().failed.fetch_add(1, Ordering::AcqRel);
         }
     }
 
@@ -452,7 +462,8 @@ impl Home {
 
     /// Ends a write to whole subclusters of a cluster of the disk, at `range` in it, which had
     /// neither data nor zeroes when the cluster had the entry `old`. They get their bits if that is
-    /// still so at the same place. Else nothing has changed. Returns whether it was.
+    /// still so at the same place, and no change has failed since there were `failed` of them. Else
+    /// nothing has changed. Returns whether it was.
     ///
     /// # Errors
     /// As [`Home::begin`].
@@ -462,6 +473,7 @@ impl Home {
         cluster: u64,
         old: Entry,
         range: Range<u64>,
+        failed: u64,
     ) -> Result<bool, IoError> {
         let geometry = view.format().geometry;
         let mask = geometry.subclusters_in(0, &range);
@@ -469,6 +481,9 @@ impl Home {
         let now = locked.entry;
         let is_same = now.word == old.word && now.has_neither(mask);
         if !is_same && !mutant::is(Mutant::SubclustersWithoutCompare) || view.format().is_corrupt() {
+            return Ok(false);
+        }
+        if view.format().failed.load(Ordering::Acquire) != failed {
             return Ok(false);
         }
         self.reserve_tables(view, cluster..cluster + 1).await?;

@@ -41,6 +41,9 @@ pub(super) struct Metadata {
     pub settled: AtomicU64,
     /// So many entries are durable themselves.
     pub flushed: AtomicU64,
+    /// Failed changes of clusters that the disk kept. Data that another write has put there
+    /// meanwhile may be lost.
+    pub failed: AtomicU64,
     /// Metadata contradicts itself: the disk is only read.
     pub is_corrupt: AtomicBool,
 }

@@ -474,6 +474,7 @@ fn metadata_of(
         capacity: Arc::new(AtomicU64::new(limits.capacity)),
         set: AtomicU64::new(0),
         settled: AtomicU64::new(0),
+        failed: AtomicU64::new(0),
         flushed: AtomicU64::new(0),
         is_corrupt: AtomicBool::new(false),
         image: device,

@@ -16,6 +16,7 @@ mod read;
 mod repair;
 mod resize;
 mod restart;
+mod shared_places;
 mod snapshots;
 mod stream;
 mod tools;
