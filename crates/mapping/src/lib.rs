@@ -16,8 +16,9 @@
 //!
 //! * A request runs between [`View::begin`] or [`View::begin_change`] and the drop of the
 //!   [`Running`] that these return.
-//! * An entry changes under the lock of its slot ([`View::lock`]). Data that a change copies is
-//!   read after the lock was taken. The new entry is set after the new data was written.
+//! * An entry changes under the lock of its slot ([`View::lock`]), or while no task has that lock,
+//!   in one go at the owner ([`View::unlocked`]). Data that a change copies is read after the lock
+//!   was taken. The new entry is set after the new data was written.
 //! * Whatever an entry pointed to is used for something else only after three steps. The entry has
 //!   changed; the change is saved ([`View::flush`]) and durable; a grace period has passed
 //!   ([`View::grace`]).
@@ -40,4 +41,4 @@ mod view;
 
 pub use leaf::{ENTRIES, Leaf};
 pub use reactor::fence::Running;
-pub use view::{Config, Format, Held, MAX_ENTRIES, Slot, Table, View};
+pub use view::{Config, Format, Held, MAX_ENTRIES, Slot, Table, Unlocked, View};

@@ -14,6 +14,8 @@ pub enum Mutant {
     GraceOfOneCore,
     /// Several tasks hold the lock of a slot.
     NoSlotLock,
+    /// A slot that a task has locked is changed by another one that takes no lock.
+    LockNotSeen,
     /// A hold does not reach other cores.
     HoldOfOneCore,
     /// An evicted leaf stays in the directories of other cores.
@@ -34,10 +36,11 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 11] = [
+    pub const ALL: [Mutant; 12] = [
         Mutant::NoGrace,
         Mutant::GraceOfOneCore,
         Mutant::NoSlotLock,
+        Mutant::LockNotSeen,
         Mutant::HoldOfOneCore,
         Mutant::NoForgetting,
         Mutant::StaleFetch,

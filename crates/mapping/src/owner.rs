@@ -79,6 +79,12 @@ impl Owned {
         }
     }
 
+    /// Whether the leaf is in memory and no task has locked a slot.
+    pub fn is_unlocked(&self, slot: usize) -> bool {
+        let is_locked = self.locks.borrow().contains_key(&slot);
+        self.state.get() == State::Ready && (!is_locked || mutant::is(Mutant::LockNotSeen))
+    }
+
     /// Frees the lock of a slot.
     pub fn unlock(&self, slot: usize) {
         let mut locks = self.locks.borrow_mut();

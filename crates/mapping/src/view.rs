@@ -7,7 +7,7 @@ use crate::owner::{Found, Leaves, Owned};
 use block::{DeviceError, IoError, IoResult};
 use futures_channel::oneshot;
 use reactor::fence::{self, Gate, Running};
-use reactor::{Core, CoreRef, NotSent, yield_now};
+use reactor::{Call, CallRequest, Core, CoreRef, NotSent, Reply, yield_now};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -217,6 +217,11 @@ impl<F: Format> View<F> {
         view.downcast().ok()
     }
 
+    /// The view of a core with this serial number, if it has not ended.
+    fn with_serial(number: u64, core: &Core, serial: u64) -> Option<Rc<View<F>>> {
+        View::of(number, core).filter(|view| view.serial == serial)
+    }
+
     /// The format.
     pub fn format(&self) -> &F {
         &self.shared.format
@@ -322,6 +327,16 @@ impl<F: Format> View<F> {
         });
         let (lock, entry) = locked.await??;
         Ok(Slot { view: self.clone(), lock, entry })
+    }
+
+    /// The slot of the entry `index` without a lock, for a caller that changes it before it waits.
+    /// `None` if another core owns the leaf, the leaf is not in memory, or a task has locked the
+    /// slot.
+    pub fn unlocked(&self, index: u64) -> Option<Unlocked> {
+        let (number, slot) = split(index);
+        // Only its owner has a leaf here.
+        let owned = self.leaves.get(number).filter(|owned| owned.is_unlocked(slot))?;
+        Some(Unlocked { owned, slot })
     }
 
     /// Waits until all requests that had begun before, on any core, have ended.
@@ -493,6 +508,29 @@ impl<F: Format> View<F> {
         self.ask(&self.shared.owners[place], work).await
     }
 
+    /// As [`View::at_owner`], for work that does not wait. It goes by the route between the two
+    /// cores, which costs less, and may overtake messages that were sent before.
+    ///
+    /// # Errors
+    /// As [`View::at_owner`].
+    ///
+    /// # Panics
+    /// If there are fewer owners.
+    pub async fn at_owner_at_once<R: Send + 'static>(
+        self: &Rc<Self>,
+        place: usize,
+        work: impl FnOnce(&Rc<View<F>>) -> R + Send + 'static,
+    ) -> Result<R, IoError> {
+        let Member { core, serial } = &self.shared.owners[place];
+        if *serial == self.serial {
+            return Ok(work(self));
+        }
+        let (number, serial) = (self.shared.number, *serial);
+        let work = move |core: &Core| View::with_serial(number, core, serial).map(|view| work(&view));
+        let done = Call::default().run(core, AtOnce(Box::new(work))).await;
+        done.ok().flatten().ok_or(IoError::DeviceGone)
+    }
+
     /// Runs `work` later with the view of the owner at `place`, on its core, unless that view or
     /// its core has ended. Keeps no view alive meanwhile.
     ///
@@ -540,7 +578,7 @@ async fn send<F: Format>(
 ) -> Result<(), IoError> {
     let serial = member.serial;
     let mut message: Box<dyn FnOnce(&Core) + Send> = Box::new(move |core| {
-        if let Some(view) = View::of(number, core).filter(|view: &Rc<View<F>>| view.serial == serial) {
+        if let Some(view) = View::with_serial(number, core, serial) {
             work(view);
         }
     });
@@ -560,6 +598,21 @@ fn send_later<F: Format>(number: u64, member: Member, work: impl FnOnce(Rc<View<
     reactor::current().spawn(async move {
         let _ = send(number, &member, work).await;
     });
+}
+
+/// Work of [`View::at_owner_at_once`]. Its answer is `None` if the view has ended.
+struct AtOnce<R>(Box<WorkAtOnce<R>>);
+
+type WorkAtOnce<R> = dyn FnOnce(&Core) -> Option<R> + Send;
+
+impl<R: Send + 'static> CallRequest for AtOnce<R> {
+    type Answer = Option<R>;
+
+    const IS_ORDERED: bool = false;
+
+    fn start(self, core: &Core, reply: Reply<AtOnce<R>>) {
+        reply.send((self.0)(core));
+    }
 }
 
 /// The leaf and the slot of an entry.
@@ -613,6 +666,34 @@ impl<F: Format> Slot<F> {
             view.leaves.get(number).map(|owned| change(&owned)).ok_or(IoError::DeviceGone)
         });
         changed.await?
+    }
+}
+
+/// A slot that no task has locked, on the core that owns its leaf, until the caller waits.
+pub struct Unlocked {
+    owned: Rc<Owned>,
+    slot: usize,
+}
+
+impl Unlocked {
+    /// The entry.
+    pub fn entry(&self) -> u64 {
+        self.owned.leaf.get(self.slot)
+    }
+
+    /// The entry of the next slot, which changes together with this one.
+    pub fn next(&self) -> u64 {
+        self.owned.leaf.get(self.slot + 1)
+    }
+
+    /// As [`Slot::set`].
+    pub fn set(&self, entry: u64) {
+        self.owned.set(self.slot, entry);
+    }
+
+    /// As [`Slot::set_pair`].
+    pub fn set_pair(&self, entry: u64, next: u64) {
+        self.owned.set_pair(self.slot, entry, next);
     }
 }
 

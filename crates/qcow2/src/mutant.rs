@@ -69,6 +69,8 @@ pub enum Mutant {
     LogForgetsGroup,
     /// An entry is set before its group is in the restart log.
     GroupNotAwaited,
+    /// Entries of a batch are set before they are in the restart log.
+    BatchNotLogged,
     /// The restart log has room for an entry when its ring is full.
     FullLogIgnored,
     /// A restart log counts after power loss.
@@ -119,7 +121,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 53] = [
+    pub const ALL: [Mutant; 54] = [
         Mutant::EntryBeforeData,
         Mutant::EntryBeforeRefcount,
         Mutant::RefcountTableBeforeBlock,
@@ -150,6 +152,7 @@ impl Mutant {
         Mutant::LogForgottenEarly,
         Mutant::LogForgetsGroup,
         Mutant::GroupNotAwaited,
+        Mutant::BatchNotLogged,
         Mutant::FullLogIgnored,
         Mutant::LogOfEarlierStart,
         Mutant::LogOfOtherSession,

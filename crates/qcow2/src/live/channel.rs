@@ -1,5 +1,6 @@
 //! The requests of one core to an image that is written.
 
+use super::batch::{Batches, Commit, Target};
 use super::clear::Clear;
 use super::home::{Change, ChangeKind, Entries, MOST_LENT, entry, fetch, home, in_background, own_place};
 use super::metadata::Metadata;
@@ -152,6 +153,7 @@ pub(super) struct LiveChannel {
     pub(super) content: Content<Live>,
     buffers: BufferPool,
     lent: Lent,
+    batches: Batches,
     /// Clusters of the disk that get a place.
     placing: RefCell<HashSet<u64>>,
     /// Writes that wait for that.
@@ -204,6 +206,7 @@ impl Drop for LiveChannel {
 impl LiveChannel {
     pub(super) fn new(content: Content<Live>) -> LiveChannel {
         LiveChannel {
+            batches: Batches::new(&content.places.0),
             content,
             buffers: BufferPool::new(4 * MAX_BUFFER),
             lent: Lent::new(),
@@ -362,11 +365,17 @@ impl LiveChannel {
             self.ask(take_back).await?;
             return Err(error);
         }
-        let range = within..within + len;
-        let commit = move |view: Entries| async move {
-            home(&view).commit_lent(&view, cluster, old, place, range).await
-        };
-        Ok(if self.ask(commit).await? { len } else { 0 })
+        let commit = Commit { cluster, old, target: Target::New(place), range: within..within + len };
+        Ok(if self.commit(commit).await? { len } else { 0 })
+    }
+
+    /// Ends a write whose data is in its place: its entry is set, if it still is the same. Returns
+    /// whether it was.
+    async fn commit(&self, commit: Commit) -> Result<bool, IoError> {
+        if self.batches.commit(commit.clone()).await? {
+            return Ok(true);
+        }
+        self.ask(move |view| async move { home(&view).commit_alone(&view, commit).await }).await
     }
 
     /// Writes whole subclusters to their place, which no read uses yet. They had neither data nor
@@ -383,17 +392,15 @@ impl LiveChannel {
         let cluster_size = self.content.places.geometry().cluster_size();
         let (cluster, within, len) = (offset / cluster_size, offset % cluster_size, req.len);
         self.check_inside(place, len)?;
-        let failed = self.metadata().failed.load(Ordering::Acquire);
-        let commit = move |view: Entries| async move {
-            home(&view).commit_subclusters(&view, cluster, old, within..within + len, failed).await
-        };
-        if mutant::is(Mutant::SubclustersBeforeData) && !self.ask(commit).await? {
+        let target = Target::Kept { failed: self.metadata().failed.load(Ordering::Acquire) };
+        let commit = Commit { cluster, old, target, range: within..within + len };
+        if mutant::is(Mutant::SubclustersBeforeData) && !self.commit(commit.clone()).await? {
             return Ok(0);
         }
         // Data is durable together with its entry, not before.
         let data = req.with_flags(Flags::NONE);
         self.content.data.channel.submit(&data, place).await?;
-        let is_set = mutant::is(Mutant::SubclustersBeforeData) || self.ask(commit).await?;
+        let is_set = mutant::is(Mutant::SubclustersBeforeData) || self.commit(commit).await?;
         Ok(if is_set { len } else { 0 })
     }
 

@@ -19,7 +19,7 @@ use super::marks::{Mark, SnapshotPlace};
 use super::metadata::{Metadata, WORD};
 use super::refcounts::{Clusters, Refcounts};
 use super::restart::{Log, RestartLog};
-use crate::entry::{BadEntry, COPIED, Entry, Geometry, OFFSET, Place};
+use crate::entry::{BadEntry, COPIED, Entry, Geometry, Place};
 use crate::header::{be_bytes, be64};
 use crate::mutant::{self, Mutant};
 use block::{Channel, DeviceError, Flags, IoError, IoResult, Request};
@@ -424,76 +424,6 @@ impl Home {
         let _ = self.drop_references(view, &clusters).await;
     }
 
-    /// Ends a write of bytes of a cluster of the disk to a cluster that its core had, `place`: the
-    /// entry points to it, if it still is `old`. Else nothing has changed, and the place is free.
-    /// Returns whether it was.
-    ///
-    /// # Errors
-    /// As [`Home::begin`].
-    pub(super) async fn commit_lent(
-        &self,
-        view: &Entries,
-        cluster: u64,
-        old: Entry,
-        place: u64,
-        range: Range<u64>,
-    ) -> Result<bool, IoError> {
-        let (geometry, cluster_size) = (view.format().geometry, self.file.cluster_size());
-        let set = async {
-            let mut locked = lock(view, cluster).await?;
-            let is_same = locked.entry == old || mutant::is(Mutant::CommitWithoutCompare);
-            if is_same && !view.format().is_corrupt() {
-                self.reserve_tables(view, cluster..cluster + 1).await?;
-                let new = geometry.written(old, place * cluster_size, geometry.subclusters_in(0, &range));
-                self.set(view, &mut locked, new).await?;
-                self.lent.borrow_mut().remove(&place);
-                self.drop_place(view, old);
-                return Ok(true);
-            }
-            Ok(false)
-        };
-        let is_set = set.await;
-        match is_set {
-            Ok(true) => self.tidy(view),
-            _ => self.take_back(view, vec![place]).await,
-        }
-        is_set
-    }
-
-    /// Ends a write to whole subclusters of a cluster of the disk, at `range` in it, which had
-    /// neither data nor zeroes when the cluster had the entry `old`. They get their bits if that is
-    /// still so at the same place, and no change has failed since there were `failed` of them. Else
-    /// nothing has changed. Returns whether it was.
-    ///
-    /// # Errors
-    /// As [`Home::begin`].
-    pub(super) async fn commit_subclusters(
-        &self,
-        view: &Entries,
-        cluster: u64,
-        old: Entry,
-        range: Range<u64>,
-        failed: u64,
-    ) -> Result<bool, IoError> {
-        let geometry = view.format().geometry;
-        let mask = geometry.subclusters_in(0, &range);
-        let mut locked = lock(view, cluster).await?;
-        let now = locked.entry;
-        let is_same = now.word == old.word && now.has_neither(mask);
-        if !is_same && !mutant::is(Mutant::SubclustersWithoutCompare) || view.format().is_corrupt() {
-            return Ok(false);
-        }
-        if view.format().failed.load(Ordering::Acquire) != failed {
-            return Ok(false);
-        }
-        self.reserve_tables(view, cluster..cluster + 1).await?;
-        let new = geometry.written(now, old.word & OFFSET, mask);
-        self.set(view, &mut locked, new).await?;
-        drop(locked);
-        self.tidy(view);
-        Ok(true)
-    }
-
     /// Sets an entry, whose data was written. The log has it first: others may complete writes to
     /// its place as soon as it is set. The log knows until then that a flush may lack it.
     ///
@@ -507,15 +437,20 @@ impl Home {
                 yield_now().await;
             }
             log.note(locked.cluster, entry).await?;
-            log.note_set();
         }
-        self.note_use(view.format().geometry.host_clusters(entry));
-        view.format().set.fetch_add(1, Ordering::AcqRel);
+        self.note_setting(view, entry);
         locked.entry = entry;
         match view.format().geometry.has_extended_l2 {
             true => locked.slot.set_pair(entry.word, entry.bitmap).await,
             false => locked.slot.set(entry.word).await,
         }
+    }
+
+    /// Notes that an entry that the log has, if there is one, is about to be set.
+    pub(super) fn note_setting(&self, view: &Entries, entry: Entry) {
+        self.log.get().into_iter().for_each(Log::note_set);
+        self.note_use(view.format().geometry.host_clusters(entry));
+        view.format().set.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Notes that an entry no longer refers to its clusters. Those of a data file have no
@@ -609,15 +544,11 @@ impl Home {
         let metadata = view.format();
         let entries = metadata.geometry.l2_entries();
         for index in (clusters.start / entries) as usize..clusters.end.div_ceil(entries) as usize {
-            let has_table = || {
-                let is_own = metadata.table(index).map(|table| table.is_some_and(|(_, is_own)| is_own));
-                is_own.map(|is_own| is_own || self.reserved.borrow().contains_key(&index))
-            };
-            if has_table()? {
+            if self.has_table(view, index)? {
                 continue;
             }
             let reserve = async {
-                if !has_table()? {
+                if !self.has_table(view, index)? {
                     let cluster = self.allocate(view, 1).await?.first;
                     self.reserved.borrow_mut().insert(index, cluster);
                 }
@@ -626,6 +557,16 @@ impl Home {
             self.making.during(1, reserve).await?;
         }
         Ok(())
+    }
+
+    /// Whether the L2 table at `index` of the L1 table is there for the disk alone, or will be
+    /// without further room.
+    ///
+    /// # Errors
+    /// [`IoError::Corrupt`].
+    pub(super) fn has_table(&self, view: &Entries, index: usize) -> Result<bool, IoError> {
+        let is_own = view.format().table(index)?.is_some_and(|(_, is_own)| is_own);
+        Ok(is_own || self.reserved.borrow().contains_key(&index))
     }
 
     /// Takes up to `wanted` clusters, as [`Refcounts::allocate`].

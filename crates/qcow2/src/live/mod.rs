@@ -13,6 +13,7 @@
 //! | module | purpose |
 //! |---|---|
 //! | [`channel`] | the requests of a core |
+//! | [`batch`] | entries that a core has the home set together |
 //! | [`home`] | changes of metadata, in an order that survives a crash |
 //! | [`clear`] | discards and writes of zeroes |
 //! | [`marks`] | fields of the header that change |
@@ -29,6 +30,7 @@
 //! | [`file`](mod@file) | reads and writes of metadata |
 
 mod background;
+mod batch;
 mod bitmaps;
 mod channel;
 mod clear;

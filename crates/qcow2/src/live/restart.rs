@@ -232,19 +232,7 @@ impl Log {
         if mutant::is(Mutant::EntryNotLogged) {
             return Ok(());
         }
-        let mut record = [0; RECORD_BYTES as usize];
-        for (at, value) in [(0, cluster), (8, entry.word), (16, entry.bitmap)] {
-            record[at..at + 8].copy_from_slice(&value.to_le_bytes());
-        }
-        let number = self.end.get();
-        record[24..28].copy_from_slice(&(number as u32).to_le_bytes());
-        let sum = sum_of(&record, self.log.session);
-        record[28..].copy_from_slice(&sum.to_le_bytes());
-        self.end.set(number + 1);
-        let known = self.group.borrow().clone();
-        let is_first = known.is_none();
-        let group = known.unwrap_or_else(|| self.group.borrow_mut().insert(Rc::default()).clone());
-        group.records.borrow_mut().push(record);
+        let (group, is_first) = self.add(&[(cluster, entry)]);
         if !is_first {
             return if mutant::is(Mutant::GroupNotAwaited) { Ok(()) } else { group.ended().await };
         }
@@ -254,7 +242,56 @@ impl Log {
                 break;
             }
         }
-        self.group.take();
+        self.write_group(&group)
+    }
+
+    /// As [`Log::note`], for the entries of several clusters, without waiting. Returns whether they
+    /// were added: not if there is no room, entries before them are not set yet, or the file cannot
+    /// be written.
+    pub(super) fn note_at_once(&self, entries: &[(u64, Entry)]) -> bool {
+        if entries.is_empty() || mutant::is(Mutant::EntryNotLogged) {
+            return true;
+        }
+        // The broken variant is one of groups.
+        let is_waiting = self.group.borrow().is_some()
+            || self.set.get() < self.written.get()
+            || mutant::is(Mutant::GroupNotAwaited);
+        let end = self.end.get() + entries.len() as u64;
+        let has_room = end - self.first.get() <= u64::from(self.log.records);
+        if is_waiting || !has_room && !mutant::is(Mutant::FullLogIgnored) {
+            return false;
+        }
+        let (group, _) = self.add(entries);
+        match mutant::is(Mutant::BatchNotLogged) {
+            true => self.end_group(&group, Ok(())).is_ok(),
+            false => self.write_group(&group).is_ok(),
+        }
+    }
+
+    /// Adds records to the group that is not in the file, and returns it. Also whether they are its
+    /// first ones.
+    fn add(&self, entries: &[(u64, Entry)]) -> (Rc<Group>, bool) {
+        let known = self.group.borrow().clone();
+        let is_first = known.is_none();
+        let group = known.unwrap_or_else(|| self.group.borrow_mut().insert(Rc::default()).clone());
+        let numbers = self.end.get()..;
+        let records = numbers.zip(entries).map(|(number, (cluster, entry))| {
+            let mut record = [0; RECORD_BYTES as usize];
+            for (at, value) in [(0, *cluster), (8, entry.word), (16, entry.bitmap)] {
+                record[at..at + 8].copy_from_slice(&value.to_le_bytes());
+            }
+            record[24..28].copy_from_slice(&(number as u32).to_le_bytes());
+            let sum = sum_of(&record, self.log.session);
+            record[28..].copy_from_slice(&sum.to_le_bytes());
+            record
+        });
+        group.records.borrow_mut().extend(records);
+        self.end.set(self.end.get() + entries.len() as u64);
+        (group, is_first)
+    }
+
+    /// Writes the group that is not in the file.
+    fn write_group(&self, group: &Group) -> IoResult {
         let written = self.write(&group.records.borrow()).map_err(|error| {
             tracing::error!(%error, "the restart log of an image cannot be written");
             // A part of the group may be there, whose clusters get another use.
@@ -262,6 +299,11 @@ impl Log {
             let _ = self.log.file.write_all_at(&[0; RECORD_BYTES as usize], first);
             IoError::Medium
         });
+        self.end_group(group, written)
+    }
+
+    fn end_group(&self, group: &Group, written: IoResult) -> IoResult {
+        self.group.take();
         match written {
             Ok(()) => self.group_start.set(self.written.replace(self.end.get())),
             Err(_) => self.end.set(self.written.get()),
@@ -346,6 +388,7 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 mod tests {
     use super::*;
     use block::{IoFuture, join_all};
+    use std::ops::Range;
 
     fn log(file: &File, start: u8, session: u32) -> RestartLog {
         RestartLog::new(file.try_clone().unwrap(), [start; 16], session, 4)
@@ -443,6 +486,31 @@ mod tests {
         assert!(log(&file, 1, 8).entries(7).unwrap().is_empty());
         used.close();
         assert_eq!(file.metadata().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn entries_are_added_at_once_if_there_is_room_and_no_other_waits() {
+        let file = tempfile::tempfile().unwrap();
+        let used = Rc::new(log(&file, 1, 7).begin(0).unwrap());
+        let entries = |clusters: Range<u64>| -> Vec<_> { clusters.map(|at| (at, entry(at))).collect() };
+        assert!(used.note_at_once(&entries(0..2)));
+        assert!(!used.note_at_once(&entries(2..3)), "those before it are not set");
+        used.note_set();
+        used.note_set();
+        assert!(!used.note_at_once(&entries(2..5)), "the ring has room for two");
+        assert_eq!((used.end.get(), used.written.get()), (2, 2));
+        assert!(used.note_at_once(&entries(2..3)));
+        used.note_set();
+        let found: Vec<u64> = log(&file, 1, 8).entries(7).unwrap().into_keys().collect();
+        assert_eq!(found, [0, 1, 2]);
+        let waiting = used.clone();
+        reactor::run(async move {
+            let later = waiting.clone();
+            reactor::current().spawn(async move { later.note(3, entry(3)).await.unwrap() });
+            yield_now().await;
+            waiting.forget(3).unwrap();
+            assert!(!waiting.note_at_once(&entries(4..5)), "a group waits for its write");
+        });
     }
 
     #[test]

@@ -3,11 +3,12 @@
 use crate::disk::{Disk, try_open};
 use crate::tools::{Folder, compare, contents, file};
 use base::Rng;
-use block::{Device, Flags, IoError, Op, Request};
+use block::{Device, Flags, IoError, IoFuture, Op, Request};
 use conformance::Suite;
 use drivers::io_uring::{Options, UringDevice};
+use drivers::mem::{MemDevice, Options as MemOptions};
 use qcow2::{Image, LiveImage, Others};
-use reactor::{CoreConfig, Cores};
+use reactor::{CoreConfig, CoreRef, Cores};
 use std::sync::Arc;
 
 fn open(folder: &Folder, image: &str) -> Arc<LiveImage> {
@@ -116,36 +117,100 @@ fn a_write_to_a_subcluster_leaves_the_others_alone() {
     }
 }
 
+/// The messages that the home of an image gets, and the channels of another core.
+struct Messages {
+    device: Arc<LiveImage>,
+    home: CoreRef,
+    user: CoreRef,
+    _cores: Cores,
+}
+
+impl Messages {
+    /// Opens an image with these first bytes on a device that has or gets them.
+    fn open(device: Arc<dyn Device>, bytes: &[u8]) -> Messages {
+        let mut bytes = bytes.to_vec();
+        bytes.resize(bytes.len().next_multiple_of(512), 0);
+        let image = reactor::run(async move {
+            let channel = device.open_channel().unwrap();
+            for (number, part) in (0..).zip(bytes.chunks(1 << 16)) {
+                let mut buffer = reactor::current().buffers().take(part.len()).await;
+                buffer.as_mut_slice().copy_from_slice(part);
+                buffer.transfer(&*channel, Op::Write, Flags::NONE, number << 16).await.1.unwrap();
+            }
+            drop(channel);
+            Image::open(device).await
+        });
+        let image = image.unwrap();
+        let cores = Cores::start(&[CoreConfig::default(), CoreConfig::default()]).unwrap();
+        let (home, user) = (cores.get(1), cores.get(0));
+        let device = LiveImage::open_on(home.clone(), image, Others::default(), 1 << 20, None).unwrap();
+        Messages { device: Arc::new(device), home, user, _cores: cores }
+    }
+
+    /// How many a new channel and its writes need, which begin at once: bytes and places. All of
+    /// them are read.
+    fn of(&self, writes: &'static [(usize, u64)]) -> u64 {
+        let device = self.device.clone();
+        let count = || self.home.call(|core| core.messages()).unwrap();
+        let before = count();
+        let written = self.user.block_on(move |core| async move {
+            let channel = device.open_channel().unwrap();
+            let begun = (1..).zip(writes).map(|(value, (len, at))| {
+                let (channel, core) = (channel.clone(), core.clone());
+                IoFuture::new(async move {
+                    let mut buffer = core.buffers().take(*len).await;
+                    buffer.as_mut_slice().fill(value);
+                    buffer.transfer(&*channel, Op::Write, Flags::NONE, *at).await.1
+                })
+            });
+            block::join_all(begun).await.unwrap();
+            for (value, (len, at)) in (1..).zip(writes) {
+                let (bytes, result) = crate::tools::read(&*channel, *at, *len as u64).await;
+                assert!(result.is_ok() && bytes.iter().all(|byte| *byte == value), "byte {at}");
+            }
+        });
+        written.unwrap();
+        count() - before - 1
+    }
+}
+
 #[test]
 fn a_write_of_whole_subclusters_asks_the_home_once_and_that_of_a_part_twice() {
     let folder = Folder::new();
     folder.img("create -f qcow2 -o extended_l2=on,cluster_size=128K disk.qcow2 1M");
     let device = UringDevice::open(&Options::new(folder.path("disk.qcow2"))).unwrap();
-    let image = reactor::run(async move { Image::open(Arc::new(device)).await }).unwrap();
-    let cores = Cores::start(&[CoreConfig::default(), CoreConfig::default()]).unwrap();
-    let (home, user) = (cores.get(1), cores.get(0));
-    let others = Others { backing: None, data_file: None };
-    let device = Arc::new(LiveImage::open_on(home.clone(), image, others, 1 << 20, None).unwrap());
-    let write = |len: usize, at: u64| {
-        let device = device.clone();
-        let count = || home.call(|core| core.messages()).unwrap();
-        let before = count();
-        user.block_on(move |_| async move {
-            let buffer = reactor::current().buffers().take(len).await;
-            let channel = device.open_channel().unwrap();
-            buffer.transfer(&*channel, Op::Write, Flags::NONE, at).await.1.unwrap();
-        })
-        .unwrap();
-        count() - before - 1
-    };
-    write(4096, 0);
+    let messages = Messages::open(Arc::new(device), &[]);
+    messages.of(&[(4096, 0)]);
     // Opening a channel, which a write in place needs, too.
-    let opened = write(4096, 0);
-    assert_eq!(write(4096, 8192) - opened, 1);
-    assert_eq!(write(8192, 16384) - opened, 1);
-    assert_eq!(write(1024, 32768) - opened, 2);
-    drop(device);
+    let opened = messages.of(&[(4096, 0)]);
+    assert_eq!(messages.of(&[(4096, 8192)]) - opened, 1);
+    assert_eq!(messages.of(&[(8192, 16384)]) - opened, 1);
+    assert_eq!(messages.of(&[(1024, 32768)]) - opened, 2);
+    drop(messages);
     folder.img("check disk.qcow2");
+}
+
+#[test]
+fn writes_whose_data_is_there_in_one_turn_ask_the_home_once() {
+    let folder = Folder::new();
+    folder.img("create -f qcow2 -o extended_l2=on,cluster_size=128K disk.qcow2 1M");
+    let bytes = std::fs::read(folder.path("disk.qcow2")).unwrap();
+    // A write to memory ends at once.
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(&MemOptions::new(8 << 20)).unwrap());
+    let messages = Messages::open(device.clone(), &bytes);
+    const CLUSTERS: [(usize, u64); 4] = [(4096, 0), (4096, 128 << 10), (4096, 256 << 10), (4096, 384 << 10)];
+    messages.of(&CLUSTERS);
+    let opened = messages.of(&CLUSTERS);
+    const OTHERS: [(usize, u64); 4] =
+        [(4096, 8192), (4096, (128 << 10) + 8192), (4096, (256 << 10) + 8192), (8192, (384 << 10) + 8192)];
+    assert_eq!(messages.of(&OTHERS) - opened, 1);
+    // A batch sets one entry of a cluster; the second write to it asks again.
+    const TWICE: [(usize, u64); 4] =
+        [(4096, 16384), (4096, 20480), (4096, (128 << 10) + 16384), (4096, (256 << 10) + 16384)];
+    assert_eq!(messages.of(&TWICE) - opened, 2);
+    drop(messages);
+    let checked = reactor::run(async move { qcow2::check(&*device).await }).unwrap();
+    assert_eq!((checked.corruptions, checked.check_errors, checked.leaks), (0, 0, 0));
 }
 
 #[test]

@@ -161,13 +161,23 @@ impl User {
         for half in 0..2 {
             world.begin_version(block, half, true);
         }
-        let mut slot = self.view.lock(world.index(block)).await.expect("a toy loads");
-        let old = slot.entry();
-        if old != 0 {
-            self.set(&mut slot, block, 0).await;
-            self.drop_reference(cluster(old));
+        let index = world.index(block);
+        if let Some(slot) = self.view.unlocked(index) {
+            let old = slot.entry();
+            if old != 0 {
+                world.note_setting(block, 0);
+                slot.set(0);
+                world.note_set(block);
+                self.drop_reference(cluster(old));
+            }
+        } else {
+            let mut slot = self.view.lock(index).await.expect("a toy loads");
+            let old = slot.entry();
+            if old != 0 {
+                self.set(&mut slot, block, 0).await;
+                self.drop_reference(cluster(old));
+            }
         }
-        drop(slot);
         for half in 0..2 {
             world.end_version(block, half);
         }
