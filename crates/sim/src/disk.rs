@@ -113,7 +113,14 @@ struct State {
     /// Writes until one fails; 0 for none.
     writes_to_failure: u32,
     has_failed_write: bool,
+    failing: Option<Failing>,
     has_torn_commit: bool,
+}
+
+/// See [`SimDisk::fail_often`].
+struct Failing {
+    one_in: u64,
+    rng: Rng,
 }
 
 /// An acknowledged write that is not durable.
@@ -149,6 +156,7 @@ impl SimDisk {
             writes_to_failure: 0,
             has_torn_commit: false,
             has_failed_write: false,
+            failing: None,
         };
         let (name, machine, limits) = (name.into(), machine.clone(), SharedLimits::new(limits));
         let (is_file, tells_zeroes) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -183,6 +191,7 @@ impl SimDisk {
         state.is_dead = false;
         state.is_stuck = false;
         state.writes_to_failure = 0;
+        state.failing = None;
     }
 
     /// Whether the disk is dead.
@@ -319,6 +328,13 @@ impl SimDisk {
         self.lock().writes_to_failure = number;
     }
 
+    /// Lets requests of every kind fail, one in `one_in` on average, until [`SimDisk::revive`].
+    /// Changes that fail are torn, and a flush that fails makes a part of the cache durable. Each
+    /// counts as a failed write.
+    pub fn fail_often(&self, one_in: u64, seed: u64) {
+        self.lock().failing = Some(Failing { one_in, rng: Rng::new(seed) });
+    }
+
     /// Whether a write will fail, or one has failed since [`SimDisk::forgive`].
     pub fn is_failing(&self) -> bool {
         let state = self.lock();
@@ -417,6 +433,13 @@ impl Shared {
             return Err(IoError::DeviceGone);
         }
         match req.op {
+            Op::Read | Op::Flush if state.fails_now() => {
+                if req.op == Op::Flush {
+                    let count = state.cache.len() / 2;
+                    state.destage(count);
+                }
+                return Err(IoError::Medium);
+            }
             Op::Read => state.finish_read(req, offset)?,
             Op::Flush => {
                 let count = state.cache.len();
@@ -458,7 +481,14 @@ impl State {
         let is_last = self.writes_to_failure == 1;
         self.writes_to_failure = self.writes_to_failure.saturating_sub(1);
         self.has_failed_write |= is_last;
-        is_last
+        is_last || self.fails_now()
+    }
+
+    /// Whether the request that ends now is one of those that fail often.
+    fn fails_now(&mut self) -> bool {
+        let fails = self.failing.as_mut().is_some_and(|failing| failing.rng.one_in(failing.one_in));
+        self.has_failed_write |= fails;
+        fails
     }
 
     fn read(&self, offset: u64, bytes: &mut [u8]) {

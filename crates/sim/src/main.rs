@@ -76,8 +76,9 @@ struct Args {
     /// Tables of a mapping instead of arrays: no power loss, but evictions, moves and snapshots
     #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "faults", "live_faults", "pairs", "pools", "directed", "wide", "operations", "create", "level", "consistency", "cores"])]
     tables: bool,
-    /// Images in QEMU's format qcow2 instead of arrays
-    #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "faults", "live_faults", "pairs", "pools", "tables", "directed", "wide", "operations", "create", "level", "consistency", "cores"])]
+    /// Images in QEMU's format qcow2 instead of arrays; with --faults, requests to their files fail
+    /// often
+    #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "live_faults", "pairs", "pools", "tables", "directed", "wide", "operations", "create", "level", "consistency", "cores"])]
     images: bool,
     /// Runs are short sequences of rare events
     #[arg(long, conflicts_with_all = ["grow", "groups", "shapes", "pairs", "pools"])]

@@ -10,7 +10,7 @@ const MOST_RUNS: u64 = 20_000;
 /// Runs a seed of the kind that `args` choose.
 pub fn run_seed(args: &Args, seed: u64, is_tracing: bool) -> Outcome {
     match args.images {
-        true => images::run_plan(&images::Plan::draw(seed), is_tracing),
+        true => images::run_plan(&images::Plan::draw(seed, args.faults), is_tracing),
         false => tables::run_seed(seed),
     }
 }
@@ -36,7 +36,9 @@ pub fn kill_mutants_of_tables(args: &Args) -> bool {
 
 /// Runs each broken variant of images until it is caught. Returns whether all are.
 pub fn kill_mutants_of_images(args: &Args) -> bool {
-    kill_each(args, &images::Mutant::ALL, images::choose, search, |_, seed| images::run_seed(seed))
+    kill_each(args, &images::Mutant::ALL, images::choose, search, |_, seed| {
+        images::run_seed(seed, args.faults)
+    })
 }
 
 /// A search for a broken variant.

@@ -25,6 +25,11 @@ pub trait Host {
 
     /// Whether a request may fail with this error. One error is excused once.
     fn excuses(&self, error: IoError) -> bool;
+
+    /// Whether a read may fail with this error.
+    fn excuses_read(&self, _error: IoError) -> bool {
+        false
+    }
 }
 
 /// The disk of a user.
@@ -121,6 +126,7 @@ impl User {
         }
         let judged = match result {
             Ok(()) => self.disk.oracle.borrow_mut().end_read(lba, ticket, buffer.as_slice()),
+            Err(error) if self.host.excuses_read(error) => return,
             Err(error) => return self.host.fail(format!("{}: a read failed: {error}", self.disk.name)),
         };
         if let Err(violation) = judged {

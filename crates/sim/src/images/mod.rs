@@ -37,9 +37,9 @@ pub use qcow2::mutant::{Mutant, choose};
 /// Reads on each core during a change of snapshots.
 const READS: u64 = 40;
 
-/// Draws the plan of a seed and runs it.
-pub fn run_seed(seed: u64) -> Outcome {
-    run_plan(&Plan::draw(seed), false)
+/// Draws the plan of a seed and runs it. `has_faults`: requests to the files fail often.
+pub fn run_seed(seed: u64, has_faults: bool) -> Outcome {
+    run_plan(&Plan::draw(seed, has_faults), false)
 }
 
 /// Runs a plan.
@@ -95,7 +95,7 @@ fn run(world: &Rc<World>, seed: u64, boot: &Boot, is_logged: bool) {
                 // A search for leaks passes over clusters whose use changes.
                 world.are_leaks_freed.set(world.had_session.get() && boot.users.is_empty());
                 let more = if boot.failing_write > 0 { 2 } else { 0 };
-                let most = leaks.map(|leaks| leaks + more);
+                let most = leaks.filter(|_| boot.failing == 0).map(|leaks| leaks + more);
                 world.leaks.set(check(world, &simulation, most));
                 world.are_leaks_freed.set(false);
                 check_closed(world, &simulation, boot);
@@ -177,7 +177,7 @@ fn check_closed(world: &World, simulation: &Simulation, boot: &Boot) {
     let header =
         simulation.cores()[0].remote().block_on(move |_| async move { Image::open_header(&file).await });
     let is_dirty = header.expect("the core runs").is_ok_and(|header| header.is_dirty());
-    let may_be_dirty = world.is_unsettled.get() || boot.failing_write > 0;
+    let may_be_dirty = world.is_unsettled.get() || boot.has_failures();
     if world.machine.is_on() && is_dirty && !may_be_dirty {
         world.fail("the image was closed, and is dirty".into());
     }
@@ -270,6 +270,13 @@ fn use_image(world: &Rc<World>, simulation: &Simulation, boot: &Boot, image: &Ar
     if boot.failing_write > 0 {
         world.file.fail_write(boot.failing_write);
     }
+    if boot.failing > 0 {
+        world.file.fail_often(boot.failing, boot.seed);
+        // The other end of a commit is opened, and closed, without errors.
+        if let Some(backing) = world.backing.as_ref().filter(|_| !boot.has_commit()) {
+            backing.fail_often(boot.failing, mix(boot.seed));
+        }
+    }
     for (number, requests) in boot.users.iter().enumerate() {
         let seed = mix(boot.seed ^ number as u64);
         spawn(number % world.shape.cores, |user, n, seed| Box::pin(user.work(n, seed)), *requests, seed);
@@ -294,8 +301,7 @@ fn use_image(world: &Rc<World>, simulation: &Simulation, boot: &Boot, image: &Ar
     simulation.run_until(|| world.users.running() == 0);
     // No later write fails: the image must close without an error.
     world.count(|stats| stats.failed_writes += u64::from(world.file.has_failed_write()));
-    world.file.revive();
-    world.file.forgive();
+    world.mend();
 }
 
 #[cfg(test)]
@@ -305,7 +311,7 @@ mod tests {
     #[test]
     fn each_write_of_a_short_life_may_fail() {
         for seed in 0..80 {
-            let mut plan = Plan::draw(seed);
+            let mut plan = Plan::draw(seed, false);
             // The tables of a bitmap are added with refcounts of 16 bits.
             plan.shape.refcount_order = if plan.shape.bitmap.is_some() { 4 } else { 6 };
             plan.shape.has_snapshot = false;
@@ -322,7 +328,7 @@ mod tests {
     fn each_write_of_a_change_of_snapshots_may_fail() {
         let nexts = [Command::Create, Command::Stream, Command::Commit];
         for (seed, next) in (0..8).flat_map(|seed| nexts.map(|next| (seed, next))) {
-            let mut plan = Plan::draw(seed);
+            let mut plan = Plan::draw(seed, false);
             let has_backing = !matches!(next, Command::Create);
             let backing = has_backing.then_some((plan.shape.size / 2) & !4095);
             (plan.shape.bitmap, plan.shape.backing, plan.shape.refcount_order) = (None, backing, 4);
@@ -343,10 +349,10 @@ mod tests {
 
     #[test]
     fn images_stay_valid_and_keep_what_was_acknowledged_and_a_seed_means_one_run() {
-        for seed in 0..60 {
-            let outcome = run_seed(seed);
-            assert_eq!(outcome.failure, None, "seed {seed}");
-            assert_eq!(outcome.stats, run_seed(seed).stats, "seed {seed}");
+        for (seed, has_faults) in (0..60).flat_map(|seed| [(seed, false), (seed, true)]) {
+            let outcome = run_seed(seed, has_faults);
+            assert_eq!(outcome.failure, None, "seed {seed}, faults: {has_faults}");
+            assert_eq!(outcome.stats, run_seed(seed, has_faults).stats, "seed {seed}");
         }
     }
 }

@@ -60,6 +60,20 @@ pub struct Boot {
     pub steps: Vec<Step>,
     /// The write that fails, counted from the first request of a user; 0 for none.
     pub failing_write: u32,
+    /// From then on, one request in so many to the files fails; 0 for none.
+    pub failing: u64,
+}
+
+impl Boot {
+    /// Whether requests to the files may fail.
+    pub fn has_failures(&self) -> bool {
+        self.failing_write > 0 || self.failing > 0
+    }
+
+    /// Whether the boot commits the image to its backing file.
+    pub fn has_commit(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step.command, Command::Commit))
+    }
 }
 
 /// A command to an image in use.
@@ -93,8 +107,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Draws the plan of a seed.
-    pub fn draw(seed: u64) -> Plan {
+    /// Draws the plan of a seed. `has_faults`: requests to the files fail often.
+    pub fn draw(seed: u64, has_faults: bool) -> Plan {
         let mut rng = Rng::new(mix(seed));
         let mut shape = Shape::draw(&mut rng);
         // Of a large disk few tables are in memory.
@@ -129,7 +143,23 @@ impl Plan {
             shape.latency_ns = 1;
         }
         commits(&mut Rng::new(mix(seed)).fork(9), &mut shape, &mut boots);
+        if has_faults {
+            faults(&mut Rng::new(mix(seed)).fork(10), &mut shape, &mut boots);
+        }
         Plan { seed, shape, boots }
+    }
+}
+
+/// Lets requests to the files fail often. Subclusters may have several blocks, so that writes to a
+/// part of one copy the rest.
+fn faults(rng: &mut Rng, shape: &mut Shape, boots: &mut [Boot]) {
+    if shape.has_extended_l2 {
+        let larger = rng.below(3) as u32;
+        shape.cluster_bits += larger;
+        shape.fixed = shape.fixed.map(|bytes| bytes << larger);
+    }
+    for boot in boots {
+        boot.failing = if rng.one_in(4) { 0 } else { 2 + rng.log_uniform(200) };
     }
 }
 

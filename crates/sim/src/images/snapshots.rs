@@ -51,7 +51,7 @@ fn failed(world: &World, problem: Problem, pending: Pending) {
         // A deletion that failed may have happened.
         Problem::Refused(why) if why.starts_with("no snapshot") => world.is_deleted(&pending),
         Problem::Refused(why) if why.contains("while the image is in use") => world.shape.cluster_bits < 11,
-        Problem::Write { .. } | Problem::Io { .. } => world.file.has_failed_write(),
+        Problem::Write { .. } | Problem::Io { .. } => world.has_failed(),
         _ => false,
     };
     if !is_excused {
@@ -109,7 +109,7 @@ pub fn check(world: &World, simulation: &Simulation) {
     }
 }
 
-/// The content of a snapshot, unless power goes before.
+/// The content of a snapshot, unless power goes before, or a request to the file fails.
 fn read(world: &World, simulation: &Simulation, name: &str) -> Option<Vec<u8>> {
     let device: Arc<dyn Device> = Arc::new(world.file.clone());
     let (others, size, wanted) = (world.others(), world.shape.size as usize, name.to_owned());
@@ -130,7 +130,7 @@ fn read(world: &World, simulation: &Simulation, name: &str) -> Option<Vec<u8>> {
         Ok::<_, qcow2::Error>(Some(bytes))
     });
     let content = read.expect("the core runs").ok().flatten();
-    if content.is_none() && world.machine.is_on() {
+    if content.is_none() && world.machine.is_on() && !world.has_failed() {
         world.fail(format!("snapshot {name} cannot be read"));
     }
     content.filter(|_| world.machine.is_on())

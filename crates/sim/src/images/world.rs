@@ -211,11 +211,24 @@ impl World {
             _ if !self.machine.is_on() => true,
             Problem::Refused(why) if why.contains("no backing file") => !self.has_backing.get(),
             Problem::Refused(why) => why.contains("internal snapshots") || is_excused(why),
-            Problem::Write { .. } | Problem::Io { .. } => self.file.has_failed_write(),
+            Problem::Write { .. } | Problem::Io { .. } => self.has_failed(),
             _ => false,
         };
         if !is_excused {
             self.fail(format!("a {job} was refused: {problem}"));
+        }
+    }
+
+    /// Whether a request to a file has failed since [`World::mend`].
+    pub fn has_failed(&self) -> bool {
+        [&self.file].into_iter().chain(&self.backing).any(SimDisk::has_failed_write)
+    }
+
+    /// No request to the files fails from now on.
+    pub fn mend(&self) {
+        for disk in [&self.file].into_iter().chain(&self.backing) {
+            disk.revive();
+            disk.forgive();
         }
     }
 
@@ -300,8 +313,7 @@ impl World {
                 oracle.crash();
             }
         }
-        self.file.revive();
-        self.file.forgive();
+        self.mend();
         let is_restored = self.machine.is_kill() && is_logged;
         if let Some(bitmap) = self.bitmap.as_ref().filter(|bitmap| !bitmap.is_saved.get() && !is_restored) {
             bitmap.clear(&self.file, 1 << self.shape.cluster_bits, &oracle);
@@ -329,11 +341,15 @@ impl Host for World {
     fn excuses(&self, error: IoError) -> bool {
         match error {
             // One failed write may fail several requests: those of its flush, and of the next.
-            IoError::Medium => self.file.has_failed_write(),
+            IoError::Medium => self.has_failed(),
             // Clusters that have leaked take room.
             IoError::NoSpace => self.shape.fixed.is_some(),
             _ => false,
         }
+    }
+
+    fn excuses_read(&self, error: IoError) -> bool {
+        error == IoError::Medium && self.has_failed()
     }
 }
 
