@@ -12,7 +12,7 @@
 //! off, the members that got it look as if they had continued without the others. A commit that
 //! leaves no member out must not look like that.
 
-use super::marks::clear_marks;
+use super::marks::{clear_marks, watch_committer};
 use super::members::{Attached, MemberRole, SlotState};
 use super::registry;
 use super::remote::LocalFuture;
@@ -153,15 +153,19 @@ impl MetadataCommitter {
                 // writes that are not logged.
                 table.is_logging = is_ppl || table.is_degraded();
             }
+            let begins_to_log = table.is_logging && !shared.common.is_logging();
+            let leaves_marks = begins_to_log && shared.config.geometry.data > 1;
+            if leaves_marks {
+                self.have_others_watch(&owner);
+            }
             // A read-only array does not persist this; the state is discarded on stop.
             let targets = if shared.common.is_read_only { Vec::new() } else { owner.targets() };
             let results = shared.common.store.commit(&targets, &table).await;
             let failures: Vec<(usize, IoError)> =
                 results.into_iter().filter_map(|(slot, result)| Some((slot, result.err()?))).collect();
             if failures.is_empty() {
-                let begins_to_log = table.is_logging && !shared.common.is_logging();
                 shared.common.set_table(table);
-                if begins_to_log && shared.config.geometry.data > 1 {
+                if leaves_marks {
                     owner.core.spawn(clear_marks(self.owner.clone()));
                 }
                 failing.into_iter().for_each(|slot| shared.members.set_state(slot, SlotState::Out));
@@ -178,6 +182,18 @@ impl MetadataCommitter {
                     shared.members.announce_leaving(slot);
                 }
             }
+        }
+    }
+
+    /// Lets the other cores notice soon if this one ends. One with a full inbox takes longer.
+    fn have_others_watch(&self, owner: &StripeOwner) {
+        let id = self.shared.id;
+        for core in self.shared.common.owner_cores().iter().filter(|core| !core.is_same(&owner.here)) {
+            let _ = core.try_run(Box::new(move |core| {
+                if let Some(owner) = registry::find(id) {
+                    core.spawn(watch_committer(Rc::downgrade(&owner)));
+                }
+            }));
         }
     }
 

@@ -34,6 +34,18 @@ pub(super) async fn keep_regions(owner: Weak<StripeOwner>) {
     }
 }
 
+/// Takes the place of the committing core within [`LOOK_AGAIN_NS`] of its end. Runs for
+/// [`SWEEP_NS`] on each other core that owns stripes, from the moment in which the array begins to
+/// log. The committing core has marks to take away then, and perhaps no write needs it.
+pub(super) async fn watch_committer(owner: Weak<StripeOwner>) {
+    for _ in 0..SWEEP_NS / LOOK_AGAIN_NS {
+        let Some(core) = owner.upgrade().map(|owner| owner.core.clone()) else { return };
+        core.sleep(LOOK_AGAIN_NS).await;
+        let Some(owner) = owner.upgrade() else { return };
+        owner.shared.ensure_committer();
+    }
+}
+
 /// Takes away the marks of writes that were in flight when the array began to log, as soon as they
 /// have ended. Parity fits there then, and a later crash leaves nothing open.
 pub(super) async fn clear_marks(owner: Weak<StripeOwner>) {
