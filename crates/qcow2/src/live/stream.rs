@@ -146,7 +146,7 @@ impl Home {
             if !backing.is_used() {
                 return refused("the image has no backing file".into());
             }
-            check_may_stream(self.snapshots.get().count)?;
+            self.header_without_snapshots(view).await?;
             if header.size != *disk_bytes {
                 // Requests do not reach them.
                 let (size, behind) = (header.size, header.size - disk_bytes);
@@ -191,13 +191,21 @@ impl Home {
         Ok(())
     }
 
+    /// The first cluster of the file, whose header must name no snapshot. It may name one whose
+    /// creation is thought to have failed.
+    async fn header_without_snapshots(&self, view: &Entries) -> Result<Vec<u8>, Problem> {
+        check_may_stream(self.snapshots.get().count)?;
+        let cluster_size = view.format().header.cluster_size();
+        let header = self.file.reader.read_padded(0, cluster_size).await.map_err(read_error)?;
+        check_may_stream(be32(&header, at::SNAPSHOTS))?;
+        Ok(header)
+    }
+
     /// Writes the header without the name and the format of the backing file. Its first sector is
     /// replaced at once, after what is behind it.
     async fn forget_backing(&self, view: &Entries) -> Result<(), Problem> {
         let header = &view.format().header;
-        let old = self.file.reader.read_padded(0, header.cluster_size()).await.map_err(read_error)?;
-        // It may name a snapshot whose creation is thought to have failed.
-        check_may_stream(be32(&old, at::SNAPSHOTS))?;
+        let old = self.header_without_snapshots(view).await?;
         let new = new_cluster(&old, header, None)?;
         let (behind, sector) = in_two_writes(&old, &new);
         if let Some((at, bytes)) = behind {
