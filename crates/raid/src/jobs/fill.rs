@@ -115,13 +115,14 @@ impl Keeper {
     fn slots_of_pass(&self, group: usize) -> Vec<usize> {
         let members = self.array().members();
         let mut slots = self.filling_slots(group);
-        let is_returning = |slot: &usize| {
-            let filling = self.filling.get(slot);
-            filling.is_some_and(|filler| filler.before == Before::Member)
-        };
-        if slots.iter().any(is_returning) {
-            slots.retain(is_returning);
-        }
+        self.shared.look(|state| {
+            let filler = |slot: &usize| state.filling.get(slot);
+            let is_returning =
+                |slot: &usize| filler(slot).is_some_and(|filler| filler.before == Before::Member);
+            if slots.iter().any(is_returning) {
+                slots.retain(is_returning);
+            }
+        });
         let furthest = slots.iter().map(|slot| members.cursor(*slot)).max().unwrap_or(0);
         slots.retain(|slot| members.cursor(*slot) + self.early_steps() >= furthest);
         slots
@@ -167,17 +168,19 @@ impl Keeper {
     }
 
     /// The member that fills a slot, perhaps since an earlier keeper.
-    fn filling_of(&mut self, slot: usize) -> Filling {
-        let array = self.array().clone();
-        let known = self.filling.entry(slot);
-        let filler = known.or_insert_with(|| {
+    fn filling_of(&self, slot: usize) -> Filling {
+        let array = self.array();
+        let new = || {
             let members = array.members();
             let [_, incoming] = members.attached(slot);
             // The device may just have been detached: then its UUID is of no use.
             let uuid = members.incoming_uuid(slot).unwrap_or(array.table().members[slot].uuid);
             Filler { uuid, before: Before::Anything, copy: incoming.filter(|_| members.is_live(slot)) }
-        });
-        Filling { slot, uuid: filler.uuid, before: filler.before }
+        };
+        self.shared.look(|state| {
+            let Filler { uuid, before, .. } = state.filling.entry(slot).or_insert_with(new);
+            Filling { slot, uuid: *uuid, before: *before }
+        })
     }
 
     async fn run_fill(&self, fill: &mut Fill) {
@@ -352,8 +355,10 @@ impl Keeper {
             return self.end_filler(slot);
         }
         if self.is_given_up(fill) {
-            self.shared.look(|state| state.is_cancelled = false);
-            self.filling.remove(&slot);
+            self.shared.look(|state| {
+                state.is_cancelled = false;
+                state.filling.remove(&slot);
+            });
             array.read_errors().reset(slot); // else the next spare replaces the member
             let result = array.stop_filling(slot).await;
             return self.event(format!("the replacement of slot {slot} was given up: {result:?}"));
@@ -364,7 +369,7 @@ impl Keeper {
         }
         match array.finish_filling(slot, filling.uuid).await {
             Ok(()) => {
-                self.filling.remove(&slot);
+                self.shared.look(|state| state.filling.remove(&slot));
                 self.is_sync_blocked = false;
                 self.log(|log| log.totals.jobs += 1);
                 self.event(format!("slot {slot} is full"));

@@ -26,8 +26,6 @@ pub(super) const LOOK_NS: u64 = 100_000_000;
 pub(super) struct Keeper {
     pub shared: Arc<Shared>,
     pub core: Core,
-    /// The devices that fill slots, by slot.
-    pub filling: HashMap<usize, Filler>,
     /// Slots that could not be filled, with the state that each had then. The keeper leaves such a
     /// slot alone until its state or something else changes.
     blocked: HashMap<usize, SlotState>,
@@ -50,6 +48,7 @@ pub(super) struct Keeper {
 }
 
 /// A device that fills a slot.
+#[derive(Clone)]
 pub(super) struct Filler {
     pub uuid: Uuid,
     pub before: Before,
@@ -84,7 +83,6 @@ impl Keeper {
         Keeper {
             shared,
             core,
-            filling: HashMap::new(),
             blocked: HashMap::new(),
             scrub: None,
             is_sync_blocked: false,
@@ -121,7 +119,7 @@ impl Keeper {
         let mut empty = self.shared.empty_slots().into_iter().filter(|slot| !self.is_blocked(*slot));
         empty.any(|slot| can_fill(&slot))
             || self.given_slot().is_some()
-            || self.filling.keys().any(|slot| self.is_detached(*slot))
+            || !self.detached_slots().is_empty()
             || self.can_replace_over_budget()
     }
 
@@ -163,13 +161,10 @@ impl Keeper {
         let name = attached.device.name().to_owned();
         let members = self.array().members().clone();
         let was_empty = members.state(slot) == SlotState::Out;
-        self.shared.look(|state| state.starting = Some(uuid));
-        let result = self.array().start_filling(slot, uuid, attached.clone()).await;
-        self.shared.look(|state| state.starting = None);
-        match result {
+        match self.array().start_filling(slot, uuid, attached.clone()).await {
             Ok(()) => {
                 let copy = (!was_empty).then_some(attached);
-                self.filling.insert(slot, Filler { uuid, before, copy });
+                self.shared.look(|state| state.filling.insert(slot, Filler { uuid, before, copy }));
                 self.event(format!("{name} is to be filled as slot {slot}"));
             }
             Err(_) if !was_empty && !members.is_live(slot) => self.rebuild_instead(slot, uuid, attached),
@@ -181,6 +176,8 @@ impl Keeper {
                 }
             }
         }
+        // Not earlier: at every moment the device is known to be in use.
+        self.shared.look(|state| state.starting = None);
     }
 
     /// Whether a slot could not be filled, and nothing has changed since.
@@ -194,28 +191,31 @@ impl Keeper {
     }
 
     /// Forgets the devices that the array has detached while nothing was filling their slots.
-    fn end_detached(&mut self) {
-        let slots = 0..self.array().members().count();
-        for slot in slots.filter(|slot| self.is_detached(*slot)).collect::<Vec<_>>() {
-            self.end_filler(slot);
-        }
+    fn end_detached(&self) {
+        self.detached_slots().into_iter().for_each(|slot| self.end_filler(slot));
     }
 
-    /// Whether the array has detached the device that was filling a slot.
-    fn is_detached(&self, slot: usize) -> bool {
-        self.filling.contains_key(&slot) && !self.array().members().is_filling(slot)
+    /// Slots whose devices were filling them, and have been detached by the array.
+    fn detached_slots(&self) -> Vec<usize> {
+        let members = self.array().members();
+        let mut slots: Vec<usize> = self.shared.look(|state| state.filling.keys().copied().collect());
+        slots.retain(|slot| !members.is_filling(*slot));
+        slots.sort_unstable();
+        slots
     }
 
     /// Forgets the device that was filling a slot, and that the array has detached. When the member
     /// failed that was copied, its slot is rebuilt onto the device of the copy.
-    pub fn end_filler(&mut self, slot: usize) {
-        match self.filling.remove(&slot) {
+    pub fn end_filler(&self, slot: usize) {
+        match self.shared.look(|state| state.filling.get(&slot).cloned()) {
             Some(Filler { uuid, copy: Some(attached), .. }) if !self.array().members().is_live(slot) => {
                 self.rebuild_instead(slot, uuid, attached);
             }
             Some(_) => self.event(format!("the device that was filling slot {slot} has failed")),
             None => {}
         }
+        // Not earlier: a copy is known to be in use until it waits for its slot.
+        self.shared.look(|state| state.filling.remove(&slot));
     }
 
     /// Gives a slot the device onto which its failed member was being copied. The device lacks

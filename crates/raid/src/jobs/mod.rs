@@ -39,12 +39,13 @@ pub use spares::{Incoming, JobError, SparePool, fit, is_called, label_spare};
 pub use status::{Event, Kind, Progress, ScrubReport, Status};
 pub use throttle::{Pace, Throttle};
 
-use crate::Uuid;
 use crate::array::Array;
 use crate::array::members::SlotState;
 use crate::metadata::{Found, zero_superblock};
 use block::Device;
+use keeper::Filler;
 use status::Log;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
@@ -102,7 +103,9 @@ struct State {
     /// Spares of this array alone.
     dedicated: Vec<Incoming>,
     /// The device with which the keeper begins to fill a slot.
-    starting: Option<Uuid>,
+    starting: Option<Incoming>,
+    /// The devices that fill slots, by slot, until the keeper sees that they are detached.
+    filling: HashMap<usize, Filler>,
     log: Log,
     /// Another pace than the options'.
     pace: Option<Pace>,

@@ -1,6 +1,6 @@
 //! Devices that become members: spares, former members that are re-added, replacements.
 
-use super::Shared;
+use super::{Shared, State};
 use crate::array::Before;
 use crate::array::members::Attached;
 use crate::log::{self, Nonce, RecoveryMember};
@@ -251,56 +251,44 @@ impl Shared {
     /// A device that is a member or a spare cannot be another one.
     pub(super) fn refuse_own(&self, device: &Arc<dyn Device>) -> Result<(), JobError> {
         let members = self.array.members();
-        let is_member = (0..self.array.config().geometry.members())
-            .flat_map(|slot| members.attached(slot))
-            .flatten()
-            .any(|attached| Arc::ptr_eq(&attached.device, device));
-        let is_spare = {
-            let state = self.lock();
-            let given = state.given.iter().map(|(_, incoming)| incoming);
-            given.chain(&state.dedicated).any(|spare| Arc::ptr_eq(&spare.attached.device, device))
-        };
-        match is_member
-            || is_spare
-            || self.options.spares.lock().iter().any(|s| Arc::ptr_eq(&s.attached.device, device))
-        {
-            true => Err(unfit(device, HAS_IT)),
-            false => Ok(()),
-        }
+        let is_it = |attached: &Attached| Arc::ptr_eq(&attached.device, device);
+        // The keeper hands no device on while the state is locked.
+        let is_own = self.look(|state| {
+            (0..members.count()).flat_map(|slot| members.attached(slot)).flatten().any(|own| is_it(&own))
+                || state.held().any(|(_, held)| is_it(held))
+                || self.options.spares.lock().iter().any(|spare| is_it(&spare.attached))
+        });
+        if is_own { Err(unfit(device, HAS_IT)) } else { Ok(()) }
     }
 
     /// Whether a member, a spare, or an incoming device has this UUID.
     fn has(&self, uuid: Uuid) -> bool {
-        let (members, table) = (self.array.members(), self.array.table());
-        // A full device is live before the table has its UUID.
-        let is_used = |slot: usize| {
-            let is_filled = members.is_filling(slot) || members.is_live(slot);
-            members.is_live(slot) && table.members[slot].uuid == uuid
-                || is_filled && members.incoming_uuid(slot) == Some(uuid)
-        };
-        let is_it = |spare: &Incoming| spare.uuid == uuid;
-        let is_waiting = {
-            let state = self.lock();
-            let given = state.given.iter().map(|(_, incoming)| incoming);
-            state.starting == Some(uuid) || given.chain(&state.dedicated).any(is_it)
-        };
-        (0..members.count()).any(is_used) || is_waiting || self.options.spares.lock().iter().any(is_it)
+        let members = self.array.members();
+        // The keeper hands no device on while the state is locked.
+        self.look(|state| {
+            let table = self.array.table();
+            // A full device is live before the table has its UUID.
+            let is_used = |slot: usize| {
+                let is_filled = members.is_filling(slot) || members.is_live(slot);
+                members.is_live(slot) && table.members[slot].uuid == uuid
+                    || is_filled && members.incoming_uuid(slot) == Some(uuid)
+            };
+            (0..members.count()).any(is_used)
+                || state.held().any(|(held, _)| held == uuid)
+                || self.options.spares.lock().iter().any(|spare| spare.uuid == uuid)
+        })
     }
 
-    /// The device to fill a slot with: one that was given for it, a spare of the array's, a global
-    /// one.
+    /// The device to fill a slot with, which the keeper does at once: one that was given for it, a
+    /// spare of the array's, a global one.
     pub(super) fn take_device(&self, slot: usize) -> Option<Incoming> {
-        if let Some(incoming) = self.take_given(slot) {
-            return Some(incoming);
-        }
         let fits = |spare: &Incoming| self.attach(&spare.attached.device).is_ok();
-        {
-            let mut state = self.lock();
-            if let Some(place) = state.dedicated.iter().position(fits) {
-                return self.laid_out(state.dedicated.remove(place));
-            }
-        }
-        self.laid_out(self.options.spares.take(fits)?)
+        self.take_given(slot).or_else(|| {
+            self.take(|state| match state.dedicated.iter().position(fits) {
+                Some(place) => Some(state.dedicated.remove(place)),
+                None => self.options.spares.take(fits),
+            })
+        })
     }
 
     /// A device laid out for the array as it is now: it may have grown since the device was given.
@@ -312,14 +300,31 @@ impl Shared {
         Some(incoming)
     }
 
-    /// The device that was given for a slot.
+    /// The device that was given for a slot, which the keeper fills at once.
     pub(super) fn take_given(&self, slot: usize) -> Option<Incoming> {
-        let incoming = {
-            let mut state = self.lock();
+        self.take(|state| {
             let place = state.given.iter().position(|(other, _)| *other == slot)?;
-            state.given.remove(place).1
-        };
-        self.laid_out(incoming)
+            Some(state.given.remove(place).1)
+        })
+    }
+
+    /// Takes a device that the keeper begins to fill a slot with.
+    fn take(&self, take: impl FnOnce(&mut State) -> Option<Incoming>) -> Option<Incoming> {
+        self.look(|state| {
+            state.starting = self.laid_out(take(state)?);
+            state.starting.clone()
+        })
+    }
+}
+
+impl State {
+    /// The devices that wait to fill slots, and those that the keeper has taken and may let wait
+    /// again, with their UUIDs. The array may not have attached the latter, or not any more.
+    fn held(&self) -> impl Iterator<Item = (Uuid, &Attached)> {
+        let given = self.given.iter().map(|(_, incoming)| incoming);
+        let waiting = given.chain(&self.dedicated).chain(&self.starting);
+        let copies = self.filling.values().filter_map(|filler| Some((filler.uuid, filler.copy.as_ref()?)));
+        waiting.map(|incoming| (incoming.uuid, &incoming.attached)).chain(copies)
     }
 }
 

@@ -57,10 +57,6 @@ fn a_copy_keeps_its_identity_with_another_keeper_and_is_no_spare_meanwhile() {
         for (disk, array) in [(&spare, Some(&rig.config)), (&global, None)] {
             label_spare(&disk.device(), rig.array.new_uuid(), array, 1).await.unwrap();
         }
-        let found = async |disk: &Disk| {
-            let channel = disk.device().open_channel().unwrap();
-            read_superblock("disk", &*channel, MEMBER_BYTES).await.unwrap()
-        };
         let label = found(&spare).await;
         let Label::Spare(known) = &label.label else { panic!("{label:?}") };
         rig.jobs.pause();
@@ -156,7 +152,7 @@ async fn copy_begins(rig: &Rig) {
 }
 
 /// An array (3+1) with 3 MiB of data, and the start of a copy of slot 0 onto a slow disk.
-async fn slow_copy() -> (Rig, Vec<u8>) {
+async fn slow_copy() -> (Rig, Vec<u8>, Disk) {
     let rig = Rig::new(shape(1, 3, 1)).await;
     let before = rig.fill(0, 3 << 20, 3).await;
     let new = Disk::new();
@@ -164,13 +160,19 @@ async fn slow_copy() -> (Rig, Vec<u8>) {
     new.fault.add(Rule::new(Action::Delay(40_000_000)).on(&[Op::Write]));
     rig.jobs.replace(0, new.device()).await.unwrap();
     copy_begins(&rig).await;
-    (rig, before)
+    (rig, before, new)
+}
+
+/// The superblock of a disk.
+async fn found(disk: &Disk) -> Found {
+    let channel = disk.device().open_channel().unwrap();
+    read_superblock("disk", &*channel, MEMBER_BYTES).await.unwrap()
 }
 
 #[test]
 fn a_member_that_fails_while_it_is_copied_is_rebuilt_onto_the_disk_of_the_copy() {
     simulate(|| async {
-        let (rig, before) = slow_copy().await;
+        let (rig, before, _) = slow_copy().await;
         rig.disks[0].die();
         rig.write(0, before[0], 4096).await.unwrap();
         assert!(!rig.is_whole());
@@ -179,6 +181,52 @@ fn a_member_that_fails_while_it_is_copied_is_rebuilt_onto_the_disk_of_the_copy()
         assert_eq!(rig.mismatches().await, 0);
         rig.array.fail(1).await.unwrap();
         assert!(rig.read_all(3 << 20).await == before);
+        rig.jobs.stop().await;
+    });
+}
+
+#[test]
+fn a_copy_whose_member_has_failed_is_no_spare_before_its_slot_is_rebuilt() {
+    simulate(|| async {
+        let (rig, before, copy) = slow_copy().await;
+        let label = found(&copy).await;
+        assert!(matches!(label.label, Label::Spare(_)), "{label:?}");
+        rig.array.fail(0).await.unwrap();
+        // The array has detached the copy. The keeper waits for its answers, and then rebuilds the
+        // slot onto it.
+        assert!(!rig.array.members().is_filling(0) && rig.jobs.shared.look(|state| state.given.is_empty()));
+        let refused = rig.jobs.add_found_spare(copy.device(), &label).unwrap_err().to_string();
+        assert!(refused.ends_with("the array has it already"), "{refused}");
+        assert!(rig.jobs.check_new(&copy.device()).is_err(), "it would fill two slots");
+        rig.jobs.idle().await;
+        assert!(rig.is_whole(), "{:#?}", rig.jobs.status());
+        let [own, _] = rig.array.members().attached(0);
+        assert_eq!(own.unwrap().device.name(), copy.device().name());
+        assert!(rig.read_all(3 << 20).await == before);
+        rig.jobs.stop().await;
+    });
+}
+
+#[test]
+fn a_device_with_which_the_keeper_begins_is_no_spare() {
+    simulate(|| async {
+        let rig = Rig::new(shape(1, 3, 1)).await;
+        rig.array.fail(0).await.unwrap();
+        let new = Disk::new();
+        rig.jobs.pause();
+        rig.jobs.add(new.device()).await.unwrap();
+        let label = found(&new).await;
+        // The write-intent bitmap of an empty slot's device is written before the array has it.
+        new.fault.add(Rule::new(Action::Delay(40_000_000)).on(&[Op::Write]));
+        rig.jobs.resume();
+        while rig.jobs.shared.look(|state| state.starting.is_none()) {
+            sleep_ms(1).await;
+        }
+        assert!(!rig.array.members().is_filling(0) && rig.jobs.status().spares.is_empty());
+        assert!(rig.jobs.add_found_spare(new.device(), &label).is_err(), "it would fill two slots");
+        assert!(rig.jobs.check_new(&new.device()).is_err(), "it would fill two slots");
+        rig.jobs.idle().await;
+        assert!(rig.is_whole() && rig.jobs.status().spares.is_empty());
         rig.jobs.stop().await;
     });
 }
@@ -215,7 +263,7 @@ fn a_slot_whose_copy_cannot_end_gets_a_spare_when_its_member_fails() {
 #[test]
 fn a_member_that_fails_while_its_copy_takes_its_place_leaves_the_slot_live() {
     simulate(|| async {
-        let (rig, before) = slow_copy().await;
+        let (rig, before, _) = slow_copy().await;
         while rig.array.members().cursor(0) < rig.config.geometry.stripes() {
             sleep_ms(1).await;
         }
