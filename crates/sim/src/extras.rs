@@ -53,6 +53,16 @@ impl Extras {
         self.change(name, |role| *role = Role::Given);
     }
 
+    /// Records that the array knows a disk as a spare. A former member is one if power failed
+    /// before it had filled a slot again: it is no stranger.
+    fn note_found(&self, name: &str) {
+        self.change(name, |role| {
+            if matches!(role, Role::Former | Role::Stranger) {
+                *role = Role::Given;
+            }
+        });
+    }
+
     /// Returns the name of a spare; `number` selects it.
     pub fn spare(&self, number: u64) -> Option<String> {
         let extras = self.0.borrow();
@@ -91,10 +101,7 @@ impl Extras {
 /// was about to get when power failed is a spare after the next start, and may fill another slot.
 pub fn look(world: &World, running: &dyn Running) {
     for slot in 0..world.members() {
-        let [own, incoming] = running.devices(slot);
-        if let Some(incoming) = incoming {
-            world.extras.note_given(&incoming);
-        }
+        let [own, _] = running.devices(slot);
         let Some(own) = own.filter(|_| running.live()[slot]) else { continue };
         let old = world.disk(slot);
         if block::Device::name(&old) == own {
@@ -110,6 +117,11 @@ pub fn look(world: &World, running: &dyn Running) {
             world.disk(slot).suspect();
         }
     }
+    // Only now: a disk that has just lost its slot may fill one again.
+    for incoming in (0..world.members()).filter_map(|slot| running.devices(slot)[1].take()) {
+        world.extras.note_given(&incoming);
+    }
+    running.spares().iter().for_each(|name| world.extras.note_found(name));
 }
 
 /// Checks that the array finds every disk that it has acknowledged as a spare.
@@ -121,5 +133,96 @@ pub fn check_spares(world: &World, running: &dyn Running) {
         if !is_known && !extra.disk.is_dead() && world.machine.is_on() {
             world.fail(format!("{name} was a spare, and the array does not find it: it knows {spares:?}"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Filter, Plan};
+    use crate::subject::{Local, Scrubbed};
+    use raid::{Geometry, Level};
+    use std::ops::Range;
+    use std::sync::Arc;
+
+    /// Names the disks of its slots and its spares, and does nothing.
+    struct Names {
+        devices: Vec<[Option<String>; 2]>,
+        spares: Vec<String>,
+    }
+
+    impl Running for Names {
+        fn device(&self) -> Arc<dyn block::Device> {
+            unreachable!()
+        }
+
+        fn geometry(&self) -> Option<Geometry> {
+            None
+        }
+
+        fn live(&self) -> Vec<bool> {
+            self.devices.iter().map(|[own, _]| own.is_some()).collect()
+        }
+
+        fn fail(&self, _: usize) -> Local<'_, Result<(), String>> {
+            unreachable!()
+        }
+
+        fn add<'a>(&'a self, _: usize, _: &'a SimDisk) -> Local<'a, Result<(), String>> {
+            unreachable!()
+        }
+
+        fn scrub(&self, _: bool) -> Local<'_, Result<Scrubbed, String>> {
+            unreachable!()
+        }
+
+        fn strips_at(&self, _: usize) -> Option<Range<u64>> {
+            None
+        }
+
+        fn resync(&self) -> Local<'_, Result<(), String>> {
+            unreachable!()
+        }
+
+        fn grow(&self) -> Local<'_, Result<(), String>> {
+            unreachable!()
+        }
+
+        fn devices(&self, slot: usize) -> [Option<String>; 2] {
+            self.devices[slot].clone()
+        }
+
+        fn spares(&self) -> Vec<String> {
+            self.spares.clone()
+        }
+
+        fn stop(&self) -> Local<'_, Result<(), String>> {
+            unreachable!()
+        }
+    }
+
+    /// Whether a former member is still there after two assemblies, when strangers are unplugged.
+    /// `incoming` and `spares`: what the array says of it while or after it was replaced.
+    fn is_kept(incoming: Option<&str>, spares: &[&str]) -> bool {
+        let shape = Plan::draw(1, &Filter { levels: vec![Level::Raid1], ..Filter::default() }).shape;
+        let world = World::new(1, &shape, shape.geometry.capacity());
+        let name = |disk: &SimDisk| Some(block::Device::name(disk).to_owned());
+        let mut devices: Vec<_> = world.disks().iter().map(|disk| [name(disk), None]).collect();
+        devices[0] = [name(&world.new_extra()), incoming.map(Into::into)];
+        look(&world, &Names { devices: devices.clone(), spares: Vec::new() });
+        devices[0][1] = None; // power fails, and the disk is a spare
+        for _ in 0..2 {
+            let spares = spares.iter().map(ToString::to_string).collect();
+            look(&world, &Names { devices: devices.clone(), spares });
+            world.extras.settle(|| true);
+        }
+        world.extras.disks().iter().any(|disk| block::Device::name(disk) == "disk0")
+    }
+
+    #[test]
+    fn a_former_member_that_the_array_uses_again_is_not_unplugged() {
+        assert!(!is_kept(None, &[]), "it is a stranger");
+        assert!(is_kept(Some("disk0"), &[]), "it was filling the slot");
+        assert!(is_kept(None, &["disk0"]), "it is a spare");
     }
 }
