@@ -155,15 +155,15 @@ pub struct Store {
     /// Whether the newest table stands at the member's end only, or may. On a device larger than
     /// the member, the front copies say where the others are: one must be whole at each moment.
     lacks_front: Vec<AtomicBool>,
-    /// The copy that holds the member's newest table, when its twin does not: [`NONE`] otherwise.
-    /// Power has cut a commit off, a block is bad, or its write has failed.
-    lone_copy: Vec<AtomicU8>,
+    /// A copy that holds the member's newest table, where another lacks it.
+    newest: Vec<AtomicU8>,
+    /// The copies, as bits, that get the newest table before the next commit: the twin of the only
+    /// one that holds it, and those that are broken. Power has cut a commit off, a block is bad, or
+    /// its write has failed.
+    lacking: Vec<AtomicU8>,
     /// Bytes of the member's device, as far as known.
     capacity: Vec<AtomicU64>,
 }
-
-/// No copy.
-const NONE: u8 = u8::MAX;
 
 impl Store {
     /// For an array of so many slots, none of which has a superblock that matters yet.
@@ -171,7 +171,8 @@ impl Store {
         Store {
             next: (0..slots).map(|_| AtomicU8::new(0)).collect(),
             lacks_front: (0..slots).map(|_| AtomicBool::new(false)).collect(),
-            lone_copy: (0..slots).map(|_| AtomicU8::new(NONE)).collect(),
+            newest: (0..slots).map(|_| AtomicU8::new(0)).collect(),
+            lacking: (0..slots).map(|_| AtomicU8::new(0)).collect(),
             capacity: (0..slots).map(|_| AtomicU64::new(0)).collect(),
         }
     }
@@ -182,13 +183,19 @@ impl Store {
         self.next[slot].store(1 - (found.newest % 2) as u8, Ordering::Relaxed);
         let has_twin = found.copies[twin(found.newest)] == found.copies[found.newest];
         self.note_lone_copy(slot, (!has_twin).then_some(found.newest));
+        let broken = (0..COPIES).filter(|copy| is_broken(&found.copies[*copy]));
+        self.newest[slot].store(found.newest as u8, Ordering::Relaxed);
+        self.lacking[slot].fetch_or(broken.fold(0, |bits, copy| bits | 1 << copy), Ordering::Relaxed);
         self.note_capacity(slot, found.capacity);
     }
 
     fn note_lone_copy(&self, slot: usize, copy: Option<usize>) {
         let is_at_end = copy.is_some_and(|copy| copy >= COPIES / 2);
         self.lacks_front[slot].store(is_at_end, Ordering::Relaxed);
-        self.lone_copy[slot].store(copy.map_or(NONE, |copy| copy as u8), Ordering::Relaxed);
+        if let Some(copy) = copy {
+            self.newest[slot].store(copy as u8, Ordering::Relaxed);
+        }
+        self.lacking[slot].store(copy.map_or(0, |copy| 1 << twin(copy)), Ordering::Relaxed);
     }
 
     /// Remembers how large a member's device is. Where it is larger than the member, only the front
@@ -206,8 +213,9 @@ impl Store {
     ///
     /// A table that a member holds in one copy only is written to the copy's twin first. With the
     /// next table on another member, the loss of that one copy would make the member look as if it
-    /// had missed a commit. On a device that is larger than its member, a broken front copy is
-    /// written before the other one.
+    /// had missed a commit. Broken copies get it, too: a commit that power cut off may have torn
+    /// them, and a tear of this one could complete that table. On a device that is larger than its
+    /// member, a broken front copy is written before the other one.
     pub async fn commit(&self, targets: &[Target], table: &Table) -> Vec<(usize, IoResult)> {
         io::all(targets.iter().map(|target| self.complete(target))).await;
         io::all(targets.iter().map(|target| self.check_front(target))).await;
@@ -231,7 +239,7 @@ impl Store {
     pub fn exchange(&self, slot: usize) {
         self.next[slot].store(1, Ordering::Relaxed);
         self.lacks_front[slot].store(false, Ordering::Relaxed);
-        self.lone_copy[slot].store(NONE, Ordering::Relaxed);
+        self.lacking[slot].store(0, Ordering::Relaxed);
         self.note_capacity(slot, 0); // as large as the member
     }
 
@@ -245,18 +253,23 @@ impl Store {
         }
     }
 
-    /// Writes a member's newest table to the twin of the only copy that holds it. A failure is for
-    /// the commit to meet.
+    /// Writes a member's newest table to the copies that lack it. A failure is for the commit to
+    /// meet.
     async fn complete(&self, Target { slot, channel, layout }: &Target) {
         if mutant::is(Mutant::SuperblocksAllAtOnce) {
             return; // such a commit keeps no copy in place
         }
-        let copy = usize::from(self.lone_copy[*slot].swap(NONE, Ordering::Relaxed));
+        let lacking = self.lacking[*slot].swap(0, Ordering::Relaxed);
+        if lacking == 0 {
+            return;
+        }
+        let newest = usize::from(self.newest[*slot].load(Ordering::Relaxed));
         let places = layout.superblocks();
-        let Some(place) = places.get(copy) else { return };
-        if let Ok(label @ Label::Member(_)) = read_copy(&**channel, *place).await
-            && io::write(&**channel, places[twin(copy)], &label.encode()).await.is_ok()
-        {
+        let Ok(label @ Label::Member(_)) = read_copy(&**channel, places[newest]).await else { return };
+        let bytes = label.encode();
+        let copies = (0..COPIES).filter(|copy| lacking >> copy & 1 == 1);
+        let write = async |copy: usize| io::write(&**channel, places[copy], &bytes).await.map(|()| copy);
+        if io::all(copies.map(write)).await.contains(&Ok(twin(newest))) {
             // The commit must not overwrite the twin: the copy itself may become unreadable.
             self.lacks_front[*slot].store(false, Ordering::Relaxed);
         }
@@ -300,6 +313,12 @@ fn encode(target: &Target, table: &Table) -> Vec<u8> {
 /// The other copy of a copy's set.
 fn twin(copy: usize) -> usize {
     (copy + COPIES / 2) % COPIES
+}
+
+/// Whether a copy was written and is not whole. One without magic was never written: a torn write
+/// may have left parts of a table there, but not the head that vouches for them.
+fn is_broken(copy: &Copy) -> bool {
+    !matches!(copy, Copy::Valid(_) | Copy::Bad(DecodeError::NoMagic))
 }
 
 /// Writes both copies of a set. One that is durable is enough: a bad block under the other costs no
@@ -382,8 +401,8 @@ pub async fn zero_superblock(channel: &dyn Channel, capacity: u64) -> Result<usi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metadata::MemberState;
     use crate::metadata::testing::{Disk, Power, config, disks, table, targets};
+    use crate::metadata::{MemberState, Reason};
     use reactor::run_simulated;
 
     async fn found(disk: &Disk) -> Result<Found, ReadError> {
@@ -457,6 +476,58 @@ mod tests {
                 with_next += usize::from(has_next);
             }
             assert!((200..1800).contains(&with_next), "{with_next}");
+        });
+    }
+
+    #[test]
+    fn a_table_that_was_cut_off_is_not_completed_by_a_tear_of_the_next() {
+        run_simulated(10, |_| async {
+            let (config, mut torn) = (config(2, 1), 0);
+            for round in 0..1400 {
+                let (first, second) = (1 + round % 7, 1 + round / 7 % 40);
+                let (disks, power) = disks(2);
+                let (targets, mut base) = (targets(&config, &disks), table(&config));
+                let store = Store::new(3);
+                for _ in 0..2 {
+                    store.commit(&targets, &base).await;
+                    base = base.next(0);
+                }
+                // Two starts without the third member: the second must not see the first's table.
+                let opening = |id: u64| {
+                    let mut table = base.clone();
+                    table.begin_unserved_epoch(id);
+                    table.take_out(2, Reason::Absent);
+                    table
+                };
+                power.fail_after(first);
+                store.commit(&targets[..1], &opening(11)).await;
+                power.restore();
+                let store = Store::new(3);
+                for (slot, disk) in disks.iter().enumerate() {
+                    store.note(slot, &found(disk).await.unwrap());
+                }
+                let seen = found(&disks[0]).await.unwrap();
+                if newest(&seen) == base.generation {
+                    continue; // the second start would see it, and use the generation after it
+                }
+                torn += usize::from(seen.copies.iter().any(is_broken));
+                disks[0].write_backwards();
+                disks.iter().for_each(|disk| disk.be_slow(1000));
+                power.fail_after(second);
+                store.commit(&targets, &opening(22)).await;
+                power.restore();
+                let mut ids = Vec::new();
+                for Target { channel, layout, .. } in &targets {
+                    for place in layout.superblocks() {
+                        if let Ok(Label::Member(superblock)) = read_copy(&**channel, place).await {
+                            ids.extend(superblock.table.history.last().map(|epoch| epoch.id));
+                        }
+                    }
+                }
+                let has_both = ids.contains(&11) && ids.contains(&22);
+                assert!(!has_both, "cut after {first} and {second} sectors: {ids:?}");
+            }
+            assert!(torn > 0);
         });
     }
 

@@ -113,6 +113,7 @@ struct DiskState {
     /// Longest time of a request in nanoseconds.
     slow_ns: Cell<u64>,
     writes: Cell<u64>,
+    is_backward: Cell<bool>,
     power: Power,
     takes_zeroes: Cell<bool>,
 }
@@ -159,6 +160,7 @@ impl Disk {
             fails_at: Cell::new(None),
             slow_ns: Cell::new(0),
             writes: Cell::new(0),
+            is_backward: Cell::new(false),
             power: power.clone(),
             takes_zeroes: Cell::new(true),
         }))
@@ -183,6 +185,11 @@ impl Disk {
 
     pub(crate) fn be_slow(&self, ns: u64) {
         self.0.slow_ns.set(ns);
+    }
+
+    /// Lets writes begin with their last sector.
+    pub(crate) fn write_backwards(&self) {
+        self.0.is_backward.set(true);
     }
 
     pub(crate) fn refuse_zeroes(&self) {
@@ -230,7 +237,11 @@ impl Disk {
 
     /// Writes sector by sector, so that the power may fail in the middle of several writes at once.
     async fn write(&self, new: &[u8], offset: u64) -> IoResult {
-        for (i, sector) in new.chunks(512).enumerate() {
+        let mut sectors: Vec<(usize, &[u8])> = new.chunks(512).enumerate().collect();
+        if self.0.is_backward.get() {
+            sectors.reverse();
+        }
+        for (i, sector) in sectors {
             self.wait(self.0.slow_ns.get() / 8).await;
             if !self.0.power.takes_a_sector() {
                 return Err(IoError::DeviceGone);
