@@ -623,6 +623,8 @@ impl World {
             if *is_live && !self.disk(slot).is_dead() {
                 if fate.is_lost {
                     self.excuse_fragile(|group| group == self.shape.group_of(slot));
+                    // The superblocks that say so may not be durable yet.
+                    self.disk(slot).suspect();
                 }
                 self.slots.borrow_mut()[slot].is_lost = false;
             }
