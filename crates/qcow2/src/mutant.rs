@@ -57,7 +57,8 @@ pub enum Mutant {
     NeverDropped,
     /// A cluster is free before it is discarded.
     FreeBeforeDiscard,
-    /// A search for leaks frees a cluster that loses its last reference, and so becomes free twice.
+    /// A search for leaks waits for no release that has begun, and frees a cluster that loses its
+    /// last reference, which so becomes free twice.
     DiscardedClusterLowered,
     /// Refcounts are not written at the end.
     CloseWithoutRefcounts,

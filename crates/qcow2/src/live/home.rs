@@ -737,6 +737,10 @@ impl Home {
         for number in numbers {
             self.release(view, number).await;
         }
+        // One that had begun is in no list.
+        if !mutant::is(Mutant::DiscardedClusterLowered) {
+            self.releasing.during(1, async {}).await;
+        }
         Ok(())
     }
 

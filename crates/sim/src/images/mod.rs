@@ -92,10 +92,8 @@ fn run(world: &Rc<World>, seed: u64, boot: &Boot, is_logged: bool) {
                 world.machine.crash_at(None);
                 stream::look(world, &simulation, true);
                 // A write that failed may leave a table and a block that nothing refers to.
-                // A search for leaks passes over clusters whose use changes, and over those of the
-                // log. Only a failure leaves one of the latter with too high a refcount.
-                let is_quiet = boot.users.is_empty() && !world.has_faults;
-                world.are_leaks_freed.set(world.had_session.get() && is_quiet);
+                // A search for leaks passes over clusters whose use changes.
+                world.are_leaks_freed.set(world.had_session.get() && boot.users.is_empty());
                 let more = if boot.failing_write > 0 { 2 } else { 0 };
                 let most = leaks.filter(|_| boot.failing == 0).map(|leaks| leaks + more);
                 world.leaks.set(check(world, &simulation, most));

@@ -103,8 +103,6 @@ pub struct World {
     pub had_session: Cell<bool>,
     /// The image has no clusters without use.
     pub are_leaks_freed: Cell<bool>,
-    /// Requests to the files fail often, in some boot.
-    pub has_faults: bool,
     failure: RefCell<Option<String>>,
 }
 
@@ -182,7 +180,6 @@ impl World {
             leaks: Cell::new(Some(0)),
             had_session: Cell::default(),
             are_leaks_freed: Cell::default(),
-            has_faults: plan.boots.iter().any(|boot| boot.failing > 0),
             failure: RefCell::default(),
             shape,
         })
