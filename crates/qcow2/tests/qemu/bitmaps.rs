@@ -2,9 +2,9 @@
 
 use crate::damage::check;
 use crate::disk::try_open;
-use crate::tools::{Folder, file};
+use crate::tools::{Folder, file, write};
 use base::Rng;
-use block::{Channel, Device, Flags, Op, Request};
+use block::{Channel, Device, Flags, Request};
 use qcow2::{Bitmap, Image, LiveImage, Others, Qcow2, RestartLog};
 use reactor::{CoreConfig, Cores};
 use std::os::unix::fs::FileExt;
@@ -111,11 +111,7 @@ async fn request(channel: &dyn Channel, kind: u64, at: u64, len: u64) {
     let done = match kind {
         0 => channel.submit(&Request::discard(len), at).await,
         1 => channel.submit(&Request::write_zeroes(len, Flags::NONE), at).await,
-        _ => {
-            let mut buffer = reactor::current().buffers().take(len as usize).await;
-            buffer.as_mut_slice().fill(7);
-            buffer.transfer(channel, Op::Write, Flags::NONE, at).await.1
-        }
+        _ => write(channel, at, len, 7).await,
     };
     assert_eq!(done, Ok(()), "{at}+{len}");
 }

@@ -2,8 +2,8 @@
 
 use crate::damage::{check, damage_part, images, metadata};
 use crate::repair::{too_low, writable};
-use crate::tools::{Folder, file};
-use block::{Device, Flags, Op};
+use crate::tools::{Folder, file, write};
+use block::Device;
 use drivers::mem::{MemDevice, Options};
 use qcow2::offline::{backing::Backing, rebase::rebase, resize::resize, snapshots};
 use qcow2::{Error, Level};
@@ -18,9 +18,7 @@ fn fill(device: &Arc<dyn Device>) {
     reactor::run(async move {
         let channel = device.open_channel().unwrap();
         for at in (0..device.limits().capacity).step_by(128 << 10) {
-            let mut buffer = reactor::current().buffers().take(64 << 10).await;
-            buffer.as_mut_slice().fill(9);
-            buffer.transfer(&*channel, Op::Write, Flags::NONE, at).await.1.unwrap();
+            write(&*channel, at, 64 << 10, 9).await.unwrap();
         }
     });
 }

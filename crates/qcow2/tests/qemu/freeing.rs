@@ -2,8 +2,8 @@
 
 use crate::over::over;
 use crate::repair::writable;
-use crate::tools::Folder;
-use block::{Channel, Device, Flags, IoError, IoFuture, Op, Request, StatusReport};
+use crate::tools::{self, Folder};
+use block::{Channel, Device, IoError, IoFuture, Op, Request, StatusReport};
 use qcow2::{Image, LiveImage, Others};
 use reactor::{CoreConfig, Cores, current, yield_now};
 use std::rc::Rc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Bytes of a request, many clusters.
-const PART: usize = 64 << 10;
+const PART: u64 = 64 << 10;
 const DELAY_NS: u64 = 30_000_000;
 /// A test that waits for a discard that is held fails after these delays.
 const MOST_DELAYS: usize = 1000;
@@ -90,15 +90,13 @@ struct Closed {
 
 async fn write(channel: &dyn Channel, parts: std::ops::Range<u64>) {
     for part in parts {
-        let mut buffer = current().buffers().take(PART).await;
-        buffer.as_mut_slice().fill(7);
-        buffer.transfer(channel, Op::Write, Flags::NONE, part * PART as u64).await.1.unwrap();
+        tools::write(channel, part * PART, PART, 7).await.unwrap();
     }
 }
 
 /// Discards the first part of the disk, and waits until the file's clusters are being discarded.
 async fn discard_first(channel: &dyn Channel, disturbance: &Disturbance) {
-    channel.submit(&Request::discard(PART as u64), 0).await.unwrap();
+    channel.submit(&Request::discard(PART), 0).await.unwrap();
     channel.submit(&Request::flush(), 0).await.unwrap();
     while disturbance.discarding.load(Ordering::Relaxed) == 0 {
         yield_now().await;

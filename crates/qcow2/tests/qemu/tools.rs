@@ -109,6 +109,13 @@ pub async fn read(channel: &dyn block::Channel, offset: u64, len: u64) -> (Vec<u
     (buffer.as_slice().to_vec(), result)
 }
 
+/// A write of `len` bytes with this value.
+pub async fn write(channel: &dyn block::Channel, offset: u64, len: u64, value: u8) -> IoResult {
+    let mut buffer = reactor::current().buffers().take(len as usize).await;
+    buffer.as_mut_slice().fill(value);
+    buffer.transfer(channel, Op::Write, Flags::NONE, offset).await.1
+}
+
 /// Compares a device with the bytes that QEMU reads: as a whole, and in random parts.
 pub fn compare(device: &Arc<dyn Device>, expected: &[u8]) {
     let got = contents(device);

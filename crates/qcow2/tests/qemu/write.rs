@@ -1,7 +1,7 @@
 //! QEMU reads the bytes that this crate writes, and `qemu-img check` finds nothing wrong.
 
 use crate::disk::{Disk, try_open};
-use crate::tools::{Folder, compare, contents, file};
+use crate::tools::{self, Folder, compare, contents, file};
 use base::Rng;
 use block::{Device, Flags, IoError, IoFuture, Op, Request};
 use conformance::Suite;
@@ -153,19 +153,15 @@ impl Messages {
         let device = self.device.clone();
         let count = || self.home.call(|core| core.messages()).unwrap();
         let before = count();
-        let written = self.user.block_on(move |core| async move {
+        let written = self.user.block_on(move |_| async move {
             let channel = device.open_channel().unwrap();
             let begun = (1..).zip(writes).map(|(value, (len, at))| {
-                let (channel, core) = (channel.clone(), core.clone());
-                IoFuture::new(async move {
-                    let mut buffer = core.buffers().take(*len).await;
-                    buffer.as_mut_slice().fill(value);
-                    buffer.transfer(&*channel, Op::Write, Flags::NONE, *at).await.1
-                })
+                let channel = channel.clone();
+                IoFuture::new(async move { tools::write(&*channel, *at, *len as u64, value).await })
             });
             block::join_all(begun).await.unwrap();
             for (value, (len, at)) in (1..).zip(writes) {
-                let (bytes, result) = crate::tools::read(&*channel, *at, *len as u64).await;
+                let (bytes, result) = tools::read(&*channel, *at, *len as u64).await;
                 assert!(result.is_ok() && bytes.iter().all(|byte| *byte == value), "byte {at}");
             }
         });

@@ -219,14 +219,19 @@ impl World {
         }
     }
 
+    /// The image's file, and the backing file.
+    fn disks(&self) -> impl Iterator<Item = &SimDisk> {
+        [&self.file].into_iter().chain(&self.backing)
+    }
+
     /// Whether a request to a file has failed since [`World::mend`].
     pub fn has_failed(&self) -> bool {
-        [&self.file].into_iter().chain(&self.backing).any(SimDisk::has_failed_write)
+        self.disks().any(SimDisk::has_failed_write)
     }
 
     /// No request to the files fails from now on.
     pub fn mend(&self) {
-        for disk in [&self.file].into_iter().chain(&self.backing) {
+        for disk in self.disks() {
             disk.revive();
             disk.forgive();
         }
@@ -298,18 +303,17 @@ impl World {
     pub fn end_boot(&self, is_logged: bool) {
         self.log_at_end.restore();
         self.opened_backing.take();
-        let disks = || [&self.file].into_iter().chain(&self.backing);
         let mut oracle = self.disk.oracle.borrow_mut();
         match self.machine.is_kill() {
             true if is_logged => oracle.kill(),
             true => {
                 // The content that a read then finds stays.
-                disks().for_each(SimDisk::write_cache);
+                self.disks().for_each(SimDisk::write_cache);
                 oracle.crash();
             }
             false => {
                 self.starts.set(self.starts.get() + 1);
-                disks().for_each(SimDisk::lose_cache);
+                self.disks().for_each(SimDisk::lose_cache);
                 oracle.crash();
             }
         }
