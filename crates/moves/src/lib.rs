@@ -43,6 +43,10 @@ pub struct MoveRecord {
     pub copy: String,
     /// From now on only what is at the new place counts.
     pub is_done: bool,
+    /// The move failed, and the volume stays where it is. A volume with its identity at the new
+    /// place is left from a failed change of the pool, and is removed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stays: bool,
 }
 
 /// Moves by the UUID of their volume.
@@ -65,6 +69,9 @@ pub trait Owner {
     /// When that fails: then it may be durable or not.
     fn set(&self, volume: &str, record: Option<&MoveRecord>) -> Result<(), Self::Error>;
 
+    /// Takes a record over that the pools prove at every start. It need not be durable.
+    fn note(&self, volume: &str, record: &MoveRecord);
+
     /// Makes the records durable as they are, once more: the older set of them is the same then.
     ///
     /// # Errors
@@ -84,7 +91,8 @@ pub trait Owner {
 /// Action of a start for a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resumed {
-    /// The volume has moved, and its old place is free, or is not there yet.
+    /// The volume has moved, and its old place is free, or is not there yet. Or it stays, and the
+    /// new place is free.
     Ended,
     /// The move begins again with a new copy, or is given up.
     Open,
@@ -161,11 +169,33 @@ pub fn remove_leftovers(pools: &[Arc<Pool>], is_known: impl Fn(&str) -> bool) ->
 /// When a pool or the records cannot be changed; a later start tries again.
 pub fn resume<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<Resumed, O::Error> {
     let mut record = record.clone();
+    // The table that says where the volume is may be one that cannot be read now.
+    if let Ok(to) = owner.pool(&record.to)
+        && !record.is_done
+        && !record.stays
+        && !to.is_settled()
+        && let Err(error) = to.repair()
+    {
+        if has_switched(owner, uuid, &record) {
+            owner.note(uuid, &MoveRecord { is_done: true, ..record });
+            return Err(error.into());
+        }
+        keep_place(owner, uuid, &record)?;
+        record.stays = true;
+    }
+    if record.stays {
+        remove_all(owner, uuid, &record)?;
+        owner.set(uuid, None)?;
+        return Ok(Resumed::Ended);
+    }
     if !record.is_done && has_switched(owner, uuid, &record) {
         record.is_done = true;
         if mutant::is(Mutant::OlderRecordCounts) {
             remove_switched(owner, uuid, &record)?;
             return Ok(Resumed::Open);
+        }
+        if !mutant::is(Mutant::ProofNotNoted) {
+            owner.note(uuid, &record);
         }
         owner.set(uuid, Some(&record))?;
         tracing::warn!(
@@ -183,11 +213,19 @@ pub fn resume<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<Re
     Ok(Resumed::Ended)
 }
 
-/// Of a broken variant: the new place is taken for a copy that does not count.
+/// Removes a volume with this identity at the new place, where it does not count.
 fn remove_switched<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
     let to = owner.pool(&record.to)?;
     let copy = to.volumes().into_iter().find(|info| info.uuid.to_string() == uuid);
     copy.map_or(Ok(()), |info| owner.delete(&to, &info))
+}
+
+/// Removes the copy, and a volume with the identity of the one that stays.
+fn remove_all<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
+    if !mutant::is(Mutant::IdentityKept) {
+        remove_switched(owner, uuid, record)?;
+    }
+    remove_copy(owner, record)
 }
 
 /// Makes the copy of a volume of `size` bytes, after what an earlier attempt has left of one is
@@ -239,7 +277,12 @@ pub fn switch<O: Owner, E: From<O::Error>>(
         owner.set(&uuid, Some(&done))?;
     }
     let to = owner.pool(&record.to)?;
-    to.identify_volume(&record.copy, info.uuid, info.name.clone()).map_err(O::Error::from)?;
+    if let Err(error) = to.identify_volume(&record.copy, info.uuid, info.name.clone()) {
+        if !to.is_settled() {
+            stay(owner, &uuid, record);
+        }
+        return Err(E::from(error.into()));
+    }
     while let Err(error) = owner.set(&uuid, Some(&done)) {
         tracing::error!(volume = %info.name, %error, "cannot remember that a volume has moved");
         // Whether it is remembered all the same is not known. No user may write until it is known
@@ -256,6 +299,26 @@ pub fn switch<O: Owner, E: From<O::Error>>(
     Ok(())
 }
 
+/// The volume stays, and the pool of the new place may say otherwise at a later start. Users wait
+/// until the records say that this does not count.
+fn stay<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) {
+    while let Err(error) = keep_place(owner, uuid, record) {
+        tracing::error!(uuid, %error, "cannot remember that a volume stays where it is");
+        if !owner.pause() {
+            return;
+        }
+    }
+}
+
+/// Records that the volume stays, in both sets of the records.
+fn keep_place<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
+    if mutant::is(Mutant::StayNotRecorded) {
+        return Ok(());
+    }
+    owner.set(uuid, Some(&MoveRecord { stays: true, ..record.clone() }))?;
+    owner.confirm()
+}
+
 /// Gives the copy its own identity again, because the old place remains in use. This happens before
 /// users write to the old place, so that the pool does not report the volume as moved.
 fn take_identity_back<O: Owner>(owner: &O, to: &Pool, info: &Info, record: &MoveRecord) {
@@ -264,11 +327,9 @@ fn take_identity_back<O: Owner>(owner: &O, to: &Pool, info: &Info, record: &Move
     if mutant::is(Mutant::IdentityKept) {
         return;
     }
-    while let Err(error) = to.identify_volume(&info.uuid.to_string(), copy, name.clone()) {
+    if let Err(error) = to.identify_volume(&info.uuid.to_string(), copy, name) {
         tracing::error!(volume = %info.name, %error, "the copy of a failed move keeps the volume's identity for now");
-        if !owner.pause() {
-            return;
-        }
+        stay(owner, &info.uuid.to_string(), record);
     }
 }
 
@@ -283,12 +344,16 @@ pub fn free_old_place<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> R
     owner.set(uuid, None)
 }
 
-/// The move failed or is cancelled: the volume stays where it is. A copy that cannot be removed is
-/// hidden, and deleted by a later [`remove_leftovers`].
+/// The move failed or is cancelled: the volume stays where it is. `record` is the present one. A
+/// copy that cannot be removed is hidden, and deleted by a later [`remove_leftovers`], or by
+/// [`resume`] if it has the identity of the volume.
 ///
 /// # Errors
 /// When the copy or the record stays for now.
 pub fn give_up<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
-    let removed = remove_copy(owner, record);
+    let removed = remove_all(owner, uuid, record);
+    if removed.is_err() && (record.stays || has_switched(owner, uuid, record)) {
+        return keep_place(owner, uuid, record).and(removed);
+    }
     owner.set(uuid, None).and(removed)
 }

@@ -70,8 +70,8 @@ struct Args {
     /// Two members of a group are lost and replaced together, under the keeper
     #[arg(long, conflicts_with_all = ["grow", "groups", "shapes"])]
     pairs: bool,
-    /// Pools of volumes instead of arrays
-    #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "faults", "live_faults", "pairs", "level", "consistency", "cores"])]
+    /// Pools of volumes instead of arrays; with --faults, requests to their disks fail often
+    #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "live_faults", "pairs", "level", "consistency", "cores"])]
     pools: bool,
     /// Tables of a mapping instead of arrays: no power loss, but evictions, moves and snapshots
     #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "faults", "live_faults", "pairs", "pools", "directed", "wide", "operations", "create", "level", "consistency", "cores"])]
@@ -422,7 +422,7 @@ fn search(args: &Args, maker: SubjectMaker) -> bool {
     let search = Search::new(first, end, crashes, args.seconds);
     let filter = args.filter();
     let run = |seed| match (args.pools, args.tables || args.images) {
-        (true, _) => sim::pools::run_seed(seed),
+        (true, _) => sim::pools::run_seed(seed, args.faults),
         (_, true) => seed_runs::run_seed(args, seed, false),
         _ => sim::run_seed(seed, &filter, &maker()),
     };

@@ -45,11 +45,20 @@ pub enum Mutant {
     /// The record of a migration is missing in the older state file when the copy becomes the
     /// volume.
     RecordOnce,
+    /// Copies that the opening could neither read nor rewrite count as rewritten.
+    UnmendedForgotten,
+    /// A table gets a number that a copy of a failed change may have.
+    NumberUsedAgain,
+    /// A volume stays after a failed change that may give its identity to the copy, and no record
+    /// says so.
+    StayNotRecorded,
+    /// A start that cannot record that a migration is done uses the old place.
+    ProofNotNoted,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 18] = [
+    pub const ALL: [Mutant; 22] = [
         Mutant::OneCopy,
         Mutant::CopiesAtOnce,
         Mutant::BothSets,
@@ -68,7 +77,22 @@ impl Mutant {
         Mutant::IdentityKept,
         Mutant::LeftoversStay,
         Mutant::RecordOnce,
+        Mutant::UnmendedForgotten,
+        Mutant::NumberUsedAgain,
+        Mutant::StayNotRecorded,
+        Mutant::ProofNotNoted,
     ];
+
+    /// Whether requests must fail often to reveal it.
+    pub fn needs_faults(self) -> bool {
+        matches!(
+            self,
+            Mutant::UnmendedForgotten
+                | Mutant::NumberUsedAgain
+                | Mutant::StayNotRecorded
+                | Mutant::ProofNotNoted
+        )
+    }
 }
 
 base::choice_of_mutant!(Mutant);

@@ -17,7 +17,7 @@ use block::{Channel, Device, DeviceError, IoError, Limits, Request};
 use reactor::{CoreRef, CoreStopped};
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Smallest unit. A thousand volumes on a hundred terabytes make a table of a few kilobytes.
@@ -45,8 +45,13 @@ struct State {
     open: HashMap<Uuid, Weak<Shared>>,
     /// Extents reserved for new or growing volumes. The table does not contain them.
     reserved: Vec<Record>,
+    /// Copies that the opening could neither read nor rewrite. Each may hold the table of a failed
+    /// change, newer than `table`.
+    unmended: Option<Found>,
     /// A table whose commit failed may stand on the device, newer than `table`.
     is_unsettled: bool,
+    /// Highest sequence number that a table on the device may have.
+    highest: u64,
 }
 
 /// Room reserved for a new volume or for the growth of one. Nothing is durable before
@@ -245,10 +250,10 @@ impl Pool {
         if has < needs {
             return Err(PoolError::TooSmall { device: device.name().to_owned(), has, needs });
         }
-        let rewritten_at_opening = mend(&device, &core, &found);
-        let table = found.table;
-        let state =
-            Mutex::new(State { table, open: HashMap::new(), reserved: Vec::new(), is_unsettled: false });
+        let (rewritten_at_opening, unmended) = mend(&device, &core, &found);
+        let (table, highest) = (found.table.clone(), found.table.sequence);
+        let (open, reserved, is_unsettled) = (HashMap::new(), Vec::new(), false);
+        let state = Mutex::new(State { table, open, reserved, unmended, is_unsettled, highest });
         let rewritten = AtomicU64::new(rewritten_at_opening.len() as u64);
         Ok(Pool { device, core, changing: Mutex::default(), state, rewritten_at_opening, rewritten })
     }
@@ -257,6 +262,13 @@ impl Pool {
     pub fn identity(&self) -> (Name, Uuid) {
         let state = self.lock();
         (state.table.name.clone(), state.table.pool)
+    }
+
+    /// Whether no change that failed can be found by a later start. If one can, the next change of
+    /// the pool first takes it back.
+    pub fn is_settled(&self) -> bool {
+        let state = self.lock();
+        !state.is_unsettled && state.unmended.is_none()
     }
 
     /// Total and free bytes for volumes.
@@ -453,9 +465,10 @@ impl Pool {
     /// with the previous table, so that no start finds a failed change.
     fn commit(&self, mut table: Table) -> Result<MutexGuard<'_, State>, PoolError> {
         self.settle()?;
-        table.sequence += 1;
+        table.sequence = self.lock().next_sequence(1);
         table.copies = COPIES;
         let (bytes, sequence) = (table.encode().map_err(PoolError::TooMany)?, table.sequence);
+        self.lock().highest = sequence;
         let written = on(&self.device, &self.core, async move |channel: &dyn Channel| {
             store::write(channel, &bytes, sequence).await
         });
@@ -474,21 +487,55 @@ impl Pool {
     }
 
     /// Overwrites what a failed commit may have left. That place must hold an older table, such as
-    /// the current one with the preceding sequence number.
+    /// the current one with the preceding sequence number. If that place cannot be written, the
+    /// current table gets the highest number.
     fn settle(&self) -> Result<(), PoolError> {
-        let current = {
+        let unmended = self.lock().unmended.clone();
+        if let Some(found) = unmended {
+            let damaged = found.damaged().len() as u64;
+            on(&self.device, &self.core, async move |channel: &dyn Channel| found.mend(channel).await)?;
+            self.rewritten.fetch_add(damaged, Ordering::Relaxed);
+            self.lock().unmended = None;
+        }
+        let (current, newer) = {
             let state = self.lock();
             if !state.is_unsettled || mutant::is(Mutant::NoTakeBack) {
                 return Ok(());
             }
-            state.table.clone()
+            (state.table.clone(), Table { sequence: state.next_sequence(0), ..state.table.clone() })
         };
         let older = Table { sequence: current.sequence.saturating_sub(1), ..current };
         let bytes = older.encode().map_err(PoolError::TooMany)?;
-        on(&self.device, &self.core, async move |channel: &dyn Channel| {
+        let taken_back = on(&self.device, &self.core, async move |channel: &dyn Channel| {
             store::take_back(channel, &bytes, older.sequence, older.sequence + 1).await
-        })?;
+        });
+        if let Err(error) = taken_back {
+            // The former format has no copies to spare, and a lone table with the number 1 counts
+            // whatever number another place had.
+            if newer.copies < COPIES || older.sequence < 2 {
+                return Err(error);
+            }
+            self.outrank(newer)?;
+        }
         self.lock().is_unsettled = false;
+        Ok(())
+    }
+
+    /// Takes back what a failed change may have left, before room is written that it may have
+    /// allocated.
+    fn settle_alone(&self) -> Result<(), PoolError> {
+        let (_alone, _) = self.change();
+        self.settle()
+    }
+
+    /// Writes the current table with a higher number over its own copies, one after the other.
+    fn outrank(&self, newer: Table) -> Result<(), PoolError> {
+        let (bytes, sequence) = (newer.encode().map_err(PoolError::TooMany)?, newer.sequence);
+        self.lock().highest = sequence;
+        on(&self.device, &self.core, async move |channel: &dyn Channel| {
+            store::write(channel, &bytes, sequence).await
+        })?;
+        self.lock().table = newer;
         Ok(())
     }
 
@@ -522,6 +569,7 @@ impl Reservation<'_> {
     /// # Errors
     /// When the device fails.
     pub fn zero(&mut self, mut next: impl AsyncFnMut(u64) -> u64 + Send + 'static) -> Result<u64, PoolError> {
+        self.pool.settle_alone()?;
         let (mut unclean, limits) = (self.unclean.clone(), self.pool.device.limits());
         let (unclean, zeroed) =
             on(&self.pool.device, &self.pool.core, async move |channel: &dyn Channel| {
@@ -586,6 +634,13 @@ impl Drop for Reservation<'_> {
 }
 
 impl State {
+    /// The next number of a table: higher than any on the device, for the set of the current table
+    /// (`other` 0) or the other one (1).
+    fn next_sequence(&self, other: u64) -> u64 {
+        let next = if mutant::is(Mutant::NumberUsedAgain) { self.table.sequence } else { self.highest } + 1;
+        next + (next + self.table.sequence + other) % 2
+    }
+
     /// The table including all reservations.
     fn occupied(&self) -> Table {
         let mut table = self.table.clone();
@@ -754,10 +809,10 @@ fn restore(device: &Arc<dyn Device>, core: &CoreRef, former: Former) -> Result<(
 }
 
 /// Rewrites damaged copies of the table and returns their offsets. If that fails, the pool uses the
-/// intact copies.
-fn mend(device: &Arc<dyn Device>, core: &CoreRef, found: &Found) -> Vec<u64> {
+/// intact copies, and the rest is to be rewritten before the next change.
+fn mend(device: &Arc<dyn Device>, core: &CoreRef, found: &Found) -> (Vec<u64>, Option<Found>) {
     if found.is_whole() || mutant::is(Mutant::NoMend) {
-        return Vec::new();
+        return (Vec::new(), None);
     }
     for copy in &found.copies {
         tracing::warn!(device = device.name(), "pool {}: copy of the table {copy}", found.table.name);
@@ -766,11 +821,11 @@ fn mend(device: &Arc<dyn Device>, core: &CoreRef, found: &Found) -> Vec<u64> {
     match on(device, core, async move |channel: &dyn Channel| copies.mend(channel).await) {
         Ok(()) => {
             tracing::info!(device = device.name(), "pool {}: damaged copies rewritten", found.table.name);
-            found.damaged()
+            (found.damaged(), None)
         }
         Err(error) => {
             tracing::error!(device = device.name(), %error, "pool {}: damaged copies not rewritten", found.table.name);
-            Vec::new()
+            (Vec::new(), Some(found.clone()).filter(|_| !mutant::is(Mutant::UnmendedForgotten)))
         }
     }
 }

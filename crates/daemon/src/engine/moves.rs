@@ -36,7 +36,14 @@ impl Live {
         self.check_is_complete(&volume.uuid)?;
         match self.state.moves.get(&volume.uuid) {
             Some(record) => {
-                let detail = format!("volume {}: it moves to {} at the moment", volume.name, record.to);
+                let detail = match record.stays {
+                    false => format!("volume {}: it moves to {} at the moment", volume.name, record.to),
+                    true => format!(
+                        "volume {}: its move to {to} has failed, and {to} has not accepted yet that its room is freed",
+                        volume.name,
+                        to = record.to
+                    ),
+                };
                 Err(ApiError::new(Kind::InUse, detail))
             }
             None => Ok(()),
@@ -114,7 +121,7 @@ impl Engine {
         let pool = self.plan_pool(&to, place.force, volume.size_bytes)?;
         pool.check_room(volume.size_bytes)?;
         let copy = Uuid::random().map_err(ApiError::failed)?.to_string();
-        let record = MoveRecord { from: volume.backing.clone(), to, copy, is_done: false };
+        let record = MoveRecord { from: volume.backing.clone(), to, copy, is_done: false, stays: false };
         Ok(PlannedMove { volume, record, pool })
     }
 
@@ -147,7 +154,7 @@ impl Engine {
                 Ok(Resumed::Open) => {}
                 Ok(Resumed::Ended) => continue,
                 Err(error) => {
-                    tracing::error!(uuid, %error, "a volume has moved, and its move cannot end yet");
+                    tracing::error!(uuid, %error, "the move of a volume has not ended yet");
                     continue;
                 }
             }
@@ -257,6 +264,7 @@ impl Engine {
                 };
                 self.events.emit("volume", &name, "not moved", format!("it stays on {}: {why}", record.from));
                 self.may_have_leftovers.store(true, Ordering::SeqCst);
+                let record = self.live().state.moves.get(uuid).cloned().unwrap_or(record);
                 ::moves::give_up(self, uuid, &record)
             }
         };
@@ -362,6 +370,10 @@ impl Owner for Engine {
                 None => state.moves.remove(volume),
             };
         })
+    }
+
+    fn note(&self, volume: &str, record: &MoveRecord) {
+        self.live_mut().state.moves.insert(volume.into(), record.clone());
     }
 
     fn confirm(&self) -> Result<(), ApiError> {

@@ -32,7 +32,7 @@ impl Live {
         let VolumeRecord { qos, group, min_qos, label, labels, .. } =
             self.state.volumes.get(&uuid).cloned().unwrap_or_default();
         let exports = exports.get(&*uuid).cloned().unwrap_or_default();
-        let moving_to = self.state.moves.get(&uuid).filter(|record| !record.is_done);
+        let moving_to = self.state.moves.get(&uuid).filter(|record| !record.is_done && !record.stays);
         let moving_to = moving_to.map(|record| record.to.clone());
         let copy = self.state.copies.get(&uuid);
         let copying_from = copy.map(|copy| self.target_name(&copy.source));

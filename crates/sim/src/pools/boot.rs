@@ -9,6 +9,7 @@ use crate::disk::SimDisk;
 use crate::gate::Gate;
 use crate::machine::CrashAt;
 use crate::user::User;
+use base::mix;
 use block::{Device, Request};
 use layers::migrate::Migratable;
 use reactor::{Core, Simulation};
@@ -42,6 +43,10 @@ pub fn run(world: &Rc<World>, seed: u64, boot: &Boot, is_tracing: bool) {
     let simulation = Simulation::start(seed, world.shape.cores);
     world.machine.crash_at(boot.crash);
     world.folder.crash_at(boot.state_crash);
+    world.is_failing.set(boot.failing > 0);
+    if boot.fails_at_start {
+        fail_often(world, boot, seed);
+    }
     if let Some(CrashAt::Time(ns)) = boot.crash {
         let (core, machine) = (simulation.cores()[0].clone(), world.machine.clone());
         core.clone().with_current(|| {
@@ -60,6 +65,7 @@ pub fn run(world: &Rc<World>, seed: u64, boot: &Boot, is_tracing: bool) {
         running.judge();
         if world.goes_on() {
             running.verify();
+            fail_often(world, boot, mix(seed));
             running.go_on_with_moves(boot);
             running.carry_out(boot);
         }
@@ -79,6 +85,14 @@ pub fn run(world: &Rc<World>, seed: u64, boot: &Boot, is_tracing: bool) {
     }
     drop(simulation);
     world.lose_power();
+}
+
+/// Lets requests to the disks fail.
+fn fail_often(world: &World, boot: &Boot, seed: u64) {
+    world.folder.fail_at(boot.state_failure);
+    for (number, disk) in world.disks.iter().enumerate().filter(|_| boot.failing > 0) {
+        disk.fail_often(boot.failing, mix(seed ^ number as u64));
+    }
 }
 
 pub(super) fn join(world: &World, simulation: &Simulation) {
@@ -109,22 +123,30 @@ fn open_all(world: &World, core: &Core) -> Option<Vec<Arc<Pool>>> {
 
 fn open(world: &World, core: &Core, number: usize, disk: &SimDisk) -> Option<Pool> {
     let device: Arc<dyn Device> = Arc::new(disk.clone());
-    let is_made = world.is_made.borrow()[number];
-    let may_refuse = damage::may_refuse(world, number);
-    let mut opened = Pool::open(device.clone(), core.remote());
-    match &opened {
-        Err(PoolError::Read(_, ReadError::Decode(DecodeError::None | DecodeError::Checksum))) if !is_made => {
-            let name = Name::new("pool").expect("a name");
-            opened = Pool::create(device, name, core.remote());
+    let open_or_make = || match Pool::open(device.clone(), core.remote()) {
+        Err(PoolError::Read(_, ReadError::Decode(DecodeError::None | DecodeError::Checksum)))
+            if !world.is_made.borrow()[number] =>
+        {
+            Pool::create(device.clone(), Name::new("pool").expect("a name"), core.remote())
         }
-        Err(error) if may_refuse && world.machine.is_on() => {
-            if let Some(wrong) = damage::judge(disk, error) {
-                world.fail(wrong);
-            }
-            damage::restore(world, number);
-            opened = Pool::open(device, core.remote());
+        opened => opened,
+    };
+    let mut opened = open_or_make();
+    if opened.is_err() && world.machine.is_on() && world.is_failing.get() && disk.has_failed_write() {
+        world.is_torn.borrow_mut()[number] = true;
+        disk.revive();
+        opened = open_or_make();
+    }
+    if let Err(error) = &opened
+        && damage::may_refuse(world, number)
+        && world.machine.is_on()
+    {
+        if let Some(wrong) = damage::judge(disk, error) {
+            world.fail(wrong);
         }
-        _ => {}
+        disk.revive();
+        damage::restore(world, number, &core.remote());
+        opened = open_or_make();
     }
     if !world.machine.is_on() {
         return None;
@@ -134,7 +156,11 @@ fn open(world: &World, core: &Core, number: usize, disk: &SimDisk) -> Option<Poo
             world.is_made.borrow_mut()[number] = true;
             world.saved.borrow_mut().retain(|copy| copy.pool != number);
             let broken = damage::broken(disk);
-            if !broken.is_empty() {
+            if broken.is_empty() {
+                world.is_torn.borrow_mut()[number] = false;
+            } else if world.is_failing.get() && disk.has_failed_write() {
+                world.is_torn.borrow_mut()[number] = true;
+            } else {
                 world.fail(format!("pool {number} is open, and its copies at {broken:?} are not whole"));
             }
             Some(pool)
@@ -182,7 +208,22 @@ impl<'a> Running<'a> {
             let own = found.iter().find(|(pool, info)| is_same(known, *pool, info));
             known.uuid = own.map(|(_, info)| info.uuid);
         }
-        self.world.decide(state);
+        // The table of a change that failed may be one that cannot be read now.
+        let mut left = vec![state];
+        for pool in (0..rooms.len()).filter(|pool| !self.pools[*pool].is_settled()) {
+            if !self.world.is_failing.get() {
+                self.world.fail(format!("pool {pool} is not settled"));
+            }
+            let with = |other: &State, state: &State| {
+                let mut state = state.clone();
+                state.copy_pools(&[pool], other);
+                state
+            };
+            let more: Vec<State> =
+                left.iter().flat_map(|state| states.iter().map(|other| with(other, state))).collect();
+            left.extend(more);
+        }
+        self.world.set_states(left);
     }
 
     /// The device by which users have a volume open.

@@ -6,7 +6,7 @@ use super::plan::{Action, Boot};
 use super::world::{Known, State};
 use block::Device;
 use volume::store::RESERVED;
-use volume::{Info, Name, PoolError};
+use volume::{Name, PoolError};
 
 /// Names of volumes: few, so that names are used again.
 const NAMES: u64 = 10;
@@ -70,15 +70,21 @@ impl Running<'_> {
     }
 
     /// A change has ended: what may be there now.
-    fn end(&self, pool: usize, what: &str, after: State, result: Result<Info, PoolError>) {
-        let before = self.world.state();
+    fn end<T>(&self, pool: usize, what: &str, after: State, result: Result<T, PoolError>) {
+        let change = |state: &mut State| state.copy_pools(&[pool], &after);
         match result {
-            Ok(_) => self.world.decide(after),
+            Ok(_) => self.world.change(change),
             Err(error) if !self.world.machine.is_on() => {
                 if self.is_tracing {
                     println!("{what} cut off: {error}");
                 }
-                *self.world.states.borrow_mut() = vec![before, after];
+                self.world.may_change(change);
+            }
+            Err(error @ PoolError::Unsettled { .. }) if self.world.is_failing.get() => {
+                if self.is_tracing {
+                    println!("{what} failed: {error}");
+                }
+                self.world.may_change(change);
             }
             // It has not happened, and that is durable.
             Err(error @ (PoolError::Io(..) | PoolError::Device(_))) if self.world.excuses_error() => {
@@ -199,7 +205,7 @@ impl Running<'_> {
         let Some(device) = self.open(known) else { return };
         let result = self.mover.carry_out(known, &device);
         drop(device);
-        let (before, mut after) = (self.world.state(), self.world.state());
+        let mut after = self.world.state();
         after.volumes.iter_mut().filter(|other| other.id == known.id).for_each(|known| known.pool = to);
         if self.is_tracing {
             println!(
@@ -209,10 +215,17 @@ impl Running<'_> {
             );
         }
         match result {
-            Ok(()) => self.world.decide(after),
-            Err(_) if !self.world.machine.is_on() => *self.world.states.borrow_mut() = vec![before, after],
+            Ok(()) => self.world.change(|state| state.copy_pools(&[known.pool, to], &after)),
+            Err(_) if !self.world.machine.is_on() => {
+                self.world.may_change(|state| state.copy_pools(&[known.pool, to], &after));
+            }
             Err((is_switched, _)) if self.world.excuses_error() => {
-                self.world.decide(if is_switched { after } else { before });
+                if is_switched {
+                    self.world.change(|state| {
+                        state.copy_pools(&[to], &after);
+                        state.volumes.retain(|other| other.id != known.id || other.pool == to);
+                    });
+                }
             }
             Err((false, Failure::Pool(PoolError::Full { wants, free }))) if wants > free => {}
             Err((_, error)) => self.world.fail(format!("a move failed: {error}")),
@@ -232,6 +245,7 @@ impl Running<'_> {
                 _ => {
                     if let Err(error) = self.mover.give_up(&uuid)
                         && self.world.machine.is_on()
+                        && !self.world.excuses_error()
                     {
                         self.world.fail(format!("a move is not given up: {error}"));
                     }
@@ -247,11 +261,10 @@ impl Running<'_> {
         // Also what an earlier attempt has not taken.
         after.units[pool] = (self.world.disks[pool].limits().capacity - RESERVED) / self.world.shape.unit;
         match self.pools[pool].extend() {
-            Ok((_, bytes)) if bytes == after.units[pool] * self.world.shape.unit => self.world.decide(after),
-            Ok(room) => self.world.fail(format!("extend: {room:?} is not what the disk has")),
-            Err(_) if !self.world.machine.is_on() => self.world.states.borrow_mut().push(after),
-            Err(_) if self.world.excuses_error() => {}
-            Err(error) => self.world.fail(format!("extend failed: {error}")),
+            Ok((_, bytes)) if bytes != after.units[pool] * self.world.shape.unit => {
+                self.world.fail(format!("extend: {bytes} bytes are not what the disk has"));
+            }
+            result => self.end(pool, "extend", after, result.map(drop)),
         }
     }
 }

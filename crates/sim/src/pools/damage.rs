@@ -7,6 +7,9 @@
 use super::world::World;
 use crate::disk::{SimDisk, Unreadable};
 use base::Rng;
+use block::Device;
+use reactor::CoreRef;
+use std::sync::Arc;
 use volume::PoolError;
 use volume::store::{ReadError, SETS};
 use volume::table::{ALIGNMENT, Table};
@@ -117,22 +120,42 @@ impl Which {
     }
 }
 
-/// Puts the old bytes back.
-pub fn restore(world: &World, pool: usize) {
+/// Puts the old bytes back. Where requests have failed, an administrator does the rest: the newest
+/// table is chosen, and the place of a pool that was not created yet is emptied.
+pub fn restore(world: &World, pool: usize, core: &CoreRef) {
+    let disk = &world.disks[pool];
     for copy in world.saved.borrow().iter().filter(|copy| copy.pool == pool) {
-        let disk = &world.disks[pool];
         disk.mend(&(copy.offset..copy.offset + copy.bytes.len() as u64));
         disk.poke(copy.offset, &copy.bytes);
     }
+    if !world.is_torn.borrow()[pool] || has_whole_sets(disk) {
+        return;
+    }
+    let newest = offsets().filter_map(|at| look(disk, at)).max_by_key(|table| table.sequence);
+    match newest.filter(|_| world.is_made.borrow()[pool]) {
+        Some(table) => {
+            let chosen = volume::pool::choose(&(Arc::new(disk.clone()) as Arc<dyn Device>), core, &table);
+            if let Err(error) = chosen
+                && world.machine.is_on()
+            {
+                world.fail(format!("the table of pool {pool} cannot be chosen: {error}"));
+            }
+        }
+        None => offsets().for_each(|offset| disk.poke(offset, &[0; ALIGNMENT as usize])),
+    }
+}
+
+/// Whether each set has a whole copy.
+fn has_whole_sets(disk: &SimDisk) -> bool {
+    SETS.iter().all(|set| set.iter().any(|offset| look(disk, *offset).is_some()))
 }
 
 /// Whether a pool on this disk may refuse to open, as far as the copies decide: a set has no whole
 /// copy.
 pub fn may_refuse(world: &World, pool: usize) -> bool {
     let disk = &world.disks[pool];
-    let has_whole = |set: &[u64; 2]| set.iter().any(|offset| look(disk, *offset).is_some());
     let is_damaged = world.saved.borrow().iter().any(|copy| copy.pool == pool);
-    is_damaged && !SETS.iter().all(has_whole)
+    (is_damaged || world.is_torn.borrow()[pool]) && !has_whole_sets(disk)
 }
 
 /// Returns the fault of a refusal, if it has one.

@@ -6,7 +6,7 @@ use atomic_file::{Meaning, Recovered};
 use base::Rng;
 use block::{Device, DeviceError, IoError, Request};
 use layers::migrate::{Migratable, Migration};
-use moves::{Copier, MoveRecord, Owner, Records};
+use moves::{Copier, MoveRecord, Owner, Records, Resumed};
 use reactor::CoreRef;
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
@@ -65,6 +65,8 @@ pub struct Mover<'a> {
     pools: &'a [Arc<Pool>],
     core: CoreRef,
     journal: RefCell<Journal>,
+    /// Volumes whose moves begin again.
+    open: RefCell<Vec<String>>,
     attempts: Cell<u32>,
 }
 
@@ -99,6 +101,9 @@ impl<'a> Mover<'a> {
         let journal = match atomic_file::recover(&world.folder, NAMES, MOST_BYTES, decode) {
             Ok(Recovered::None) => Journal::default(),
             Ok(Recovered::Current(value) | Recovered::Previous { value, .. }) => value,
+            Err(_) if world.machine.is_on() && world.excuses_error() => {
+                return Mover::open(world, pools, core);
+            }
             Err(error) => {
                 if world.machine.is_on() {
                     world.fail(format!("the state is not recovered: {error:?}"));
@@ -106,14 +111,19 @@ impl<'a> Mover<'a> {
                 return None;
             }
         };
-        let mover = Mover { world, pools, core, journal: RefCell::new(journal), attempts: Cell::new(0) };
+        let (journal, open, attempts) = (RefCell::new(journal), RefCell::default(), Cell::new(0));
+        let mover = Mover { world, pools, core, journal, open, attempts };
         let records = mover.records();
         moves::remove_leftovers(pools, |uuid| records.values().any(|record| record.copy == uuid));
         for (uuid, record) in records {
-            if let Err(error) = moves::resume(&mover, &uuid, &record)
-                && world.machine.is_on()
-            {
-                world.fail(format!("a move from {} to {} does not end: {error}", record.from, record.to));
+            match moves::resume(&mover, &uuid, &record) {
+                Ok(Resumed::Open) => mover.open.borrow_mut().push(uuid),
+                Ok(Resumed::Ended) => {}
+                Err(_) if !world.machine.is_on() || world.excuses_error() => {}
+                Err(error) => {
+                    let MoveRecord { from, to, .. } = record;
+                    world.fail(format!("a move from {from} to {to} does not end: {error}"));
+                }
             }
         }
         world.goes_on().then_some(mover)
@@ -133,7 +143,11 @@ impl<'a> Mover<'a> {
         let journal = self.journal.borrow();
         let is_hidden = moves::is_hidden(&journal.moves, &place(pool), info);
         let uuid = info.uuid.to_string();
-        if is_hidden && !journal.moves.values().any(|record| record.copy == uuid) {
+        // A copy is deleted by a later start if this one has failed to.
+        let may_be_left = self.world.is_failing.get() && self.world.disks[pool].has_failed_write();
+        let is_known = journal.moves.contains_key(&uuid);
+        let is_copy = || journal.moves.values().any(|record| record.copy == uuid);
+        if is_hidden && !may_be_left && !is_known && !is_copy() {
             self.world.fail(format!("{} is left in pool {pool}, and no move is on", info.name));
         }
         is_hidden
@@ -142,8 +156,8 @@ impl<'a> Mover<'a> {
     /// Moves that an earlier boot has begun, with the places of their volumes.
     pub fn open_moves(&self) -> Vec<(String, usize)> {
         let is_at = |record: &MoveRecord| (0..self.pools.len()).find(|pool| place(*pool) == record.to);
-        let journal = self.journal.borrow();
-        journal.moves.iter().filter_map(|(uuid, record)| Some((uuid.clone(), is_at(record)?))).collect()
+        let (journal, open) = (self.journal.borrow(), self.open.borrow());
+        open.iter().filter_map(|uuid| Some((uuid.clone(), is_at(journal.moves.get(uuid)?)?))).collect()
     }
 
     /// Begins a move.
@@ -152,8 +166,13 @@ impl<'a> Mover<'a> {
     /// When the record cannot be set.
     pub fn begin(&self, known: &Known, to: usize) -> Result<(), Failure> {
         let (uuid, copy) = (known.uuid.expect("it is there"), Uuid::random().map_err(PoolError::Random)?);
-        let record =
-            MoveRecord { from: place(known.pool), to: place(to), copy: copy.to_string(), is_done: false };
+        let record = MoveRecord {
+            from: place(known.pool),
+            to: place(to),
+            copy: copy.to_string(),
+            is_done: false,
+            stays: false,
+        };
         self.set(&uuid.to_string(), Some(&record))
     }
 
@@ -169,7 +188,7 @@ impl<'a> Mover<'a> {
             Ok(()) => moves::free_old_place(self, &uuid, &record).map_err(|error| (true, error)),
             Err(error) => {
                 // The first error tells more than what follows from it.
-                let _ = moves::give_up(self, &uuid, &record);
+                let _ = self.give_up(&uuid);
                 Err((false, error))
             }
         }
@@ -245,6 +264,10 @@ impl Owner for Mover<'_> {
                 None => journal.moves.remove(volume),
             };
         })
+    }
+
+    fn note(&self, volume: &str, record: &MoveRecord) {
+        self.journal.borrow_mut().moves.insert(volume.into(), record.clone());
     }
 
     fn confirm(&self) -> Result<(), Failure> {

@@ -27,6 +27,8 @@ pub struct Shape {
     pub latency_ns: u64,
     /// Simulated cores.
     pub cores: usize,
+    /// Whether requests to the disks fail often in some boots.
+    pub has_faults: bool,
 }
 
 /// The next action of a boot. Numbers are drawn at large and reduced to the objects that exist when
@@ -73,6 +75,12 @@ pub struct Boot {
     pub damages: Vec<(u32, Damage)>,
     /// The state file is damaged, with this seed.
     pub state_damage: Option<(u32, u64)>,
+    /// One request to a disk in so many fails; 0: none.
+    pub failing: u64,
+    /// Whether requests fail from the start of the boot, not only after everything was read.
+    pub fails_at_start: bool,
+    /// A system call for the state file fails after the start: the number; 0: none.
+    pub state_failure: u64,
     /// Whether moves that an earlier boot began are given up.
     pub gives_up: bool,
     /// The steps, in their order.
@@ -94,14 +102,19 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan of a seed.
-    pub fn draw(seed: u64) -> Plan {
+    /// The plan of a seed. `has_faults`: requests to the disks fail often.
+    pub fn draw(seed: u64, has_faults: bool) -> Plan {
         let root = Rng::new(seed);
-        let shape = Shape::draw(&mut root.fork(1));
+        let mut shape = Shape::draw(&mut root.fork(1));
         let mut rng = root.fork(2);
         let mut next_id = 0;
-        let boots =
+        let mut boots: Vec<Boot> =
             (0..rng.range(2, 8)).map(|number| Boot::draw(&mut rng, number > 0, &mut next_id)).collect();
+        if has_faults {
+            shape.has_faults = true;
+            let mut rng = root.fork(4);
+            boots.iter_mut().for_each(|boot| boot.draw_faults(&mut rng));
+        }
         Plan { seed, shape, boots }
     }
 
@@ -154,6 +167,7 @@ impl Shape {
             has_volatile_cache: !rng.one_in(3),
             latency_ns: rng.pick(&[10_000, 100_000]),
             cores: if rng.one_in(3) { 2 } else { 1 },
+            has_faults: false,
         }
     }
 }
@@ -179,7 +193,14 @@ impl Boot {
             _ => None,
         };
         let (gives_up, is_quiet) = (rng.one_in(3), rng.one_in(3));
-        Boot { damages, state_damage, gives_up, steps, crash, state_crash, is_quiet }
+        Boot { damages, state_damage, gives_up, steps, crash, state_crash, is_quiet, ..Boot::default() }
+    }
+
+    /// Lets requests fail often.
+    fn draw_faults(&mut self, rng: &mut Rng) {
+        self.failing = if rng.one_in(4) { 0 } else { 2 + rng.log_uniform(200) };
+        self.fails_at_start = rng.one_in(2);
+        self.state_failure = if rng.one_in(4) { 1 + rng.log_uniform(10) } else { 0 };
     }
 }
 

@@ -46,6 +46,18 @@ pub struct State {
     pub units: Vec<u64>,
 }
 
+impl State {
+    /// Takes over what the tables of some pools say in another state.
+    pub fn copy_pools(&mut self, pools: &[usize], from: &State) {
+        self.volumes.retain(|known| !pools.contains(&known.pool));
+        let volumes = from.volumes.iter().filter(|known| pools.contains(&known.pool));
+        self.volumes.extend(volumes.cloned());
+        for pool in pools {
+            self.units[*pool] = from.units[*pool];
+        }
+    }
+}
+
 /// The content of a volume.
 #[derive(Clone)]
 pub struct Content {
@@ -69,8 +81,13 @@ pub struct World {
     pub is_made: RefCell<Vec<bool>>,
     /// Copies of tables that were damaged since their pool was last open.
     pub saved: RefCell<Vec<Saved>>,
-    /// The states that may exist: more than one after a change was cut off.
+    /// The states that the next start may find. The first is that of the open pools. There are more
+    /// after a change was cut off, or failed and could not be taken back.
     pub states: RefCell<Vec<State>>,
+    /// Whether requests fail often in this boot.
+    pub is_failing: Cell<bool>,
+    /// Pools whose copies of the table may be torn, since requests to their disks have failed.
+    pub is_torn: RefCell<Vec<bool>>,
     contents: RefCell<BTreeMap<u32, Content>>,
     next_id: Cell<u32>,
     seed: u64,
@@ -107,6 +124,8 @@ impl World {
             is_made: RefCell::new(vec![!shape.is_created; pools]),
             saved: RefCell::default(),
             states: RefCell::default(),
+            is_failing: Cell::default(),
+            is_torn: RefCell::new(vec![false; pools]),
             contents: RefCell::default(),
             next_id: Cell::new(1),
             seed,
@@ -154,15 +173,17 @@ impl World {
         self.machine.is_on() && self.failure.borrow().is_none()
     }
 
-    /// Returns the state, when only one may exist.
+    /// Returns the state that the open pools have.
     pub fn state(&self) -> State {
-        let states = self.states.borrow();
-        assert_eq!(states.len(), 1, "it is not known what is there");
-        states[0].clone()
+        self.states.borrow()[0].clone()
     }
 
-    /// Whether an error may be the failure that was made on purpose; it excuses one error.
+    /// Whether an error may be the failure that was made on purpose. It excuses one error, unless
+    /// requests fail often.
     pub fn excuses_error(&self) -> bool {
+        if self.is_failing.get() && self.disks.iter().any(SimDisk::has_failed_write) {
+            return true;
+        }
         let failed = self.disks.iter().find(|disk| disk.has_failed_write());
         if let Some(disk) = failed {
             disk.forgive();
@@ -201,7 +222,8 @@ impl World {
             block_size: self.shape.block_size,
             has_volatile_cache: self.shape.has_volatile_cache,
             // A write that failed is not in the cache: what the disk took of it is on the medium.
-            keeps_failed_writes: true,
+            // Where writes fail often, another part of the same write is perhaps in the cache.
+            keeps_failed_writes: !self.shape.has_faults,
         }
     }
 
@@ -214,7 +236,11 @@ impl World {
     pub fn lose_power(&self) {
         self.disks.iter().for_each(SimDisk::lose_cache);
         self.folder.lose_power(&mut Rng::new(self.seed).fork(self.machine.boot()));
-        for disk in &self.disks {
+        for (number, disk) in self.disks.iter().enumerate() {
+            self.is_torn.borrow_mut()[number] |= self.is_failing.get() && disk.has_failed_write();
+            self.count(|stats| {
+                stats.failed_writes += u64::from(self.is_failing.get() && disk.has_failed_write())
+            });
             disk.revive();
             disk.forgive();
         }
@@ -223,15 +249,43 @@ impl World {
 
     /// Decides for one of the states.
     pub fn decide(&self, state: State) {
-        let before = self.states.replace(Vec::new());
-        let is_gone = |known: &&Known| state.volumes.iter().all(|other| other.id != known.id);
+        self.set_states(vec![state]);
+    }
+
+    /// A change is durable: it counts whatever else the next start finds.
+    pub fn change(&self, change: impl FnMut(&mut State)) {
+        let mut states = self.states.borrow().clone();
+        states.iter_mut().for_each(change);
+        self.set_states(states);
+    }
+
+    /// A change may have become durable: the next start may find it.
+    pub fn may_change(&self, change: impl FnMut(&mut State)) {
+        let mut states = self.states.borrow().clone();
+        let mut changed = states.clone();
+        changed.iter_mut().for_each(change);
+        states.append(&mut changed);
+        self.set_states(states);
+    }
+
+    /// Sets the states that the next start may find; the first is the one that the open pools have.
+    pub fn set_states(&self, states: Vec<State>) {
+        let mut different: Vec<State> = Vec::new();
+        for state in states {
+            if !different.contains(&state) {
+                different.push(state);
+            }
+        }
+        let before = self.states.replace(different);
+        let states = self.states.borrow();
+        let is_gone =
+            |known: &&Known| states.iter().flat_map(|state| &state.volumes).all(|other| other.id != known.id);
         for known in before.iter().flat_map(|state| &state.volumes).filter(is_gone) {
             self.contents.borrow_mut().remove(&known.id);
         }
-        for known in &state.volumes {
+        for known in &states[0].volumes {
             self.content(known.id).size.set(known.size);
         }
-        *self.states.borrow_mut() = vec![state];
     }
 }
 
@@ -254,6 +308,10 @@ impl Host for World {
 
     fn excuses(&self, error: IoError) -> bool {
         error == IoError::Medium && self.excuses_error()
+    }
+
+    fn excuses_read(&self, error: IoError) -> bool {
+        error == IoError::Medium && self.is_failing.get() && self.excuses_error()
     }
 }
 

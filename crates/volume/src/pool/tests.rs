@@ -689,22 +689,45 @@ fn a_change_that_fails_at_any_copy_has_not_happened_at_the_next_start_either() {
     assert_eq!((failed, done), (16, 16), "two copies of four belong to a commit");
 }
 
+/// A failing change of which one copy is written, in a place that takes no further writes.
+fn fail_after_one_copy(pool: &Pool, fault: &Fault, change: Change, also: &[u64]) -> PoolError {
+    let is_even = pool.lock().table.sequence.is_multiple_of(2);
+    let [first, second] = if is_even { [COPIES[2], COPIES[3]] } else { [COPIES[0], COPIES[1]] };
+    // The second copy is written first.
+    let failing = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write]);
+    for at in [first].iter().chain(also).filter(|at| **at != second) {
+        fault.add(failing.clone().within(*at..*at + 4096));
+    }
+    fault.add(Rule { after: 1, ..failing.within(second..second + 4096) });
+    change(pool).unwrap_err()
+}
+
 #[test]
-fn a_change_that_cannot_be_taken_back_says_so_and_the_next_one_takes_it_back_first() {
+fn a_change_that_cannot_be_taken_back_is_outranked_by_the_table_before_it() {
     for (what, change) in CHANGES {
         let (base, fault, pool) = fragile();
         let before = pool.volumes();
-        let sequence = pool.lock().table.sequence;
-        let [first, second] =
-            if sequence.is_multiple_of(2) { [COPIES[2], COPIES[3]] } else { [COPIES[0], COPIES[1]] };
-        // The second copy is written first, and completely; then the device fails further writes
-        // there.
-        let failing = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write]);
-        fault.add(failing.clone().within(first..first + 4096));
-        fault.add(Rule { after: 1, ..failing.within(second..second + 4096) });
-        let said = change(&pool).unwrap_err().to_string();
+        let error = fail_after_one_copy(&pool, &fault, change, &[]);
+        assert!(matches!(error, PoolError::Io(..)) && pool.is_settled(), "{what}: {error}");
+        assert_eq!(
+            (open(base.clone()).unwrap().volumes(), pool.volumes()),
+            (before.clone(), before),
+            "{what}"
+        );
+        fault.clear();
+        pool.create_volume(name("later"), MIB).unwrap();
+        assert_eq!(open(base).unwrap().volumes(), pool.volumes(), "{what}");
+    }
+}
+
+#[test]
+fn a_change_that_can_be_neither_taken_back_nor_outranked_says_so_and_the_next_one_takes_it_back_first() {
+    for (what, change) in CHANGES {
+        let (base, fault, pool) = fragile();
+        let before = pool.volumes();
+        let said = fail_after_one_copy(&pool, &fault, change, &COPIES).to_string();
         assert!(said.contains("the next start may find the change made"), "{what}: {said}");
-        assert_eq!(pool.volumes(), before, "{what}");
+        assert_eq!((pool.volumes(), pool.is_settled()), (before.clone(), false), "{what}");
         assert!(
             pool.create_volume(name("later"), MIB).is_err(),
             "{what}: no change builds on an unknown table"
@@ -713,5 +736,23 @@ fn a_change_that_cannot_be_taken_back_says_so_and_the_next_one_takes_it_back_fir
         pool.create_volume(name("later"), MIB).unwrap();
         let found = open(base).unwrap().volumes();
         assert_eq!((&found[..2], found[2].name.as_str()), (&before[..], "later"), "{what}");
+    }
+}
+
+#[test]
+fn a_copy_that_the_opening_can_neither_read_nor_rewrite_is_rewritten_before_the_next_change() {
+    for at in COPIES {
+        let (base, fault, pool) = fragile();
+        let before = pool.volumes();
+        drop(pool);
+        let failing = Rule::new(Action::Error(IoError::Medium)).on(&[Op::Read, Op::Write]);
+        fault.add(failing.within(at..at + 4096));
+        let pool = open(fault.clone()).unwrap();
+        assert_eq!((pool.volumes(), pool.is_settled()), (before.clone(), false), "the copy at {at}");
+        assert!(matches!(pool.create_volume(name("later"), MIB), Err(PoolError::Io(..))), "the copy at {at}");
+        fault.clear();
+        pool.create_volume(name("later"), MIB).unwrap();
+        assert_eq!((pool.is_settled(), pool.rewritten()), (true, 1), "the copy at {at}");
+        assert_eq!(open(base).unwrap().volumes(), pool.volumes(), "the copy at {at}");
     }
 }
