@@ -291,10 +291,11 @@ impl Copies {
             others.into_iter().any(|other| other != copy && generations[other] >= least && can_be_read(other))
         };
         // Where a disk has grown, and the array not yet, only the copies at its front say where the
-        // others are.
+        // others are. Of these, a running array writes one after the other, and power may tear it.
         let is_at_end = layout.member_bytes == disk.limits().capacity & !(PAGE_BYTES - 1);
-        let may_be_damaged =
-            (is_at_end || is_left(0..COPIES / 2, Some(0))) && is_left(0..COPIES, committed(generations));
+        let front = 0..COPIES / 2;
+        let may_lack_end = is_left(front.clone(), Some(0)) && !(is_live && front.contains(&copy));
+        let may_be_damaged = (is_at_end || may_lack_end) && is_left(0..COPIES, committed(generations));
         if may_be_damaged {
             damage_block(&disk, fault, places[copy], is_live);
         }
