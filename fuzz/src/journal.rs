@@ -11,7 +11,7 @@ use crate::driver::Driver;
 use crate::guest::Guest;
 use crate::input::Input;
 use crate::rings::device::{Device, Settings};
-use exports::vduse::journal::{self, Served};
+use exports_virtio::vduse::journal::{self, Served};
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;

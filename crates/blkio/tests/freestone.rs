@@ -4,7 +4,7 @@ use blkio::raw::{Completion, Instance, IoQueue, Memory, ReqFlags};
 use blkio::{Error, Kind, Value};
 use block::{Op, Segment};
 use drivers::mem::{MemDevice, Options};
-use exports::vhost_user_blk::{Config, VhostUserBlk};
+use exports_virtio::vhost_user_blk::{Config, VhostUserBlk};
 use reactor::{CoreConfig, Cores};
 use std::ffi::CStr;
 use std::fs::File;

@@ -3,7 +3,7 @@
 use blkio::raw::{Completion, Instance, IoQueue, Memory, ReqFlags};
 use block::{Op, Segment};
 use drivers::mem::{MemDevice, Options};
-use exports::vhost_user_blk::{Config, VhostUserBlk};
+use exports_virtio::vhost_user_blk::{Config, VhostUserBlk};
 use reactor::{CoreConfig, Cores};
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};

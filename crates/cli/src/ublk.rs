@@ -10,7 +10,7 @@ use crate::serve::{self, ServeArgs, ServeOptions};
 use crate::stack_args::StackArgs;
 use base::Size;
 use clap::ArgMatches;
-use exports::ublk::{Control, DeviceInfo};
+use exports_ublk::{Control, DeviceInfo};
 use serde_json::json;
 use std::path::Path;
 

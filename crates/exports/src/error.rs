@@ -71,6 +71,7 @@ impl Error {
     }
 }
 
+// Here, because the crate of the servers owns neither of the two types.
 impl From<Error> for vhost::vhost_user::Error {
     fn from(error: Error) -> Self {
         vhost::vhost_user::Error::ReqHandlerError(io::Error::other(error))

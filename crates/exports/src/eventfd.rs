@@ -4,6 +4,9 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 /// Returns a new non-blocking eventfd.
+///
+/// # Errors
+/// When the system has no descriptor left.
 pub fn eventfd() -> io::Result<OwnedFd> {
     // SAFETY: no pointer is passed.
     match unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) } {

@@ -2,30 +2,26 @@
 
 mod clients;
 mod data_memory;
+mod data_plane;
 mod error;
-mod eventfd;
+pub mod eventfd;
 mod ports;
 mod stats;
-mod stop;
+pub mod stop;
 pub mod stream;
 mod target;
-pub mod ublk;
-pub mod vduse;
-pub mod vhost_user_blk;
-mod virtio_blk;
 
 pub use self::stream::{MIN_MEMORY, MemoryBudget};
 pub use clients::{Connection, Moved, NvmeQueue, Peer};
 pub use data_memory::DataMemory;
+pub use data_plane::DataPlane;
 pub use error::Error;
 pub use ports::{PortConfig, port_at};
 pub use stats::{ClientsReport, Connected, ConnectionStats, QueueStats, Stats, Totals};
 pub use target::Target;
-pub use virtio::contain_truncation;
 
 use block::Limits;
 use nvme_auth::access::Access;
-use vhost_user_blk::DataPlane;
 
 /// A running export of any kind. Dropping it completes the requests in flight, ends the sessions of
 /// its clients and stops the export. Must not be dropped on a core.

@@ -11,10 +11,15 @@ pub struct StopSignal {
 }
 
 impl StopSignal {
+    /// A signal that is not raised.
+    ///
+    /// # Errors
+    /// When the system has no descriptor left.
     pub fn new() -> io::Result<StopSignal> {
         Ok(StopSignal { event: eventfd()? })
     }
 
+    /// Raises the signal, for every thread that waits for it.
     pub fn raise(&self) {
         let one = 1u64;
         // SAFETY: writes 8 bytes from a live variable; the counter is far from full.
@@ -72,8 +77,11 @@ impl StopSignal {
 /// The reason why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
+    /// The descriptor is readable.
     Readable,
+    /// The time is over.
     TimedOut,
+    /// The signal is raised.
     Stopped,
 }
 

@@ -7,7 +7,7 @@ use block::{
 };
 use drivers::mem::{MemDevice, Options};
 use exports::Export;
-use exports::vhost_user_blk::{Config, VhostUserBlk};
+use exports_virtio::vhost_user_blk::{Config, VhostUserBlk};
 use reactor::{CoreConfig, Cores};
 use std::cell::Cell;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

@@ -2,7 +2,8 @@
 
 use super::wire::{self, Action, Command, KeyFile, MAX_CLIENTS, Report, Task};
 use exports::stream::pass_socket;
-use exports::{Export, MemoryBudget, contain_truncation};
+use exports::{Export, MemoryBudget};
+use exports_virtio::contain_truncation;
 use hosting::export::{ExportPlan, put_keys_in_force};
 use reactor::{CoreConfig, Cores, PollWindow};
 use rustix::process::{Signal, set_parent_process_death_signal};

@@ -3,8 +3,8 @@
 use super::{CORES, DEVICE, ExportConfig, RequestMemory, object, serial_of};
 use crate::text::count;
 use block::Device;
-use exports::vduse::{Config, Vduse};
 use exports::{Error, Export};
+use exports_virtio::vduse::{Config, Vduse};
 use reactor::CoreRef;
 use sandbox::{Access, Profile};
 use serde_json::{Map, Value, json};

@@ -4,8 +4,8 @@ use super::{Apart, CORES, DEVICE, ExportConfig, PERMISSIONS, Permissions, Reques
 use crate::text::count;
 use block::Device;
 use exports::stream::Address;
-use exports::vhost_user_blk::{Config, DataPlane, KERNEL_DATA_PLANE, MemoryFiles, SocketMode, VhostUserBlk};
-use exports::{Error, Export};
+use exports::{DataPlane, Error, Export};
+use exports_virtio::vhost_user_blk::{Config, KERNEL_DATA_PLANE, MemoryFiles, SocketMode, VhostUserBlk};
 use reactor::CoreRef;
 use sandbox::{Access, Profile};
 use serde_json::{Map, json};
