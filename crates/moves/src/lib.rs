@@ -173,8 +173,7 @@ pub fn resume<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<Re
     if let Ok(to) = owner.pool(&record.to)
         && !record.is_done
         && !record.stays
-        && !to.is_settled()
-        && let Err(error) = to.repair()
+        && let Err(error) = to.settle()
     {
         if has_switched(owner, uuid, &record) {
             owner.note(uuid, &MoveRecord { is_done: true, ..record });

@@ -264,8 +264,17 @@ impl Pool {
         (state.table.name.clone(), state.table.pool)
     }
 
-    /// Whether no change that failed can be found by a later start. If one can, the next change of
-    /// the pool first takes it back.
+    /// Takes back what a change that failed may have left, so that a later start finds the present
+    /// table. Does no I/O if nothing is left. Every change begins with it.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn settle(&self) -> Result<(), PoolError> {
+        let (_alone, _) = self.change();
+        self.take_back()
+    }
+
+    /// Whether no change that failed can be found by a later start.
     pub fn is_settled(&self) -> bool {
         let state = self.lock();
         !state.is_unsettled && state.unmended.is_none()
@@ -464,7 +473,7 @@ impl Pool {
     /// Makes `table` the current one. If that fails, the copies already written are overwritten
     /// with the previous table, so that no start finds a failed change.
     fn commit(&self, mut table: Table) -> Result<MutexGuard<'_, State>, PoolError> {
-        self.settle()?;
+        self.take_back()?;
         table.sequence = self.lock().next_sequence(1);
         table.copies = COPIES;
         let (bytes, sequence) = (table.encode().map_err(PoolError::TooMany)?, table.sequence);
@@ -474,7 +483,7 @@ impl Pool {
         });
         if let Err(error) = written {
             self.lock().is_unsettled = true;
-            return Err(match self.settle() {
+            return Err(match self.take_back() {
                 Ok(()) => error,
                 Err(_) => {
                     PoolError::Unsettled { device: self.device.name().to_owned(), error: error.to_string() }
@@ -489,7 +498,7 @@ impl Pool {
     /// Overwrites what a failed commit may have left. That place must hold an older table, such as
     /// the current one with the preceding sequence number. If that place cannot be written, the
     /// current table gets the highest number.
-    fn settle(&self) -> Result<(), PoolError> {
+    fn take_back(&self) -> Result<(), PoolError> {
         let unmended = self.lock().unmended.clone();
         if let Some(found) = unmended {
             let damaged = found.damaged().len() as u64;
@@ -519,13 +528,6 @@ impl Pool {
         }
         self.lock().is_unsettled = false;
         Ok(())
-    }
-
-    /// Takes back what a failed change may have left, before room is written that it may have
-    /// allocated.
-    fn settle_alone(&self) -> Result<(), PoolError> {
-        let (_alone, _) = self.change();
-        self.settle()
     }
 
     /// Writes the current table with a higher number over its own copies, one after the other.
@@ -569,7 +571,8 @@ impl Reservation<'_> {
     /// # Errors
     /// When the device fails.
     pub fn zero(&mut self, mut next: impl AsyncFnMut(u64) -> u64 + Send + 'static) -> Result<u64, PoolError> {
-        self.pool.settle_alone()?;
+        // A table that a later start finds may have allocated the room.
+        self.pool.settle()?;
         let (mut unclean, limits) = (self.unclean.clone(), self.pool.device.limits());
         let (unclean, zeroed) =
             on(&self.pool.device, &self.pool.core, async move |channel: &dyn Channel| {

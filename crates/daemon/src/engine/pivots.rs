@@ -133,6 +133,9 @@ impl Engine {
     /// do any more ends the pivot. Within a change.
     pub(super) fn restart_pivot(&self, uuid: &str, record: &CopyRecord) -> Result<(), ApiError> {
         if record.pivot.as_ref().is_some_and(|pivot| pivot.is_due) {
+            // A table that the opening could not read may have the name.
+            let pool = self.live().pool(&record.backing)?;
+            pool.settle()?;
             self.set_due(uuid, false)?;
         }
         match self.start_copy(uuid, record) {

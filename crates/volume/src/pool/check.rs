@@ -24,7 +24,7 @@ impl Pool {
     /// When the device fails: the copies before the failed one are written.
     pub fn repair(&self) -> Result<Vec<u64>, PoolError> {
         let (_alone, table) = self.change();
-        self.settle()?;
+        self.take_back()?;
         let damaged = on(&self.device, &self.core, async move |channel: &dyn Channel| {
             let found = store::compare(store::inspect(channel).await?, table);
             found.mend(channel).await?;
