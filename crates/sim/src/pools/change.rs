@@ -58,13 +58,14 @@ impl Running<'_> {
         (number % (MOST_UNITS * self.world.shape.unit / block) + 1) * block
     }
 
-    /// A name that no volume has.
+    /// A name that no volume has, nor may have at the next start.
     fn free_name(&self, number: u64) -> Option<String> {
-        let volumes = self.world.state().volumes;
+        let states = self.world.states.borrow();
+        let volumes = states.iter().flat_map(|state| &state.volumes);
         let reserved = self.reserved.as_ref().map(|(_, known)| known.name.clone());
         let names = (0..NAMES).map(|i| format!("v{}", (number.wrapping_add(i)) % NAMES));
         let is_free = |name: &String| {
-            reserved.as_ref() != Some(name) && volumes.iter().all(|known| known.name != *name)
+            reserved.as_ref() != Some(name) && volumes.clone().all(|known| known.name != *name)
         };
         names.into_iter().find(is_free)
     }
