@@ -39,9 +39,8 @@ impl Live {
                 let detail = match record.stays {
                     false => format!("volume {}: it moves to {} at the moment", volume.name, record.to),
                     true => format!(
-                        "volume {}: its move to {to} has failed, and {to} has not accepted yet that its room is freed",
-                        volume.name,
-                        to = record.to
+                        "volume {}: its move has failed, and its room on {} is not freed yet",
+                        volume.name, record.to
                     ),
                 };
                 Err(ApiError::new(Kind::InUse, detail))

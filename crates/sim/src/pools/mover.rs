@@ -101,7 +101,7 @@ impl<'a> Mover<'a> {
         let journal = match atomic_file::recover(&world.folder, NAMES, MOST_BYTES, decode) {
             Ok(Recovered::None) => Journal::default(),
             Ok(Recovered::Current(value) | Recovered::Previous { value, .. }) => value,
-            Err(_) if world.machine.is_on() && world.excuses_error() => {
+            Err(_) if world.machine.is_on() && world.folder.take_failure() => {
                 return Mover::open(world, pools, core);
             }
             Err(error) => {
