@@ -28,10 +28,8 @@ use super::uapi::{
 };
 use super::{DataPath, user_copy};
 use block::{Device, IoError, IoResult, Op};
-use exports::Error;
-use exports::Target;
 use exports::eventfd::eventfd;
-use exports::{Connected, QueueStats};
+use exports::{Connected, Error, QueueStats, Target};
 use io_uring::opcode::UringCmd16;
 use io_uring::types::Fixed;
 use reactor::{Buffer, BufferPool, Core, ServingSlots, SharedRing, Source, SourceHandle, current};

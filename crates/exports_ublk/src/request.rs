@@ -2,8 +2,7 @@
 
 use super::uapi::{Descriptor, op};
 use block::{Data, Flags, IoError, IoResult, Op, Request};
-use exports::QueueStats;
-use exports::Target;
+use exports::{QueueStats, Target};
 use reactor::Buffer;
 
 /// Executes a request that moves no data.

@@ -169,39 +169,34 @@ pub fn remove_leftovers(pools: &[Arc<Pool>], is_known: impl Fn(&str) -> bool) ->
 /// When a pool or the records cannot be changed; a later start tries again.
 pub fn resume<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<Resumed, O::Error> {
     let mut record = record.clone();
-    // The table that says where the volume is may be one that cannot be read now.
-    if let Ok(to) = owner.pool(&record.to)
-        && !record.is_done
-        && !record.stays
-        && let Err(error) = to.settle()
-    {
+    if !record.is_done && !record.stays {
+        // The table that says where the volume is may be one that cannot be read now.
+        let settled = owner.pool(&record.to).map_or(Ok(()), |to| to.settle());
         if has_switched(owner, uuid, &record) {
-            owner.note(uuid, &MoveRecord { is_done: true, ..record });
-            return Err(error.into());
+            record.is_done = true;
+            if mutant::is(Mutant::OlderRecordCounts) {
+                remove_switched(owner, uuid, &record)?;
+                return Ok(Resumed::Open);
+            }
+            if !mutant::is(Mutant::ProofNotNoted) {
+                owner.note(uuid, &record);
+            }
+            settled?;
+            owner.set(uuid, Some(&record))?;
+            tracing::warn!(
+                uuid,
+                to = record.to,
+                "the volume's pool says that it has moved: the new place counts"
+            );
+        } else if settled.is_err() {
+            keep_place(owner, uuid, &record)?;
+            record.stays = true;
         }
-        keep_place(owner, uuid, &record)?;
-        record.stays = true;
     }
     if record.stays {
         remove_all(owner, uuid, &record)?;
         owner.set(uuid, None)?;
         return Ok(Resumed::Ended);
-    }
-    if !record.is_done && has_switched(owner, uuid, &record) {
-        record.is_done = true;
-        if mutant::is(Mutant::OlderRecordCounts) {
-            remove_switched(owner, uuid, &record)?;
-            return Ok(Resumed::Open);
-        }
-        if !mutant::is(Mutant::ProofNotNoted) {
-            owner.note(uuid, &record);
-        }
-        owner.set(uuid, Some(&record))?;
-        tracing::warn!(
-            uuid,
-            to = record.to,
-            "the volume's pool says that it has moved: the new place counts"
-        );
     }
     if !record.is_done {
         return Ok(Resumed::Open);
@@ -287,7 +282,7 @@ pub fn switch<O: Owner, E: From<O::Error>>(
         // Whether it is remembered all the same is not known. No user may write until it is known
         // which place counts.
         if owner.confirm().is_ok() {
-            take_identity_back(owner, &to, info, record);
+            stay(owner, &uuid, record);
             return Err(error.into());
         }
         if !owner.pause() {
@@ -316,20 +311,6 @@ fn keep_place<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<()
     }
     owner.set(uuid, Some(&MoveRecord { stays: true, ..record.clone() }))?;
     owner.confirm()
-}
-
-/// Gives the copy its own identity again, because the old place remains in use. This happens before
-/// users write to the old place, so that the pool does not report the volume as moved.
-fn take_identity_back<O: Owner>(owner: &O, to: &Pool, info: &Info, record: &MoveRecord) {
-    let Some(copy) = Uuid::parse_hyphenated(&record.copy) else { return };
-    let Ok(name) = Name::new(&name_of_copy(copy)) else { return };
-    if mutant::is(Mutant::IdentityKept) {
-        return;
-    }
-    if let Err(error) = to.identify_volume(&info.uuid.to_string(), copy, name) {
-        tracing::error!(volume = %info.name, %error, "the copy of a failed move keeps the volume's identity for now");
-        stay(owner, &info.uuid.to_string(), record);
-    }
 }
 
 /// The move is done: the place that it has moved from is free again, and the record is removed.

@@ -4,9 +4,7 @@ use super::Config;
 use super::kernel::{KernelPlane, Opener};
 use crate::virtio_blk::queue::Serving;
 use block::Device;
-use exports::DataPlane;
-use exports::Error;
-use exports::QueueStats;
+use exports::{DataPlane, Error, QueueStats};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 

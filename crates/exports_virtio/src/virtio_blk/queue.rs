@@ -12,8 +12,7 @@
 
 use super::request::{Disk, DiskConfig};
 use super::signal::{Call, ErrorEvent, Interrupt};
-use exports::Error;
-use exports::QueueStats;
+use exports::{Error, QueueStats};
 use reactor::{Core, CoreRef, ServingSlots, Source, SourceHandle, current};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;

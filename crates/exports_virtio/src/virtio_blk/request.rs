@@ -1,8 +1,7 @@
 //! One request of a guest: parsing, execution, status.
 
 use block::{Device, Flags, IoError, IoFuture, IoResult, Op, Request};
-use exports::QueueStats;
-use exports::{Error, Target};
+use exports::{Error, QueueStats, Target};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use virtio::blk::{self, Command, ID_BYTES, ParseError, RANGE_F_UNMAP, Range, SECTOR_BYTES};

@@ -132,7 +132,7 @@ fn open(world: &World, core: &Core, number: usize, disk: &SimDisk) -> Option<Poo
         opened => opened,
     };
     let mut opened = open_or_make();
-    if opened.is_err() && world.machine.is_on() && world.is_failing.get() && disk.has_failed_write() {
+    if opened.is_err() && world.machine.is_on() && world.has_failed(number) {
         world.is_torn.borrow_mut()[number] = true;
         disk.revive();
         opened = open_or_make();
@@ -158,7 +158,7 @@ fn open(world: &World, core: &Core, number: usize, disk: &SimDisk) -> Option<Poo
             let broken = damage::broken(disk);
             if broken.is_empty() {
                 world.is_torn.borrow_mut()[number] = false;
-            } else if world.is_failing.get() && disk.has_failed_write() {
+            } else if world.has_failed(number) {
                 world.is_torn.borrow_mut()[number] = true;
             } else {
                 world.fail(format!("pool {number} is open, and its copies at {broken:?} are not whole"));

@@ -70,20 +70,20 @@ impl Running<'_> {
         names.into_iter().find(is_free)
     }
 
+    /// Whether the next start may find a change made that ended with this error.
+    fn is_unknown(&self, error: &PoolError) -> bool {
+        let may_be_unsettled = self.world.is_failing.get();
+        !self.world.machine.is_on() || may_be_unsettled && matches!(error, PoolError::Unsettled { .. })
+    }
+
     /// A change has ended: what may be there now.
     fn end<T>(&self, pool: usize, what: &str, after: State, result: Result<T, PoolError>) {
         let change = |state: &mut State| state.copy_pools(&[pool], &after);
         match result {
             Ok(_) => self.world.change(change),
-            Err(error) if !self.world.machine.is_on() => {
+            Err(error) if self.is_unknown(&error) => {
                 if self.is_tracing {
-                    println!("{what} cut off: {error}");
-                }
-                self.world.may_change(change);
-            }
-            Err(error @ PoolError::Unsettled { .. }) if self.world.is_failing.get() => {
-                if self.is_tracing {
-                    println!("{what} failed: {error}");
+                    println!("{what} has an unknown outcome: {error}");
                 }
                 self.world.may_change(change);
             }
@@ -215,17 +215,17 @@ impl Running<'_> {
                 result.as_ref().map_err(|(_, error)| error.to_string())
             );
         }
+        // The old place hides it, whatever else its pool has.
+        let is_there = |state: &mut State| {
+            state.copy_pools(&[to], &after);
+            state.volumes.retain(|other| other.id != known.id || other.pool == to);
+        };
         match result {
             Ok(()) => self.world.change(|state| state.copy_pools(&[known.pool, to], &after)),
-            Err(_) if !self.world.machine.is_on() => {
-                self.world.may_change(|state| state.copy_pools(&[known.pool, to], &after));
-            }
+            Err(_) if !self.world.machine.is_on() => self.world.may_change(is_there),
             Err((is_switched, _)) if self.world.excuses_error() => {
                 if is_switched {
-                    self.world.change(|state| {
-                        state.copy_pools(&[to], &after);
-                        state.volumes.retain(|other| other.id != known.id || other.pool == to);
-                    });
+                    self.world.change(is_there);
                 }
             }
             Err((false, Failure::Pool(PoolError::Full { wants, free }))) if wants > free => {}

@@ -144,10 +144,10 @@ impl<'a> Mover<'a> {
         let is_hidden = moves::is_hidden(&journal.moves, &place(pool), info);
         let uuid = info.uuid.to_string();
         // A copy is deleted by a later start if this one has failed to.
-        let may_be_left = self.world.is_failing.get() && self.world.disks[pool].has_failed_write();
-        let is_known = journal.moves.contains_key(&uuid);
-        let is_copy = || journal.moves.values().any(|record| record.copy == uuid);
-        if is_hidden && !may_be_left && !is_known && !is_copy() {
+        let may_be_left = self.world.has_failed(pool);
+        let is_known =
+            || journal.moves.iter().any(|(volume, record)| [volume, &record.copy].contains(&&uuid));
+        if is_hidden && !may_be_left && !is_known() {
             self.world.fail(format!("{} is left in pool {pool}, and no move is on", info.name));
         }
         is_hidden

@@ -175,13 +175,20 @@ impl World {
 
     /// Returns the state that the open pools have.
     pub fn state(&self) -> State {
-        self.states.borrow()[0].clone()
+        let states = self.states.borrow();
+        assert!(states.len() == 1 || self.shape.has_faults, "it is not known what is there");
+        states[0].clone()
+    }
+
+    /// Whether requests fail often in this boot, and one to the disk of this pool has failed.
+    pub fn has_failed(&self, pool: usize) -> bool {
+        self.is_failing.get() && self.disks[pool].has_failed_write()
     }
 
     /// Whether an error may be the failure that was made on purpose. It excuses one error, unless
     /// requests fail often.
     pub fn excuses_error(&self) -> bool {
-        if self.is_failing.get() && self.disks.iter().any(SimDisk::has_failed_write) {
+        if (0..self.disks.len()).any(|pool| self.has_failed(pool)) {
             return true;
         }
         let failed = self.disks.iter().find(|disk| disk.has_failed_write());
@@ -237,10 +244,9 @@ impl World {
         self.disks.iter().for_each(SimDisk::lose_cache);
         self.folder.lose_power(&mut Rng::new(self.seed).fork(self.machine.boot()));
         for (number, disk) in self.disks.iter().enumerate() {
-            self.is_torn.borrow_mut()[number] |= self.is_failing.get() && disk.has_failed_write();
-            self.count(|stats| {
-                stats.failed_writes += u64::from(self.is_failing.get() && disk.has_failed_write())
-            });
+            let has_failed = self.has_failed(number);
+            self.is_torn.borrow_mut()[number] |= has_failed;
+            self.count(|stats| stats.failed_writes += u64::from(has_failed));
             disk.revive();
             disk.forgive();
         }

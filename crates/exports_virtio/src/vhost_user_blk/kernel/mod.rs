@@ -22,8 +22,7 @@ pub(super) use vhost::{Opener, PATH, opener};
 
 use crate::virtio_blk::signal::Call as Interrupt;
 use block::{KernelBacking, KernelExtent, Op};
-use exports::Error;
-use exports::QueueStats;
+use exports::{Error, QueueStats};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
