@@ -48,6 +48,8 @@ words! {
         DriveAtRisk = "drive-at-risk",
         /// The copy that a volume is has failed.
         CopyFailed = "copy-failed",
+        /// A volume cannot be used: the device that it may have moved to is not open.
+        VolumeNotAvailable = "volume-not-available",
         /// A portal does not listen, so the exports that use it wait.
         PortalNotOpen = "portal-not-open",
         /// An export is not served.
@@ -65,6 +67,7 @@ impl HealthCode {
             HealthCode::ArrayFailed
             | HealthCode::ArrayOffline
             | HealthCode::DeviceNotOpen
+            | HealthCode::VolumeNotAvailable
             | HealthCode::PortalNotOpen => Severity::Critical,
             HealthCode::ArrayDegraded
             | HealthCode::MismatchedRows

@@ -31,7 +31,8 @@ pub struct Volume {
     /// The source of a copy that is not complete. Until then no export serves the volume.
     #[serde(default)]
     pub copying_from: Option<String>,
-    /// The reason why the copy has failed. The volume can only be deleted then.
+    /// The reason why the copy has failed, so that the volume can only be deleted; or why a volume
+    /// that moves cannot be used.
     #[serde(default)]
     pub error: Option<String>,
     /// Name of the `provisioner` token that may change the volume.

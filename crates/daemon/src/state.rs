@@ -73,6 +73,11 @@ impl State {
         self.copies.remove(uuid);
     }
 
+    /// Removes what failed moves have left on an array or device.
+    pub fn forget_failed_moves(&mut self, to: &str) {
+        self.moves.retain(|_, record| !record.has_failed() || record.to != to);
+    }
+
     /// Removes the copy of a complete volume. After a pivot, exports of the source serve it.
     pub fn complete_copy(&mut self, uuid: &str) {
         let Some(CopyRecord { source, pivot: Some(pivot), .. }) = self.copies.remove(uuid) else { return };

@@ -1,8 +1,10 @@
 //! Volumes that move while they are in use.
 
-use crate::common::load::{BLOCK, Client, Expected, killed_under_load, load};
-use crate::common::{Daemon, MIB, names};
-use block::Op;
+use crate::common::load::{
+    BLOCK, Client, Expected, killed_under_load, load, restart, under_load, wait_for_export,
+};
+use crate::common::{Daemon, MIB, forget_last_change, names, read_state};
+use block::{IoError, Op};
 use layers::fault::{Action, Rule};
 use reactor::{CoreConfig, Cores};
 use reqwest::{Method, StatusCode};
@@ -258,4 +260,155 @@ fn a_copy_that_a_failed_move_has_left_is_never_shown_and_goes() {
     assert_eq!(names(&daemon.get("/v1/volumes")), ["v1"]);
     daemon.wait_for("its room", || free(&daemon) == before);
     assert_eq!(names(&daemon.get("/v1/volumes")), ["v1"]);
+}
+
+/// The devices `data`, served by this program, and `fast`. The volume has moved to `fast`, its old
+/// place is not deleted yet, and the daemon was killed.
+fn killed_after_the_switch(expected: &mut Expected) -> Daemon {
+    let mut served = None;
+    let mut daemon = with_volume_on(8 * MIB, |daemon, name| match name {
+        "data" => served.insert(daemon.served(name)).spec.clone(),
+        _ => daemon.path(name).display().to_string(),
+    });
+    let data = served.unwrap();
+    let client = Client::new(&daemon);
+    expected.note(&under_load(&client, expected.blocks.len() as u64, 0, || ()));
+    data.fault
+        .add(Rule::new(Action::Error(IoError::Medium)).on(&[Op::Write]).within(0..volume::store::RESERVED));
+    move_to(&daemon, "fast");
+    daemon.wait_for("the switch", || is_on(&daemon) == "fast");
+    expected.note(&under_load(&client, expected.blocks.len() as u64, 1 << 40, || ()));
+    daemon.end("-KILL");
+    drop(data);
+    let spec = daemon.path("data").display().to_string();
+    for name in ["state/state.json", "state/state.json.previous"] {
+        let mut state = read_state(&daemon.path(name)).unwrap();
+        state["devices"][0]["spec"] = json!(spec);
+        std::fs::write(daemon.path(name), state.to_string()).unwrap();
+    }
+    daemon
+}
+
+#[test]
+fn until_the_new_place_is_there_no_start_uses_the_old_one() {
+    for is_damaged in [false, true] {
+        let blocks = 8 * MIB / BLOCK;
+        let mut expected = Expected { blocks: vec![0; blocks as usize], maybe: None };
+        let mut daemon = killed_after_the_switch(&mut expected);
+        forget_last_change(&daemon, is_damaged);
+        // Only the pool of the new place knows which counts.
+        let (fast, away) = (daemon.path("fast"), daemon.path("away"));
+        std::fs::rename(&fast, &away).unwrap();
+        daemon.start();
+        let text = "volume v1: it may have moved from data to fast: fast says that when it is open, or job v1.move is cancelled and the volume stays on data";
+        let export = daemon.get("/v1/exports/e1");
+        assert_eq!((&export["state"], &export["error"]), (&json!("waiting"), &json!(text)));
+        let volume = daemon.get("/v1/volumes/v1");
+        assert_eq!((&volume["moving_to"], &volume["error"]), (&json!("fast"), &json!(text)));
+        let problem = daemon.get("/v1/health")[0].clone();
+        let described = [&problem["code"], &problem["object"]].map(|field| field.as_str().unwrap());
+        assert_eq!(described, ["device-not-open", "fast"], "{problem}");
+        let problem = daemon.get("/v1/health")[1].clone();
+        assert_eq!(
+            (&problem["code"], &problem["severity"]),
+            (&json!("volume-not-available"), &json!("critical"))
+        );
+        let copy = json!({ "name": "v2", "backing": "data", "from": "v1" });
+        for (method, path, body, kind) in [
+            (
+                Method::POST,
+                "/v1/exports",
+                json!({ "name": "e2", "kind": "nbd", "volumes": ["v1"] }),
+                "unavailable",
+            ),
+            (Method::POST, "/v1/volumes", copy, "in-use"),
+            (Method::DELETE, "/v1/volumes/v1", Value::Null, "in-use"),
+            (Method::DELETE, "/v1/devices/fast", Value::Null, "in-use"),
+        ] {
+            let refused = daemon.refusal(method, path, &body);
+            assert_eq!(refused.1, kind, "{path}: {refused:?}");
+        }
+        std::fs::rename(&away, &fast).unwrap();
+        wait_for_export(&daemon);
+        expected.check(&Client::new(&daemon).read(blocks));
+        assert_eq!(is_on(&daemon), "fast");
+        wait_until_moved(&daemon);
+        assert_eq!(daemon.get("/v1/devices/data")["volumes"], json!([]));
+        restart(&mut daemon, "-KILL");
+        expected.check(&Client::new(&daemon).read(blocks));
+    }
+}
+
+#[test]
+fn a_move_to_a_device_that_is_dead_for_good_is_cancelled() {
+    let blocks = 8 * MIB / BLOCK;
+    let mut served = None;
+    let mut daemon = with_volume_on(8 * MIB, |daemon, name| match name {
+        "fast" => served.insert(daemon.served(name)).spec.clone(),
+        _ => daemon.path(name).display().to_string(),
+    });
+    let fast = served.unwrap();
+    let client = Client::new(&daemon);
+    let mut expected = Expected { blocks: vec![0; blocks as usize], maybe: None };
+    // The table that makes the copy is on time; the one that gives it the identity is not.
+    let late = Rule::new(Action::Delay(10_000_000_000)).on(&[Op::Write]).within(0..volume::store::RESERVED);
+    fast.fault.add(Rule { after: 2, ..late });
+    expected.note(&under_load(&client, blocks, 0, || ()));
+    move_to(&daemon, "fast");
+    daemon.wait_for("the identity on its way", || fast.fault.rules().iter().any(|(.., hits)| *hits > 0));
+    drop(client);
+    daemon.end("-KILL");
+    for name in ["state/state.json", "state/state.json.previous"] {
+        let state = read_state(&daemon.path(name)).unwrap();
+        let record = state["moves"].as_object().unwrap().values().next().unwrap();
+        assert_eq!((&record["is_due"], &record["is_done"]), (&json!(true), &json!(false)), "{name}: {state}");
+    }
+    drop(fast); // and never opened again
+    daemon.start();
+    assert_eq!(daemon.get("/v1/exports/e1")["state"], "waiting");
+    daemon.delete("/v1/jobs/v1.move");
+    wait_for_export(&daemon);
+    let refused = daemon.refusal(Method::DELETE, "/v1/jobs/v1.move", &Value::Null);
+    assert_eq!(
+        refused,
+        (412, "stale".into(), "job v1.move: it has ended already, the volume is on data".into())
+    );
+    let client = Client::new(&daemon);
+    expected.check(&client.read(blocks));
+    expected.note(&under_load(&client, blocks, 1 << 40, || ()));
+    drop(client);
+    // Both state files say that the volume stays.
+    daemon.end("-KILL");
+    let previous = read_state(&daemon.path("state/state.json.previous")).unwrap();
+    assert!(previous["moves"].to_string().contains("\"stays\":true"), "{previous}");
+    daemon.start();
+    wait_for_export(&daemon);
+    expected.check(&Client::new(&daemon).read(blocks));
+    // Room with the identity of the volume may be left there. It is forgotten with its device.
+    assert_eq!(
+        daemon.refusal(Method::POST, "/v1/volumes/v1/move", &json!({ "backing": "data" })).1,
+        "in-use"
+    );
+    daemon.delete("/v1/devices/fast");
+    assert_eq!(daemon.get("/v1/volumes/v1")["moving_to"], Value::Null);
+    let other = daemon.file("other", 24 * MIB);
+    daemon.post("/v1/devices", &json!({ "name": "other", "spec": other }));
+    move_to(&daemon, "other");
+    wait_until_moved(&daemon);
+    assert_eq!(is_on(&daemon), "other");
+    expected.check(&Client::new(&daemon).read(blocks));
+}
+
+#[test]
+fn a_device_with_a_volume_that_another_has_too_is_refused() {
+    let mut daemon = with_volume(8 * MIB);
+    daemon.end("-TERM");
+    std::fs::copy(daemon.path("data"), daemon.path("twin")).unwrap();
+    daemon.start();
+    let uuid = daemon.get("/v1/volumes/v1")["uuid"].as_str().unwrap().to_owned();
+    let twin = json!({ "name": "twin", "spec": daemon.path("twin") });
+    let (status, kind, detail) = daemon.refusal(Method::POST, "/v1/devices", &twin);
+    let text = format!("twin: its volume v1 ({uuid}) is on data, too");
+    assert_eq!((status, &*kind, &*detail), (409, "in-use", &*text));
+    assert_eq!(daemon.refusal(Method::GET, "/v1/devices/twin", &Value::Null).0, 404);
 }

@@ -11,6 +11,7 @@ const COUNTED = [
   ["array-offline", "array", "offline"],
   ["array-degraded", "array", "degraded"],
   ["device-not-open", "device", "not open"],
+  ["volume-not-available", "volume", "not available"],
   ["portal-not-open", "portal", "not open"],
   ["export-waiting", "export", "waiting"],
 ];

@@ -2,7 +2,7 @@
 //! start makes of it.
 //!
 //! ```text
-//!   record set ─► copy made ─► copied, and what is written meanwhile again ─► record set again ─► users wait
+//!   record set ─► copy made ─► copied, and what is written meanwhile again ─► record: due, twice ─► users wait
 //!       ─► rest copied, flushed ─► the copy gets the volume's identity ─► record: done ─► users use the copy
 //!       ─► the old place is deleted ─► record removed
 //! ```
@@ -11,9 +11,11 @@
 //!   one alone. Both are the same at that moment, because users wait.
 //! - Until then the copy has a name and an identity of its own: a start that knows no record of it
 //!   deletes it.
-//! - The owner of the records also keeps the set before the last change. The record is set
-//!   twice before the switch, so that it stands in both: a start that has to use the older one
-//!   finishes the move all the same.
+//! - The owner of the records also keeps the set before the last change. The record is due in both
+//!   before the switch: a start that has to use the older one finishes the move all the same.
+//! - A start with a due record and without the pool of the new place does not know which place
+//!   counts ([`MoveRecord::is_due`]). The volume is not used until the pool is open, or the move is
+//!   cancelled.
 //!
 //! The daemon drives this with its state file and its threads, the simulator (`sim --pools`) with
 //! simulated ones.
@@ -41,12 +43,38 @@ pub struct MoveRecord {
     pub to: String,
     /// The UUID of its copy there, until that is the volume.
     pub copy: String,
+    /// The pool of the new place says which place counts: it may have given the copy the volume's
+    /// identity. Unless the move is running, nothing uses the volume.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_due: bool,
     /// From now on only what is at the new place counts.
     pub is_done: bool,
     /// The move failed, and the volume stays where it is. A volume with its identity at the new
     /// place is left from a failed change of the pool, and is removed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stays: bool,
+}
+
+impl MoveRecord {
+    /// The record of a move that begins, with a new UUID for the copy.
+    ///
+    /// # Errors
+    /// When the system has no random numbers.
+    pub fn new(from: String, to: String) -> Result<MoveRecord, PoolError> {
+        let copy = Uuid::random().map_err(PoolError::Random)?.to_string();
+        Ok(MoveRecord { from, to, copy, is_due: false, is_done: false, stays: false })
+    }
+
+    /// Whether the move has failed, and all sets of the records say so. Room at the new place may
+    /// be left.
+    pub fn has_failed(&self) -> bool {
+        self.stays && !self.is_due
+    }
+
+    /// The record once the move is due.
+    fn due(&self) -> MoveRecord {
+        MoveRecord { is_due: true, ..self.clone() }
+    }
 }
 
 /// Moves by the UUID of their volume.
@@ -69,9 +97,6 @@ pub trait Owner {
     /// When that fails: then it may be durable or not.
     fn set(&self, volume: &str, record: Option<&MoveRecord>) -> Result<(), Self::Error>;
 
-    /// Takes a record over that the pools prove at every start. It need not be durable.
-    fn note(&self, volume: &str, record: &MoveRecord);
-
     /// Makes the records durable as they are, once more: the older set of them is the same then.
     ///
     /// # Errors
@@ -92,9 +117,9 @@ pub trait Owner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resumed {
     /// The volume has moved, and its old place is free, or is not there yet. Or it stays, and the
-    /// new place is free.
+    /// new place is free, or is not there yet.
     Ended,
-    /// The move begins again with a new copy, or is given up.
+    /// The move begins again with a new copy when both pools are open, or is given up.
     Open,
 }
 
@@ -129,14 +154,18 @@ pub fn is_hidden(records: &Records, place: &str, info: &Info) -> bool {
     is_unfinished_copy(info) || !records.is_empty() && is_left()
 }
 
-/// Whether the new place has the volume itself, not a copy of another identity. The pool says that
-/// durably before the record does, and no user writes in between: both places hold the same then,
-/// and later only the new one is current. So records that are older than the switch, restored after
-/// damage, delete nothing.
-fn has_switched<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> bool {
-    let to = owner.pool(&record.to);
-    let uuid = Uuid::parse_hyphenated(uuid);
-    to.is_ok_and(|pool| uuid.is_some_and(|uuid| pool.volume_with(uuid).is_some()))
+/// Whether the pool of the new place has the volume itself, not a copy of another identity. It says
+/// that durably before the record does, and no user writes in between: both places hold the same
+/// then, and later only the new one is current. So records that are older than the switch, restored
+/// after damage, delete nothing.
+fn has_switched(to: &Pool, uuid: &str) -> bool {
+    Uuid::parse_hyphenated(uuid).is_some_and(|uuid| to.volume_with(uuid).is_some())
+}
+
+/// Whether the place of a volume that counts is not known, unless its move is running. Nothing may
+/// use the volume then.
+pub fn is_unknown(records: &Records, uuid: &str) -> bool {
+    records.get(uuid).is_some_and(|record| record.is_due) && !mutant::is(Mutant::DueIgnored)
 }
 
 /// Deletes copies in these pools that nothing will finish: a move failed, and its copy could not be
@@ -169,19 +198,22 @@ pub fn remove_leftovers(pools: &[Arc<Pool>], is_known: impl Fn(&str) -> bool) ->
 /// When a pool or the records cannot be changed; a later start tries again.
 pub fn resume<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<Resumed, O::Error> {
     let mut record = record.clone();
+    if record.stays && record.is_due {
+        keep_place(owner, uuid, &record)?;
+    }
     if !record.is_done && !record.stays {
+        let Ok(to) = owner.pool(&record.to) else { return Ok(Resumed::Open) };
         // The table that says where the volume is may be one that cannot be read now.
-        let settled = owner.pool(&record.to).map_or(Ok(()), |to| to.settle());
-        if has_switched(owner, uuid, &record) {
-            record.is_done = true;
+        let settled = to.settle();
+        if has_switched(&to, uuid) {
+            settled?;
+            record.is_due = false;
             if mutant::is(Mutant::OlderRecordCounts) {
                 remove_switched(owner, uuid, &record)?;
+                owner.set(uuid, Some(&record))?;
                 return Ok(Resumed::Open);
             }
-            if !mutant::is(Mutant::ProofNotNoted) {
-                owner.note(uuid, &record);
-            }
-            settled?;
+            record.is_done = true;
             owner.set(uuid, Some(&record))?;
             tracing::warn!(
                 uuid,
@@ -191,11 +223,16 @@ pub fn resume<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<Re
         } else if settled.is_err() {
             keep_place(owner, uuid, &record)?;
             record.stays = true;
+        } else if record.is_due {
+            record.is_due = false;
+            owner.set(uuid, Some(&record))?;
         }
     }
     if record.stays {
-        remove_all(owner, uuid, &record)?;
-        owner.set(uuid, None)?;
+        if owner.pool(&record.to).is_ok() {
+            remove_all(owner, uuid, &record)?;
+            owner.set(uuid, None)?;
+        }
         return Ok(Resumed::Ended);
     }
     if !record.is_done {
@@ -254,7 +291,11 @@ pub fn switch<O: Owner, E: From<O::Error>>(
     migration: Migration,
     finish: impl FnOnce(&Migration) -> Result<(), E>,
 ) -> Result<(), E> {
-    if !mutant::is(Mutant::RecordOnce) {
+    let uuid = info.uuid.to_string();
+    if !mutant::is(Mutant::DueNotRecorded) {
+        owner.set(&uuid, Some(&record.due()))?;
+    }
+    if !mutant::is(Mutant::DueOnce) {
         owner.confirm()?;
     }
     let hold = |migration: &Migration| migration.hold().map_err(|error| E::from(O::Error::from(error)));
@@ -265,7 +306,6 @@ pub fn switch<O: Owner, E: From<O::Error>>(
         hold(&migration)?;
         finish(&migration)?;
     }
-    let uuid = info.uuid.to_string();
     let done = MoveRecord { is_done: true, ..record.clone() };
     if mutant::is(Mutant::DoneBeforeSwitch) {
         owner.set(&uuid, Some(&done))?;
@@ -304,13 +344,17 @@ fn stay<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) {
     }
 }
 
-/// Records that the volume stays, in both sets of the records.
+/// Records that the volume stays, in both sets of the records. Until it is in both, the record is
+/// due.
 fn keep_place<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
     if mutant::is(Mutant::StayNotRecorded) {
         return Ok(());
     }
-    owner.set(uuid, Some(&MoveRecord { stays: true, ..record.clone() }))?;
-    owner.confirm()
+    let stays = MoveRecord { stays: true, ..record.due() };
+    if !mutant::is(Mutant::StayOnce) {
+        owner.set(uuid, Some(&stays))?;
+    }
+    owner.set(uuid, Some(&MoveRecord { is_due: false, ..stays }))
 }
 
 /// The move is done: the place that it has moved from is free again, and the record is removed.
@@ -332,8 +376,34 @@ pub fn free_old_place<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> R
 /// When the copy or the record stays for now.
 pub fn give_up<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
     let removed = remove_all(owner, uuid, record);
-    if removed.is_err() && (record.stays || has_switched(owner, uuid, record)) {
-        return keep_place(owner, uuid, record).and(removed);
+    let ended = match (&removed, owner.pool(&record.to)) {
+        (Ok(()), _) => owner.set(uuid, None),
+        (Err(_), _) if record.has_failed() => Ok(()),
+        (Err(_), Ok(to)) if !record.stays && to.is_settled() && !has_switched(&to, uuid) => {
+            owner.set(uuid, None)
+        }
+        (Err(_), Ok(_)) => keep_place(owner, uuid, record),
+        (Err(_), Err(_)) => leave(owner, uuid, record),
+    };
+    ended.and(removed)
+}
+
+/// Gives up a move that does not run, also if the new place is not there: then [`resume`] or
+/// [`remove_leftovers`] frees it when it is.
+///
+/// # Errors
+/// When the copy or the record stays for now.
+pub fn cancel<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
+    match owner.pool(&record.to) {
+        Ok(_) => give_up(owner, uuid, record),
+        Err(_) => leave(owner, uuid, record),
     }
-    owner.set(uuid, None).and(removed)
+}
+
+/// The volume stays, and the new place is not there: a pool that may say otherwise needs a record.
+fn leave<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
+    match record.is_due || record.stays {
+        true => keep_place(owner, uuid, record),
+        false => owner.set(uuid, None),
+    }
 }

@@ -42,9 +42,9 @@ pub enum Mutant {
     IdentityKept,
     /// Copies that no migration will finish stay.
     LeftoversStay,
-    /// The record of a migration is missing in the older state file when the copy becomes the
+    /// The record of a migration is not due in the older state file when the copy becomes the
     /// volume.
-    RecordOnce,
+    DueOnce,
     /// Copies that the opening could neither read nor rewrite count as rewritten.
     UnmendedForgotten,
     /// A table gets a number that a copy of a failed change may have.
@@ -52,13 +52,17 @@ pub enum Mutant {
     /// A volume stays after a failed change that may give its identity to the copy, and no record
     /// says so.
     StayNotRecorded,
-    /// A start that cannot record that a migration is done uses the old place.
-    ProofNotNoted,
+    /// The record of a migration is not due when the copy becomes the volume.
+    DueNotRecorded,
+    /// A start uses the old place of a volume although the new one may count.
+    DueIgnored,
+    /// Only the newer state file says that a volume stays.
+    StayOnce,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 22] = [
+    pub const ALL: [Mutant; 24] = [
         Mutant::OneCopy,
         Mutant::CopiesAtOnce,
         Mutant::BothSets,
@@ -76,21 +80,20 @@ impl Mutant {
         Mutant::OlderRecordCounts,
         Mutant::IdentityKept,
         Mutant::LeftoversStay,
-        Mutant::RecordOnce,
+        Mutant::DueOnce,
         Mutant::UnmendedForgotten,
         Mutant::NumberUsedAgain,
         Mutant::StayNotRecorded,
-        Mutant::ProofNotNoted,
+        Mutant::DueNotRecorded,
+        Mutant::DueIgnored,
+        Mutant::StayOnce,
     ];
 
     /// Whether requests must fail often to reveal it.
     pub fn needs_faults(self) -> bool {
         matches!(
             self,
-            Mutant::UnmendedForgotten
-                | Mutant::NumberUsedAgain
-                | Mutant::StayNotRecorded
-                | Mutant::ProofNotNoted
+            Mutant::UnmendedForgotten | Mutant::NumberUsedAgain | Mutant::StayNotRecorded | Mutant::StayOnce
         )
     }
 }

@@ -121,6 +121,19 @@ impl Live {
         Ok((base, pool.expect("the volume is in it"), info))
     }
 
+    /// Refuses a pool with a volume that another pool has, too: a copy of the other's device, or
+    /// what a failed move has left.
+    pub fn check_volumes_are_new(&self, name: &str, base: &Base) -> Result<(), ApiError> {
+        let volumes = base.pool.iter().flat_map(|pool| pool.volumes());
+        for Info { uuid, name: volume, .. } in volumes {
+            if let Some((other, _)) = self.volumes_with(uuid).next() {
+                let detail = format!("{name}: its volume {volume} ({uuid}) is on {other}, too");
+                return Err(ApiError::new(Kind::InUse, detail));
+            }
+        }
+        Ok(())
+    }
+
     /// Exports that serve all of a device or array.
     pub fn exports_of_base(&self, name: &str) -> Vec<String> {
         let is_it = |target: &Target| matches!(target, Target::Array(it) | Target::Device(it) if it == name);

@@ -242,6 +242,7 @@ impl Engine {
         match target {
             Target::Volume(uuid) => {
                 let (on, pool, _) = self.live().volume(uuid)?;
+                self.live().check_place_is_known(uuid)?;
                 Ok((pool.open_volume(uuid)?, on))
             }
             Target::Array(name) | Target::Device(name) => {

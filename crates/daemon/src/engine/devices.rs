@@ -77,6 +77,7 @@ impl Engine {
             checks::image(&*config)?.create(size)?;
         }
         let base = self.open_device(&record)?;
+        self.live().check_volumes_are_new(&record.name, &base)?;
         Ok(PlannedDevice { record, base })
     }
 
@@ -114,7 +115,10 @@ impl Engine {
         let _alone = self.change();
         check(&self.device(name)?)?;
         self.live().check_is_unused(name)?;
-        self.commit(|state| state.devices.retain(|device| device.name != name))?;
+        self.commit(|state| {
+            state.devices.retain(|device| device.name != name);
+            state.forget_failed_moves(name);
+        })?;
         let base = self.live_mut().bases.remove(name);
         drop(base); // not under the lock: closing may wait
         self.events.emit("device", name, "deleted", "closed and forgotten");

@@ -38,8 +38,12 @@ impl Engine {
         problems.extend(self.devices().iter().filter_map(of_drive));
         for volume in self.volumes() {
             if let Some(error) = &volume.error {
-                let text = format!("Volume {} is no complete copy: {error}", volume.name);
-                problems.push(problem(HealthCode::CopyFailed, "volume", &volume.name, text));
+                let (code, what) = match volume.moving_to {
+                    Some(_) => (HealthCode::VolumeNotAvailable, "not available"),
+                    None => (HealthCode::CopyFailed, "no complete copy"),
+                };
+                let text = format!("Volume {} is {what}: {error}", volume.name);
+                problems.push(problem(code, "volume", &volume.name, text));
             }
         }
         for portal in self.portals() {

@@ -16,18 +16,23 @@ use layers::migrate::{Dirty, Migration, why_not};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use volume::{Info, Pool, Uuid};
+use volume::{Info, Pool};
 
 /// Between two attempts to make the state durable.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 
 impl Live {
-    /// The move of a volume that has to do with a base.
+    /// The move of a volume that has to do with a base. A move that has failed ends with the base
+    /// whose room it left occupied.
     pub fn move_about(&self, base: &str) -> Option<String> {
-        let is_about = |(_, record): &(&String, &MoveRecord)| record.from == base || record.to == base;
+        let is_open = matches!(self.bases.get(base), Some(Ok(_)));
+        let is_about = |(_, record): &(&String, &MoveRecord)| match record.has_failed() {
+            true => is_open && record.to == base,
+            false => record.from == base || record.to == base,
+        };
         let (uuid, record) = self.state.moves.iter().find(is_about)?;
-        let name = self.volume(uuid).map_or(uuid.clone(), |(_, _, info)| info.name.to_string());
-        Some(format!("volume {name} moves from {} to {}", record.from, record.to))
+        let name = self.name_of_moving(uuid);
+        Some(format!("volume {name} moves from {} to {} (job {name}.move)", record.from, record.to))
     }
 
     /// Refuses what cannot be done to a volume that moves, grows, or is an incomplete copy.
@@ -36,7 +41,7 @@ impl Live {
         self.check_is_complete(&volume.uuid)?;
         match self.state.moves.get(&volume.uuid) {
             Some(record) => {
-                let detail = match record.stays {
+                let detail = match record.has_failed() {
                     false => format!("volume {}: it moves to {} at the moment", volume.name, record.to),
                     true => format!(
                         "volume {}: its move has failed, and its room on {} is not freed yet",
@@ -49,6 +54,21 @@ impl Live {
         }
     }
 
+    /// The error of a volume of which it is not known where it is.
+    pub fn lost_place(&self, uuid: &str) -> Option<String> {
+        let is_unknown = ::moves::is_unknown(&self.state.moves, uuid) && !self.moves.contains_key(uuid);
+        let record = self.state.moves.get(uuid).filter(|_| is_unknown)?;
+        let (name, MoveRecord { from, to, .. }) = (self.name_of_moving(uuid), record);
+        Some(format!(
+            "volume {name}: it may have moved from {from} to {to}: {to} says that when it is open, or job {name}.move is cancelled and the volume stays on {from}"
+        ))
+    }
+
+    /// Refuses to use a volume of which it is not known where it is.
+    pub fn check_place_is_known(&self, uuid: &str) -> Result<(), ApiError> {
+        self.lost_place(uuid).map_or(Ok(()), |error| Err(ApiError::new(Kind::Unavailable, error)))
+    }
+
     /// Moves as jobs.
     pub fn move_jobs(&self) -> impl Iterator<Item = Job> {
         self.moves.iter().filter_map(|(uuid, moving)| {
@@ -58,11 +78,23 @@ impl Live {
         })
     }
 
-    /// The move that is called `id`.
+    /// The move that is called `id`, and runs.
     fn move_called(&self, id: &str) -> Option<(&String, &Task)> {
-        self.moves.iter().find(|(uuid, _)| {
-            self.volume(uuid).is_ok_and(|(_, _, info)| id.strip_suffix(".move") == Some(info.name.as_str()))
-        })
+        let name = id.strip_suffix(".move")?;
+        self.moves.iter().find(|(uuid, _)| self.name_of_moving(uuid) == name)
+    }
+
+    /// The move that is called `id`, and does not run.
+    fn waiting_move_called(&self, id: &str) -> Option<(String, MoveRecord)> {
+        let name = id.strip_suffix(".move")?;
+        let mut waiting = self.state.moves.iter().filter(|(uuid, _)| !self.moves.contains_key(*uuid));
+        let (uuid, record) = waiting.find(|(uuid, _)| self.name_of_moving(uuid) == name)?;
+        Some((uuid.clone(), record.clone()))
+    }
+
+    /// The name of a volume that moves: its UUID as long as its pool is not open.
+    fn name_of_moving(&self, uuid: &str) -> String {
+        self.volume(uuid).map_or(uuid.to_owned(), |(_, _, info)| info.name.to_string())
     }
 
     /// The pool on a base.
@@ -119,8 +151,7 @@ impl Engine {
         self.check_place(&volume, &to)?;
         let pool = self.plan_pool(&to, place.force, volume.size_bytes)?;
         pool.check_room(volume.size_bytes)?;
-        let copy = Uuid::random().map_err(ApiError::failed)?.to_string();
-        let record = MoveRecord { from: volume.backing.clone(), to, copy, is_done: false, stays: false };
+        let record = MoveRecord::new(volume.backing.clone(), to)?;
         Ok(PlannedMove { volume, record, pool })
     }
 
@@ -198,6 +229,9 @@ impl Engine {
     /// # Errors
     /// When there is no such job, or the array needs it.
     pub fn cancel_job(&self, id: &str) -> Result<(), ApiError> {
+        if self.cancel_waiting_move(id)? {
+            return Ok(());
+        }
         let job = self.job(id)?;
         let of_volume = self.cancel_zeroing(&job)? || self.cancel_copy(&job)?;
         if of_volume || self.cancel_stream(&job)? || self.cancel_commit(&job)? {
@@ -219,6 +253,33 @@ impl Engine {
             )),
             _ => Ok(()),
         }
+    }
+
+    /// Gives up a recorded move that waits for the device of one of its places; `false` when this
+    /// is none.
+    ///
+    /// # Errors
+    /// When it was done already, or that cannot be recorded.
+    fn cancel_waiting_move(&self, id: &str) -> Result<bool, ApiError> {
+        if self.live().waiting_move_called(id).is_none() {
+            return Ok(false);
+        }
+        let _alone = self.change();
+        let found = self.live().waiting_move_called(id);
+        let Some((uuid, record)) = found else { return Ok(false) };
+        let MoveRecord { from, to, .. } = &record;
+        let stale = |detail| Err(ApiError::new(Kind::Stale, format!("job {id}: {detail}")));
+        if record.is_done {
+            return stale(format!("it was done already, the volume is on {to}"));
+        }
+        if record.has_failed() {
+            return stale(format!("it has ended already, the volume is on {from}"));
+        }
+        ::moves::cancel(self, &uuid, &record)?;
+        let name = self.live().name_of_moving(&uuid);
+        self.events.emit("volume", &name, "not moved", format!("it stays on {from}: cancelled"));
+        self.may_have_leftovers.store(true, Ordering::SeqCst);
+        Ok(true)
     }
 
     fn cancel_job_of_array(&self, job: &Job) -> Result<(), ApiError> {
@@ -248,7 +309,7 @@ impl Engine {
         drop(self.change());
         let Some(record) = self.live().state.moves.get(uuid).cloned() else { return };
         let result = self.copy_and_switch(uuid, &record, control);
-        let name = self.live().volume(uuid).map_or(uuid.to_owned(), |(_, _, info)| info.name.to_string());
+        let name = self.live().name_of_moving(uuid);
         let _alone = self.change();
         let ended = match result {
             Ok(()) => {
@@ -369,10 +430,6 @@ impl Owner for Engine {
                 None => state.moves.remove(volume),
             };
         })
-    }
-
-    fn note(&self, volume: &str, record: &MoveRecord) {
-        self.live_mut().state.moves.insert(volume.into(), record.clone());
     }
 
     fn confirm(&self) -> Result<(), ApiError> {

@@ -33,6 +33,7 @@ impl Engine {
     /// The device by which exports serve a volume: one for all of them.
     pub(super) fn open_volume(&self, uuid: &str) -> Result<Arc<OpenVolume>, ApiError> {
         let (_, pool, info) = self.live().volume(uuid)?;
+        self.live().check_place_is_known(&info.uuid.to_string())?;
         if let Some(open) = self.live().volumes.get(&info.uuid).and_then(|open| open.upgrade()) {
             return Ok(open);
         }

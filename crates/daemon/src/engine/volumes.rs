@@ -32,11 +32,11 @@ impl Live {
         let VolumeRecord { qos, group, min_qos, label, labels, .. } =
             self.state.volumes.get(&uuid).cloned().unwrap_or_default();
         let exports = exports.get(&*uuid).cloned().unwrap_or_default();
-        let moving_to = self.state.moves.get(&uuid).filter(|record| !record.is_done && !record.stays);
+        let moving_to = self.state.moves.get(&uuid).filter(|record| !record.is_done && !record.has_failed());
         let moving_to = moving_to.map(|record| record.to.clone());
         let copy = self.state.copies.get(&uuid);
         let copying_from = copy.map(|copy| self.target_name(&copy.source));
-        let error = copy.and_then(|copy| copy.error.clone());
+        let error = copy.and_then(|copy| copy.error.clone()).or_else(|| self.lost_place(&uuid));
         let Info { name, size: size_bytes, pieces: extents, .. } = info;
         Volume {
             name: name.to_string(),

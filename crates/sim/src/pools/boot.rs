@@ -2,7 +2,7 @@
 //! goes.
 
 use super::damage;
-use super::mover::{self, Mover};
+use super::mover::{self, Mover, Pools};
 use super::plan::Boot;
 use super::world::{Known, State, World};
 use crate::disk::SimDisk;
@@ -25,7 +25,7 @@ use volume::{Info, Name, Pool, PoolError, Reservation};
 pub(super) struct Running<'a> {
     pub(super) world: &'a Rc<World>,
     pub(super) simulation: &'a Simulation,
-    pub(super) pools: &'a [Arc<Pool>],
+    pub(super) pools: &'a Pools,
     pub(super) mover: Mover<'a>,
     /// Volumes that users have open.
     open: RefCell<BTreeMap<u32, Weak<Migratable>>>,
@@ -56,7 +56,7 @@ pub fn run(world: &Rc<World>, seed: u64, boot: &Boot, is_tracing: bool) {
             });
         });
     }
-    let pools = open_all(world, &simulation.cores()[0]);
+    let pools = open_all(world, &simulation.cores()[0], boot.absent(world.disks.len()));
     let core = simulation.cores()[0].remote();
     let opened = pools.as_ref().and_then(|pools| Some((pools, Mover::open(world, pools, core)?)));
     if let Some((pools, mover)) = opened {
@@ -112,13 +112,13 @@ fn flush(world: &World, simulation: &Simulation) {
     }
 }
 
-/// The pools; `None` when power goes before, or something is wrong.
-fn open_all(world: &World, core: &Core) -> Option<Vec<Arc<Pool>>> {
+/// The pools but the absent one; `None` when power goes before, or something is wrong.
+fn open_all(world: &World, core: &Core, absent: Option<usize>) -> Option<Pools> {
     let open = |(number, disk): (usize, &SimDisk)| {
         let pool = open(world, core, number, disk)?;
-        world.goes_on().then(|| Arc::new(pool))
+        world.goes_on().then(|| (number, Arc::new(pool)))
     };
-    world.disks.iter().enumerate().map(open).collect()
+    world.disks.iter().enumerate().filter(|(number, _)| Some(*number) != absent).map(open).collect()
 }
 
 fn open(world: &World, core: &Core, number: usize, disk: &SimDisk) -> Option<Pool> {
@@ -175,42 +175,48 @@ fn open(world: &World, core: &Core, number: usize, disk: &SimDisk) -> Option<Poo
 impl<'a> Running<'a> {
     /// Compares the tables with the states that may be, and takes over the one that is.
     fn judge(&self) {
-        let mut found: Vec<(usize, Info)> = (self.pools.iter().enumerate())
-            .flat_map(|(number, pool)| pool.volumes().into_iter().map(move |info| (number, info)))
+        let mut found: Vec<(usize, Info)> = (self.pools.iter())
+            .flat_map(|(number, pool)| pool.volumes().into_iter().map(move |info| (*number, info)))
             .collect();
         let unit = self.world.shape.unit;
-        let rooms: Vec<(u64, u64)> = self.pools.iter().map(|pool| pool.room()).collect();
-        let used: Vec<u64> = (0..rooms.len())
-            .map(|pool| {
-                let volumes = found.iter().filter(|(of, _)| *of == pool);
-                volumes.map(|(_, info)| info.size.next_multiple_of(unit)).sum()
-            })
-            .collect();
-        found.retain(|(pool, info)| !self.mover.is_hidden(*pool, info));
+        let rooms: BTreeMap<usize, (u64, u64)> =
+            self.pools.iter().map(|(number, pool)| (*number, pool.room())).collect();
+        let used = |pool: usize| -> u64 {
+            let volumes = found.iter().filter(|(of, _)| *of == pool);
+            volumes.map(|(_, info)| info.size.next_multiple_of(unit)).sum()
+        };
+        let used: BTreeMap<usize, u64> = self.pools.keys().map(|pool| (*pool, used(*pool))).collect();
         let states = self.world.states.borrow().clone();
+        let is_unknown = |info: &Info| {
+            let mut known = states.iter().flat_map(|state| &state.volumes);
+            known.any(|known| known.uuid == Some(info.uuid) && self.mover.is_unknown(known))
+        };
+        found.retain(|(pool, info)| !self.mover.is_hidden(*pool, info) && !is_unknown(info));
         let is_it = |state: &&State| {
             let has =
                 |(pool, info): &(usize, Info)| state.volumes.iter().any(|known| is_same(known, *pool, info));
-            let room = |pool: usize| {
-                let all = state.units[pool] * unit;
-                (all, all.saturating_sub(used[pool]))
+            let is_room = |(pool, room): (&usize, &(u64, u64))| {
+                let all = state.units[*pool] * unit;
+                *room == (all, all.saturating_sub(used[pool]))
             };
-            state.volumes.len() == found.len()
+            state.volumes.iter().filter(|known| self.is_there(known)).count() == found.len()
                 && found.iter().all(has)
-                && (0..rooms.len()).all(|pool| rooms[pool] == room(pool))
+                && rooms.iter().all(is_room)
         };
-        let Some(mut state) = states.iter().find(is_it).cloned() else {
+        // The pools that are absent may have any of their tables.
+        let mut left: Vec<State> = states.iter().filter(is_it).cloned().collect();
+        if left.is_empty() {
             return self
                 .world
                 .fail(format!("the pools have {found:?} and room {rooms:?}; none of {states:?}"));
-        };
-        for known in &mut state.volumes {
+        }
+        for known in left.iter_mut().flat_map(|state| &mut state.volumes) {
             let own = found.iter().find(|(pool, info)| is_same(known, *pool, info));
-            known.uuid = own.map(|(_, info)| info.uuid);
+            known.uuid = own.map(|(_, info)| info.uuid).or(known.uuid);
         }
         // The table of a change that failed may be one that cannot be read now.
-        let mut left = vec![state];
-        for pool in (0..rooms.len()).filter(|pool| !self.pools[*pool].is_settled()) {
+        for (pool, _) in self.pools.iter().filter(|(_, pool)| !pool.is_settled()) {
+            let pool = *pool;
             if !self.world.is_failing.get() {
                 self.world.fail(format!("pool {pool} is not settled"));
             }
@@ -226,12 +232,17 @@ impl<'a> Running<'a> {
         self.world.set_states(left);
     }
 
+    /// Whether a volume can be used in this boot.
+    pub(super) fn is_there(&self, known: &Known) -> bool {
+        self.pools.contains_key(&known.pool) && !self.mover.is_unknown(known)
+    }
+
     /// The device by which users have a volume open.
     pub(super) fn open(&self, known: &Known) -> Option<Arc<Migratable>> {
         if let Some(device) = self.open.borrow().get(&known.id).and_then(Weak::upgrade) {
             return Some(device);
         }
-        match self.pools[known.pool].open_volume(&known.name) {
+        match self.pools[&known.pool].open_volume(&known.name) {
             Ok(volume) => {
                 let device = Arc::new(Migratable::new(volume));
                 self.open.borrow_mut().insert(known.id, Arc::downgrade(&device));
@@ -267,7 +278,7 @@ impl<'a> Running<'a> {
 
     /// Reads all volumes.
     fn verify(&self) {
-        for known in &self.world.state().volumes {
+        for known in self.world.state().volumes.iter().filter(|known| self.is_there(known)) {
             self.spawn(known, User::verify);
         }
         join(self.world, self.simulation);

@@ -41,13 +41,14 @@ impl Running<'_> {
     }
 
     fn pool(&self, number: u64) -> usize {
-        (number % self.pools.len() as u64) as usize
+        let place = (number % self.pools.len() as u64) as usize;
+        *self.pools.keys().nth(place).expect("a boot has a pool")
     }
 
-    /// A volume that does not move.
+    /// A volume that can be used, and does not move.
     fn pick(&self, number: u64) -> Option<Known> {
         let mut volumes = self.world.state().volumes;
-        volumes.retain(|known| !self.mover.is_moving(known));
+        volumes.retain(|known| self.is_there(known) && !self.mover.is_moving(known));
         let place = number.checked_rem(volumes.len() as u64)?;
         Some(volumes[place as usize].clone())
     }
@@ -93,7 +94,7 @@ impl Running<'_> {
                     println!("{what} failed: {error}");
                 }
             }
-            Err(PoolError::Full { wants, free }) if wants > free && free == self.pools[pool].room().1 => {}
+            Err(PoolError::Full { wants, free }) if wants > free && free == self.pools[&pool].room().1 => {}
             Err(error) => self.world.fail(format!("{what} failed: {error}")),
         }
     }
@@ -105,7 +106,7 @@ impl Running<'_> {
 
     fn create(&mut self, pool: u64, size: u64) {
         let Some(mut known) = self.new_volume(pool, size) else { return };
-        let result = self.pools[known.pool].create_volume(name(&known.name), known.size);
+        let result = self.pools[&known.pool].create_volume(name(&known.name), known.size);
         known.uuid = result.as_ref().ok().map(|info| info.uuid);
         let mut after = self.world.state();
         after.volumes.push(known.clone());
@@ -117,7 +118,7 @@ impl Running<'_> {
             return self.end_reserved(true);
         }
         let Some(known) = self.new_volume(pool, size) else { return };
-        let mut room = match self.pools[known.pool].reserve_volume(name(&known.name), known.size) {
+        let mut room = match self.pools[&known.pool].reserve_volume(name(&known.name), known.size) {
             Ok(room) => room,
             Err(PoolError::Full { wants, free }) if wants > free => return,
             Err(error) => return self.world.fail(format!("reserve failed: {error}")),
@@ -149,7 +150,7 @@ impl Running<'_> {
     fn grow(&mut self, volume: u64, by: u64) {
         let Some(known) = self.pick(volume) else { return };
         let size = known.size + self.size(by);
-        let result = self.pools[known.pool].grow_volume(&known.name, size);
+        let result = self.pools[&known.pool].grow_volume(&known.name, size);
         self.world.count(|stats| stats.growths += u64::from(result.is_ok()));
         let mut after = self.world.state();
         after.volumes.iter_mut().filter(|other| other.id == known.id).for_each(|known| known.size = size);
@@ -158,7 +159,7 @@ impl Running<'_> {
 
     fn rename(&mut self, volume: u64, to: u64) {
         let (Some(known), Some(to)) = (self.pick(volume), self.free_name(to)) else { return };
-        let result = self.pools[known.pool].rename_volume(&known.name, name(&to));
+        let result = self.pools[&known.pool].rename_volume(&known.name, name(&to));
         let mut after = self.world.state();
         after
             .volumes
@@ -173,7 +174,7 @@ impl Running<'_> {
         let users = self.world.content(known.id).users;
         if users.running() > 0 {
             // A user that has not opened its channel yet has the device open, too.
-            let refused = self.pools[known.pool].delete_volume(&known.name);
+            let refused = self.pools[&known.pool].delete_volume(&known.name);
             if !matches!(refused, Err(PoolError::InUse(_))) {
                 return self
                     .world
@@ -184,7 +185,7 @@ impl Running<'_> {
                 return;
             }
         }
-        let result = self.pools[known.pool].delete_volume(&known.name);
+        let result = self.pools[&known.pool].delete_volume(&known.name);
         let mut after = self.world.state();
         after.volumes.retain(|other| other.id != known.id);
         self.end(known.pool, "delete", after, result);
@@ -192,7 +193,7 @@ impl Running<'_> {
 
     fn move_volume(&mut self, volume: u64, to: u64) {
         let (Some(known), to) = (self.pick(volume), self.pool(to)) else { return };
-        if to == known.pool || self.pools[to].room().1 < known.size.next_multiple_of(self.world.shape.unit) {
+        if to == known.pool || self.pools[&to].room().1 < known.size.next_multiple_of(self.world.shape.unit) {
             return;
         }
         match self.mover.begin(&known, to) {
@@ -217,8 +218,8 @@ impl Running<'_> {
         }
         // The old place hides it, whatever else its pool has.
         let is_there = |state: &mut State| {
-            state.copy_pools(&[to], &after);
             state.volumes.retain(|other| other.id != known.id || other.pool == to);
+            state.copy_pools(&[to], &after);
         };
         match result {
             Ok(()) => self.world.change(|state| state.copy_pools(&[known.pool, to], &after)),
@@ -233,25 +234,34 @@ impl Running<'_> {
         }
     }
 
-    /// Moves that an earlier boot began are carried out or given up.
+    /// Moves that an earlier boot began are carried out or cancelled, or wait for a pool.
     pub(super) fn go_on_with_moves(&mut self, boot: &Boot) {
-        for (uuid, to) in self.mover.open_moves() {
+        for (uuid, [from, to]) in self.mover.open_moves() {
             let is_it = |known: &Known| known.uuid.is_some_and(|own| own.to_string() == uuid);
             let known = self.world.state().volumes.into_iter().find(is_it);
             if !self.world.goes_on() {
                 return;
             }
             match known {
-                Some(known) if !boot.gives_up => self.carry_out_move(&known, to),
-                _ => {
-                    if let Err(error) = self.mover.give_up(&uuid)
-                        && self.world.machine.is_on()
-                        && !self.world.excuses_error()
-                    {
-                        self.world.fail(format!("a move is not given up: {error}"));
+                Some(known) if !boot.gives_up => {
+                    if [from, to].iter().all(|pool| self.pools.contains_key(pool)) {
+                        self.carry_out_move(&known, to);
                     }
                 }
+                _ => self.cancel_move(&uuid, from),
             }
+        }
+    }
+
+    fn cancel_move(&mut self, uuid: &str, from: usize) {
+        match self.mover.cancel(uuid) {
+            // Also if the pool of the new place, which is absent, says otherwise.
+            Ok(()) => self.world.change(|state| {
+                let is_it = |known: &&mut Known| known.uuid.is_some_and(|own| own.to_string() == uuid);
+                state.volumes.iter_mut().filter(is_it).for_each(|known| known.pool = from);
+            }),
+            Err(_) if !self.world.machine.is_on() || self.world.excuses_error() => {}
+            Err(error) => self.world.fail(format!("a move is not cancelled: {error}")),
         }
     }
 
@@ -261,7 +271,7 @@ impl Running<'_> {
         let mut after = self.world.state();
         // Also what an earlier attempt has not taken.
         after.units[pool] = (self.world.disks[pool].limits().capacity - RESERVED) / self.world.shape.unit;
-        match self.pools[pool].extend() {
+        match self.pools[&pool].extend() {
             Ok((_, bytes)) if bytes != after.units[pool] * self.world.shape.unit => {
                 self.world.fail(format!("extend: {bytes} bytes are not what the disk has"));
             }

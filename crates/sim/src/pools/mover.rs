@@ -10,9 +10,10 @@ use moves::{Copier, MoveRecord, Owner, Records, Resumed};
 use reactor::CoreRef;
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use volume::{Info, Pool, PoolError, Uuid};
+use volume::{Info, Pool, PoolError};
 
 const NAMES: [&str; 3] = ["state.json", "state.json.previous", "state.json.damaged"];
 const MOST_BYTES: u64 = 1 << 20;
@@ -59,10 +60,13 @@ impl std::fmt::Display for Failure {
     }
 }
 
+/// The pools that a boot has, by number.
+pub type Pools = BTreeMap<usize, Arc<Pool>>;
+
 /// The pools and the records of a boot.
 pub struct Mover<'a> {
     world: &'a World,
-    pools: &'a [Arc<Pool>],
+    pools: &'a Pools,
     core: CoreRef,
     journal: RefCell<Journal>,
     /// Volumes whose moves begin again.
@@ -93,7 +97,7 @@ fn place(pool: usize) -> String {
 impl<'a> Mover<'a> {
     /// Reads the state file, and finishes moves as far as they were done. `None` when power goes
     /// before, or something is wrong.
-    pub fn open(world: &'a World, pools: &'a [Arc<Pool>], core: CoreRef) -> Option<Mover<'a>> {
+    pub fn open(world: &'a World, pools: &'a Pools, core: CoreRef) -> Option<Mover<'a>> {
         let decode = |bytes: &[u8]| match serde_json::from_slice::<Journal>(bytes) {
             Ok(journal) => Meaning::Value(journal),
             Err(error) => Meaning::Damaged(error.to_string()),
@@ -114,7 +118,8 @@ impl<'a> Mover<'a> {
         let (journal, open, attempts) = (RefCell::new(journal), RefCell::default(), Cell::new(0));
         let mover = Mover { world, pools, core, journal, open, attempts };
         let records = mover.records();
-        moves::remove_leftovers(pools, |uuid| records.values().any(|record| record.copy == uuid));
+        let all: Vec<Arc<Pool>> = pools.values().cloned().collect();
+        moves::remove_leftovers(&all, |uuid| records.values().any(|record| record.copy == uuid));
         for (uuid, record) in records {
             match moves::resume(&mover, &uuid, &record) {
                 Ok(Resumed::Open) => mover.open.borrow_mut().push(uuid),
@@ -138,6 +143,11 @@ impl<'a> Mover<'a> {
         known.uuid.is_some_and(|uuid| self.journal.borrow().moves.contains_key(&uuid.to_string()))
     }
 
+    /// Whether the place of a volume that counts is not known.
+    pub fn is_unknown(&self, known: &Known) -> bool {
+        known.uuid.is_some_and(|uuid| moves::is_unknown(&self.journal.borrow().moves, &uuid.to_string()))
+    }
+
     /// Whether a volume of a pool is not shown. Only the copy of an active move is hidden.
     pub fn is_hidden(&self, pool: usize, info: &Info) -> bool {
         let journal = self.journal.borrow();
@@ -153,11 +163,15 @@ impl<'a> Mover<'a> {
         is_hidden
     }
 
-    /// Moves that an earlier boot has begun, with the places of their volumes.
-    pub fn open_moves(&self) -> Vec<(String, usize)> {
-        let is_at = |record: &MoveRecord| (0..self.pools.len()).find(|pool| place(*pool) == record.to);
+    /// Moves that an earlier boot has begun: the volume, from where, and to where.
+    pub fn open_moves(&self) -> Vec<(String, [usize; 2])> {
+        let number = |name: &String| (0..self.world.disks.len()).find(|pool| place(*pool) == *name);
         let (journal, open) = (self.journal.borrow(), self.open.borrow());
-        open.iter().filter_map(|uuid| Some((uuid.clone(), is_at(journal.moves.get(uuid)?)?))).collect()
+        let places = |uuid: &String| {
+            let record = journal.moves.get(uuid)?;
+            Some((uuid.clone(), [number(&record.from)?, number(&record.to)?]))
+        };
+        open.iter().filter_map(places).collect()
     }
 
     /// Begins a move.
@@ -165,15 +179,8 @@ impl<'a> Mover<'a> {
     /// # Errors
     /// When the record cannot be set.
     pub fn begin(&self, known: &Known, to: usize) -> Result<(), Failure> {
-        let (uuid, copy) = (known.uuid.expect("it is there"), Uuid::random().map_err(PoolError::Random)?);
-        let record = MoveRecord {
-            from: place(known.pool),
-            to: place(to),
-            copy: copy.to_string(),
-            is_done: false,
-            stays: false,
-        };
-        self.set(&uuid.to_string(), Some(&record))
+        let uuid = known.uuid.expect("it is there");
+        self.set(&uuid.to_string(), Some(&MoveRecord::new(place(known.pool), place(to))?))
     }
 
     /// Carries a move out that has begun. The volume is open as `device`. Says with an error
@@ -188,18 +195,18 @@ impl<'a> Mover<'a> {
             Ok(()) => moves::free_old_place(self, &uuid, &record).map_err(|error| (true, error)),
             Err(error) => {
                 // The first error tells more than what follows from it.
-                let _ = self.give_up(&uuid);
+                let _ = moves::give_up(self, &uuid, &self.records()[&uuid]);
                 Err((false, error))
             }
         }
     }
 
-    /// Gives a move up that an earlier boot has begun.
+    /// Cancels a move that an earlier boot has begun.
     ///
     /// # Errors
     /// When the copy or the record stays.
-    pub fn give_up(&self, uuid: &str) -> Result<(), Failure> {
-        moves::give_up(self, uuid, &self.records()[uuid])
+    pub fn cancel(&self, uuid: &str) -> Result<(), Failure> {
+        moves::cancel(self, uuid, &self.records()[uuid])
     }
 
     fn copy_and_switch(
@@ -253,7 +260,7 @@ impl Owner for Mover<'_> {
     type Error = Failure;
 
     fn pool(&self, name: &str) -> Result<Arc<Pool>, Failure> {
-        let pool = self.pools.iter().enumerate().find(|(number, _)| place(*number) == name);
+        let pool = self.pools.iter().find(|(number, _)| place(**number) == name);
         pool.map(|(_, pool)| pool.clone()).ok_or_else(|| PoolError::NoVolume(name.into()).into())
     }
 
@@ -264,10 +271,6 @@ impl Owner for Mover<'_> {
                 None => journal.moves.remove(volume),
             };
         })
-    }
-
-    fn note(&self, volume: &str, record: &MoveRecord) {
-        self.journal.borrow_mut().moves.insert(volume.into(), record.clone());
     }
 
     fn confirm(&self) -> Result<(), Failure> {

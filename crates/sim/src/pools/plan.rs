@@ -29,6 +29,8 @@ pub struct Shape {
     pub cores: usize,
     /// Whether requests to the disks fail often in some boots.
     pub has_faults: bool,
+    /// Whether some boots do not have all pools.
+    pub has_absent: bool,
 }
 
 /// The next action of a boot. Numbers are drawn at large and reduced to the objects that exist when
@@ -81,7 +83,9 @@ pub struct Boot {
     pub fails_at_start: bool,
     /// A system call for the state file fails after the start: the number; 0: none.
     pub state_failure: u64,
-    /// Whether moves that an earlier boot began are given up.
+    /// The pool that this boot does not have, drawn at large; 0: it has all.
+    pub absent: u64,
+    /// Whether moves that an earlier boot began are cancelled.
     pub gives_up: bool,
     /// The steps, in their order.
     pub steps: Vec<Step>,
@@ -110,6 +114,12 @@ impl Plan {
         let mut next_id = 0;
         let mut boots: Vec<Boot> =
             (0..rng.range(2, 8)).map(|number| Boot::draw(&mut rng, number > 0, &mut next_id)).collect();
+        // With this number the seeds in regressions.txt draw none, and keep their runs.
+        let mut rng = root.fork(31);
+        shape.has_absent = rng.one_in(4);
+        if shape.has_absent {
+            boots.iter_mut().for_each(|boot| boot.absent = if rng.one_in(2) { rng.draw() } else { 0 });
+        }
         if has_faults {
             shape.has_faults = true;
             let mut rng = root.fork(4);
@@ -168,6 +178,7 @@ impl Shape {
             latency_ns: rng.pick(&[10_000, 100_000]),
             cores: if rng.one_in(3) { 2 } else { 1 },
             has_faults: false,
+            has_absent: false,
         }
     }
 }
@@ -194,6 +205,11 @@ impl Boot {
         };
         let (gives_up, is_quiet) = (rng.one_in(3), rng.one_in(3));
         Boot { damages, state_damage, gives_up, steps, crash, state_crash, is_quiet, ..Boot::default() }
+    }
+
+    /// The pool that this boot does not have, of so many.
+    pub fn absent(&self, pools: usize) -> Option<usize> {
+        (self.absent > 0).then(|| (self.absent % pools as u64) as usize)
     }
 
     /// Lets requests fail often.

@@ -47,11 +47,16 @@ pub struct State {
 }
 
 impl State {
-    /// Takes over what the tables of some pools say in another state.
+    /// Takes over what the tables of some pools say in another state. A volume that one of the two
+    /// has elsewhere stays in its place: nothing uses it until its place is known.
     pub fn copy_pools(&mut self, pools: &[usize], from: &State) {
-        self.volumes.retain(|known| !pools.contains(&known.pool));
-        let volumes = from.volumes.iter().filter(|known| pools.contains(&known.pool));
-        self.volumes.extend(volumes.cloned());
+        let is_elsewhere = |volumes: &[Known], known: &Known| {
+            volumes.iter().any(|other| other.id == known.id && !pools.contains(&other.pool))
+        };
+        self.volumes.retain(|known| !pools.contains(&known.pool) || is_elsewhere(&from.volumes, known));
+        let here = from.volumes.iter().filter(|known| pools.contains(&known.pool));
+        let volumes: Vec<Known> = here.filter(|known| !is_elsewhere(&self.volumes, known)).cloned().collect();
+        self.volumes.extend(volumes);
         for pool in pools {
             self.units[*pool] = from.units[*pool];
         }
@@ -176,7 +181,8 @@ impl World {
     /// Returns the state that the open pools have.
     pub fn state(&self) -> State {
         let states = self.states.borrow();
-        assert!(states.len() == 1 || self.shape.has_faults, "it is not known what is there");
+        let may_be_unknown = self.shape.has_faults || self.shape.has_absent;
+        assert!(states.len() == 1 || may_be_unknown, "it is not known what is there");
         states[0].clone()
     }
 
