@@ -65,6 +65,7 @@ simulate: ## About a minute of simulated crashes, and the seeds that once found 
 	$(SIM) --seeds 0..500 --pairs --jobs 2
 	$(SIM) --seeds 0..800 --pools --jobs 2
 	$(SIM) --seeds 0..800 --pools --faults --jobs 2
+	$(SIM) --seeds 0..800 --pools --faults --moves --jobs 2
 	$(SIM) --seeds 0..5000 --tables --jobs 2
 	$(SIM) --seeds 0..1500 --images --jobs 2
 	$(SIM) --seeds 0..500 --images --faults --jobs 2
@@ -78,7 +79,7 @@ simulate: ## About a minute of simulated crashes, and the seeds that once found 
 
 soak: ## Simulated crashes for SOAK_SECONDS (3600), the same time for each kind of run
 	set -- "" "--grow --groups" "--streams" "--grow --groups --streams" "--shapes" "--faults" "--faults --grow --groups --streams" \
-	    "--faults --shapes" "--live-faults --faults" "--live-faults --faults --wide --grow" "--pairs" "--pools" "--pools --faults" "--tables" "--images" "--images --faults" "--directed" "--wide" "--create" "--operations" "--operations --faults" "--operations --offline" "--operations --handover"; \
+	    "--faults --shapes" "--live-faults --faults" "--live-faults --faults --wide --grow" "--pairs" "--pools" "--pools --faults" "--pools --moves" "--pools --faults --moves" "--tables" "--images" "--images --faults" "--directed" "--wide" "--create" "--operations" "--operations --faults" "--operations --offline" "--operations --handover"; \
 	status=0; \
 	for options; do \
 	    $(SIM) --seconds $$(($(SOAK_SECONDS) / $$#)) --jobs 2 --keep-going $$options || status=1; \

@@ -412,3 +412,26 @@ fn a_device_with_a_volume_that_another_has_too_is_refused() {
     assert_eq!((status, &*kind, &*detail), (409, "in-use", &*text));
     assert_eq!(daemon.refusal(Method::GET, "/v1/devices/twin", &Value::Null).0, 404);
 }
+
+#[test]
+fn a_move_whose_old_place_is_free_is_not_cancelled() {
+    let mut daemon = with_volume(8 * MIB);
+    let uuid = daemon.get("/v1/volumes/v1")["uuid"].as_str().unwrap().to_owned();
+    move_to(&daemon, "fast");
+    wait_until_moved(&daemon);
+    daemon.end("-KILL");
+    forget_that_it_moved(&daemon, &uuid);
+    let previous = daemon.path("state/state.json.previous");
+    let mut state = read_state(&previous).unwrap();
+    state["moves"][&uuid]["is_due"] = json!(true);
+    std::fs::write(previous, state.to_string()).unwrap();
+    let (fast, away) = (daemon.path("fast"), daemon.path("away"));
+    std::fs::rename(&fast, &away).unwrap();
+    daemon.start();
+    let (status, _, detail) = daemon.refusal(Method::DELETE, &format!("/v1/jobs/{uuid}.move"), &Value::Null);
+    let text = format!("job {uuid}.move: the volume cannot stay on data: ");
+    assert!(status == 404 && detail.starts_with(&text), "{status} {detail}");
+    std::fs::rename(&away, &fast).unwrap();
+    wait_for_export(&daemon);
+    assert_eq!(is_on(&daemon), "fast");
+}

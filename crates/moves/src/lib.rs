@@ -154,12 +154,12 @@ pub fn is_hidden(records: &Records, place: &str, info: &Info) -> bool {
     is_unfinished_copy(info) || !records.is_empty() && is_left()
 }
 
-/// Whether the pool of the new place has the volume itself, not a copy of another identity. It says
-/// that durably before the record does, and no user writes in between: both places hold the same
-/// then, and later only the new one is current. So records that are older than the switch, restored
-/// after damage, delete nothing.
-fn has_switched(to: &Pool, uuid: &str) -> bool {
-    Uuid::parse_hyphenated(uuid).is_some_and(|uuid| to.volume_with(uuid).is_some())
+/// Whether a pool has the volume itself, not a copy of another identity. The pool of the new place
+/// says that durably before the record does, and no user writes in between. Both places hold the
+/// same then, and later only the new one is current. So records that are older than the switch,
+/// restored after damage, delete nothing.
+fn has_volume(pool: &Pool, uuid: &str) -> bool {
+    Uuid::parse_hyphenated(uuid).is_some_and(|uuid| pool.volume_with(uuid).is_some())
 }
 
 /// Whether the place of a volume that counts is not known, unless its move is running. Nothing may
@@ -205,7 +205,7 @@ pub fn resume<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<Re
         let Ok(to) = owner.pool(&record.to) else { return Ok(Resumed::Open) };
         // The table that says where the volume is may be one that cannot be read now.
         let settled = to.settle();
-        if has_switched(&to, uuid) {
+        if has_volume(&to, uuid) {
             settled?;
             record.is_due = false;
             if mutant::is(Mutant::OlderRecordCounts) {
@@ -246,9 +246,16 @@ pub fn resume<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<Re
 
 /// Removes a volume with this identity at the new place, where it does not count.
 fn remove_switched<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
-    let to = owner.pool(&record.to)?;
-    let copy = to.volumes().into_iter().find(|info| info.uuid.to_string() == uuid);
-    copy.map_or(Ok(()), |info| owner.delete(&to, &info))
+    remove(owner, &record.to, uuid)
+}
+
+/// Removes the volume with this UUID from a place. A pool that does not show it may do so at a
+/// later start, unless it is settled.
+fn remove<O: Owner>(owner: &O, place: &str, uuid: &str) -> Result<(), O::Error> {
+    let pool = owner.pool(place)?;
+    pool.settle()?;
+    let volume = pool.volumes().into_iter().find(|info| info.uuid.to_string() == uuid);
+    volume.map_or(Ok(()), |info| owner.delete(&pool, &info))
 }
 
 /// Removes the copy, and a volume with the identity of the one that stays.
@@ -274,9 +281,7 @@ pub fn make_copy<O: Owner>(owner: &O, record: &MoveRecord, size: u64) -> Result<
 
 /// Removes what there is of a copy that does not count.
 fn remove_copy<O: Owner>(owner: &O, record: &MoveRecord) -> Result<(), O::Error> {
-    let to = owner.pool(&record.to)?;
-    let is_copy = |info: &Info| info.uuid.to_string() == record.copy;
-    to.volumes().iter().filter(|info| is_copy(info)).try_for_each(|info| owner.delete(&to, info))
+    remove(owner, &record.to, &record.copy)
 }
 
 /// The last part, while the volume's users wait. `finish` copies what is left, and flushes the
@@ -362,9 +367,7 @@ fn keep_place<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<()
 /// # Errors
 /// When the old place is not open or fails; a later start tries again.
 pub fn free_old_place<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
-    let from = owner.pool(&record.from)?;
-    let old = from.volumes().into_iter().find(|info| info.uuid.to_string() == uuid);
-    old.map_or(Ok(()), |info| owner.delete(&from, &info))?;
+    remove(owner, &record.from, uuid)?;
     owner.set(uuid, None)
 }
 
@@ -379,7 +382,7 @@ pub fn give_up<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(
     let ended = match (&removed, owner.pool(&record.to)) {
         (Ok(()), _) => owner.set(uuid, None),
         (Err(_), _) if record.has_failed() => Ok(()),
-        (Err(_), Ok(to)) if !record.stays && to.is_settled() && !has_switched(&to, uuid) => {
+        (Err(_), Ok(to)) if !record.stays && to.is_settled() && !has_volume(&to, uuid) => {
             owner.set(uuid, None)
         }
         (Err(_), Ok(_)) => keep_place(owner, uuid, record),
@@ -392,7 +395,8 @@ pub fn give_up<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(
 /// [`remove_leftovers`] frees it when it is.
 ///
 /// # Errors
-/// When the copy or the record stays for now.
+/// When the copy or the record stays for now. When the pool of the new place is not open, and the
+/// old place does not have the volume: it may have moved.
 pub fn cancel<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
     match owner.pool(&record.to) {
         Ok(_) => give_up(owner, uuid, record),
@@ -402,8 +406,15 @@ pub fn cancel<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<()
 
 /// The volume stays, and the new place is not there: a pool that may say otherwise needs a record.
 fn leave<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
-    match record.is_due || record.stays {
-        true => keep_place(owner, uuid, record),
-        false => owner.set(uuid, None),
+    if !record.is_due && !record.stays {
+        return owner.set(uuid, None);
     }
+    if !record.stays && !mutant::is(Mutant::CancelledBlindly) {
+        let from = owner.pool(&record.from)?;
+        from.settle()?;
+        if !has_volume(&from, uuid) {
+            return Err(PoolError::NoVolume(uuid.to_owned()).into());
+        }
+    }
+    keep_place(owner, uuid, record)
 }

@@ -73,6 +73,9 @@ struct Args {
     /// Pools of volumes instead of arrays; with --faults, requests to their disks fail often
     #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "live_faults", "pairs", "level", "consistency", "cores"])]
     pools: bool,
+    /// With --pools: volumes move often
+    #[arg(long, requires = "pools")]
+    moves: bool,
     /// Tables of a mapping instead of arrays: no power loss, but evictions, moves and snapshots
     #[arg(long, conflicts_with_all = ["grow", "groups", "streams", "shapes", "faults", "live_faults", "pairs", "pools", "directed", "wide", "operations", "create", "level", "consistency", "cores"])]
     tables: bool,
@@ -212,6 +215,10 @@ impl Args {
         }
     }
 
+    fn kind_of_pools(&self) -> sim::pools::Kind {
+        sim::pools::Kind { faults: self.faults, moves: self.moves }
+    }
+
     /// The options that a replay needs, too.
     fn filter_text(&self) -> String {
         let levels = self.level.iter().map(|level| format!(" --level {}", level.name()));
@@ -227,6 +234,7 @@ impl Args {
             (self.live_faults, " --live-faults"),
             (self.pairs, " --pairs"),
             (self.pools, " --pools"),
+            (self.moves, " --moves"),
             (self.tables, " --tables"),
             (self.images, " --images"),
             (self.directed, " --directed"),
@@ -422,7 +430,7 @@ fn search(args: &Args, maker: SubjectMaker) -> bool {
     let search = Search::new(first, end, crashes, args.seconds);
     let filter = args.filter();
     let run = |seed| match (args.pools, args.tables || args.images) {
-        (true, _) => sim::pools::run_seed(seed, args.faults),
+        (true, _) => sim::pools::run_seed(seed, args.kind_of_pools()),
         (_, true) => seed_runs::run_seed(args, seed, false),
         _ => sim::run_seed(seed, &filter, &maker()),
     };

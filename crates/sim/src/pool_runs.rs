@@ -5,7 +5,7 @@ use sim::{Outcome, pools};
 
 /// Runs a seed again.
 pub fn replay(args: &Args, seed: u64) -> bool {
-    let plan = pools::Plan::draw(seed, args.faults);
+    let plan = pools::Plan::draw(seed, args.kind_of_pools());
     let keep = args.keep.clone().unwrap_or_else(|| plan.ids());
     let plan = plan.cut(&keep, args.boots.unwrap_or(plan.boots()));
     let outcome = pools::run_plan(&plan, args.trace);
@@ -19,7 +19,7 @@ pub fn report(args: &Args, seed: u64, outcome: &Outcome) -> bool {
     let command = format!("sim --replay {seed}{}", args.filter_text());
     println!("seed {seed} FAILS: {failure}\n  {command}");
     if !args.no_shrink && args.keep.is_none() {
-        let small = pools::shrink(&pools::Plan::draw(seed, args.faults), failure);
+        let small = pools::shrink(&pools::Plan::draw(seed, args.kind_of_pools()), failure);
         println!("  made small: {}", small.failure);
         println!("  {command} --boots {} --keep '{}' --trace", small.boots, set_text(&small.keep));
     }
@@ -28,6 +28,10 @@ pub fn report(args: &Args, seed: u64, outcome: &Outcome) -> bool {
 
 /// Runs each broken variant until it is caught. Returns whether all are.
 pub fn kill_mutants(args: &Args) -> bool {
-    let run = |mutant: pools::Mutant, seed| pools::run_seed(seed, args.faults || mutant.needs_faults());
+    let run = |mutant: pools::Mutant, seed| {
+        let pools::Kind { faults, moves } = args.kind_of_pools();
+        let (faults, moves) = (faults || mutant.needs_faults(), moves || mutant.needs_moves());
+        pools::run_seed(seed, pools::Kind { faults, moves })
+    };
     kill_each(args, &pools::Mutant::ALL, pools::choose, || search_of_mutant(args), run)
 }

@@ -58,11 +58,13 @@ pub enum Mutant {
     DueIgnored,
     /// Only the newer state file says that a volume stays.
     StayOnce,
+    /// A migration is cancelled without a look whether the old place still has the volume.
+    CancelledBlindly,
 }
 
 impl Mutant {
     /// Every mutant.
-    pub const ALL: [Mutant; 24] = [
+    pub const ALL: [Mutant; 25] = [
         Mutant::OneCopy,
         Mutant::CopiesAtOnce,
         Mutant::BothSets,
@@ -87,6 +89,7 @@ impl Mutant {
         Mutant::DueNotRecorded,
         Mutant::DueIgnored,
         Mutant::StayOnce,
+        Mutant::CancelledBlindly,
     ];
 
     /// Whether requests must fail often to reveal it.
@@ -94,6 +97,14 @@ impl Mutant {
         matches!(
             self,
             Mutant::UnmendedForgotten | Mutant::NumberUsedAgain | Mutant::StayNotRecorded | Mutant::StayOnce
+        )
+    }
+
+    /// Whether volumes must move often to reveal it.
+    pub fn needs_moves(self) -> bool {
+        matches!(
+            self,
+            Mutant::StayNotRecorded | Mutant::DueOnce | Mutant::StayOnce | Mutant::CancelledBlindly
         )
     }
 }

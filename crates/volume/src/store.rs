@@ -142,7 +142,7 @@ impl Found {
     }
 }
 
-/// Reads every copy.
+/// Reads every copy. There is none behind the end of a small device.
 ///
 /// # Errors
 /// When the device fails. An unreadable copy is not an error.
@@ -153,6 +153,7 @@ pub async fn inspect(channel: &dyn Channel) -> Result<Vec<Copy>, IoError> {
             Ok(Ok(table)) if table.sequence % 2 != place as u64 / 2 => State::Misplaced(table.sequence),
             Ok(Ok(table)) => State::Whole(table),
             Ok(Err(error)) => State::Bad(error),
+            Err(IoError::OutOfRange) => State::Bad(DecodeError::None),
             Err(error @ (IoError::Medium | IoError::Corrupt)) => State::Unreadable(error),
             Err(error) => return Err(error),
         };

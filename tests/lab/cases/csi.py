@@ -151,7 +151,7 @@ def _each_ends(writers):
         assert "a write has failed" in said, said
 
 
-def _free_port():
+def free_port():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
 
@@ -180,7 +180,7 @@ class _Cluster:
         # Its logs() are printed when the test fails.
         lab.parts.append(self)
         self.daemon.start()
-        port = _free_port()
+        port = free_port()
         self.daemon.post("/v1/devices", {"name": "disk", "spec": self.daemon.file("disk", 1 << 30)})
         self.daemon.post("/v1/portals", {"name": "net", "listen": [f"127.0.0.1:{port}"]})
         self.backends = os.path.join(self.directory, "backends.toml")

@@ -270,7 +270,9 @@ impl Engine {
             }
             let Ok(pool) = self.live().pool(&record.backing) else { continue };
             let continued = match room(&pool, &uuid) {
-                Some(info) if !::moves::is_unfinished_copy(&info) => self.forget_copy(&uuid, &record, None),
+                Some(info) if !::moves::is_unfinished_copy(&info) => {
+                    self.note_found_copy(&uuid, &record, &pool)
+                }
                 // The source may not be there yet.
                 _ if self.open_source(&record.source).is_err() => Ok(()),
                 Some(_) if record.pivot.is_some() => self.restart_pivot(&uuid, &record),
@@ -282,6 +284,12 @@ impl Engine {
                 tracing::error!(volume = record.name, %error, "a copy does not continue for now");
             }
         }
+    }
+
+    /// A start finds that a copy is complete. Its record goes once later starts find that, too.
+    fn note_found_copy(&self, uuid: &str, record: &CopyRecord, pool: &Pool) -> Result<(), ApiError> {
+        pool.settle()?;
+        self.forget_copy(uuid, record, None)
     }
 
     /// The copy, on a thread of its own.

@@ -275,7 +275,8 @@ impl Engine {
         if record.has_failed() {
             return stale(format!("it has ended already, the volume is on {from}"));
         }
-        ::moves::cancel(self, &uuid, &record)?;
+        let keeps = |error: ApiError| error.about(&format!("job {id}: the volume cannot stay on {from}"));
+        ::moves::cancel(self, &uuid, &record).map_err(keeps)?;
         let name = self.live().name_of_moving(&uuid);
         self.events.emit("volume", &name, "not moved", format!("it stays on {from}: cancelled"));
         self.may_have_leftovers.store(true, Ordering::SeqCst);

@@ -222,7 +222,7 @@ impl<'a> Running<'a> {
             }
             let with = |other: &State, state: &State| {
                 let mut state = state.clone();
-                state.copy_pools(&[pool], other);
+                state.copy_pools(&[pool], other, |known| self.mover.is_unknown(known));
                 state
             };
             let more: Vec<State> =

@@ -79,7 +79,8 @@ impl Running<'_> {
 
     /// A change has ended: what may be there now.
     fn end<T>(&self, pool: usize, what: &str, after: State, result: Result<T, PoolError>) {
-        let change = |state: &mut State| state.copy_pools(&[pool], &after);
+        let is_unknown = |known: &Known| self.mover.is_unknown(known);
+        let change = |state: &mut State| state.copy_pools(&[pool], &after, is_unknown);
         match result {
             Ok(_) => self.world.change(change),
             Err(error) if self.is_unknown(&error) => {
@@ -216,13 +217,14 @@ impl Running<'_> {
                 result.as_ref().map_err(|(_, error)| error.to_string())
             );
         }
+        let is_unknown = |other: &Known| other.id != known.id && self.mover.is_unknown(other);
         // The old place hides it, whatever else its pool has.
         let is_there = |state: &mut State| {
             state.volumes.retain(|other| other.id != known.id || other.pool == to);
-            state.copy_pools(&[to], &after);
+            state.copy_pools(&[to], &after, is_unknown);
         };
         match result {
-            Ok(()) => self.world.change(|state| state.copy_pools(&[known.pool, to], &after)),
+            Ok(()) => self.world.change(|state| state.copy_pools(&[known.pool, to], &after, is_unknown)),
             Err(_) if !self.world.machine.is_on() => self.world.may_change(is_there),
             Err((is_switched, _)) if self.world.excuses_error() => {
                 if is_switched {
@@ -260,6 +262,8 @@ impl Running<'_> {
                 let is_it = |known: &&mut Known| known.uuid.is_some_and(|own| own.to_string() == uuid);
                 state.volumes.iter_mut().filter(is_it).for_each(|known| known.pool = from);
             }),
+            // The state before the last one counts, and the old place is free already.
+            Err(Failure::Pool(PoolError::NoVolume(_))) => {}
             Err(_) if !self.world.machine.is_on() || self.world.excuses_error() => {}
             Err(error) => self.world.fail(format!("a move is not cancelled: {error}")),
         }

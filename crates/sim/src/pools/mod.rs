@@ -21,7 +21,7 @@ mod mover;
 mod plan;
 mod world;
 
-pub use plan::Plan;
+pub use plan::{Kind, Plan};
 pub use volume::mutant::{Mutant, choose};
 
 use crate::run::{Outcome, Shrunk, caught, shrink_with};
@@ -44,9 +44,9 @@ pub fn run_plan(plan: &Plan, is_tracing: bool) -> Outcome {
     Outcome { stats: world.stats.get(), failure }
 }
 
-/// Draws the plan of a seed and runs it. `has_faults`: requests to the disks fail often.
-pub fn run_seed(seed: u64, has_faults: bool) -> Outcome {
-    run_plan(&Plan::draw(seed, has_faults), false)
+/// Draws the plan of a seed and runs it.
+pub fn run_seed(seed: u64, kind: Kind) -> Outcome {
+    run_plan(&Plan::draw(seed, kind), false)
 }
 
 /// Leaves out steps and boots of a failing plan while it still fails.
@@ -118,16 +118,17 @@ mod tests {
 
     #[test]
     fn pools_keep_what_they_have_acknowledged_and_a_seed_means_one_run() {
-        for (seed, has_faults) in (0..20).flat_map(|seed| [(seed, false), (seed, true)]) {
-            let outcome = run_seed(seed, has_faults);
-            assert_eq!(outcome.failure, None, "seed {seed}, faults: {has_faults}");
-            assert_eq!(outcome.stats, run_seed(seed, has_faults).stats, "seed {seed}");
+        for number in 0..40 {
+            let (seed, kind) = (number / 2, Kind { faults: number % 2 > 0, moves: number % 4 > 1 });
+            let outcome = run_seed(seed, kind);
+            assert_eq!(outcome.failure, None, "seed {seed}, {kind:?}");
+            assert_eq!(outcome.stats, run_seed(seed, kind).stats, "seed {seed}");
         }
     }
 
     #[test]
     fn a_failing_run_is_made_small() {
-        let plan = Plan::draw(0, false);
+        let plan = Plan::draw(0, Kind::default());
         let failing = plan.ids().into_iter().nth(2).expect("a plan has steps");
         let small = shrink_with(plan.ids(), plan.boots(), "it fails", |keep, boots| {
             let kept = plan.cut(keep, boots).ids();

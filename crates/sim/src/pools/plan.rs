@@ -105,9 +105,18 @@ pub struct Plan {
     pub(super) boots: Vec<Boot>,
 }
 
+/// A kind of runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kind {
+    /// Requests to the disks fail often.
+    pub faults: bool,
+    /// Volumes move often.
+    pub moves: bool,
+}
+
 impl Plan {
-    /// The plan of a seed. `has_faults`: requests to the disks fail often.
-    pub fn draw(seed: u64, has_faults: bool) -> Plan {
+    /// The plan of a seed.
+    pub fn draw(seed: u64, kind: Kind) -> Plan {
         let root = Rng::new(seed);
         let mut shape = Shape::draw(&mut root.fork(1));
         let mut rng = root.fork(2);
@@ -116,11 +125,15 @@ impl Plan {
             (0..rng.range(2, 8)).map(|number| Boot::draw(&mut rng, number > 0, &mut next_id)).collect();
         // With this number the seeds in regressions.txt draw none, and keep their runs.
         let mut rng = root.fork(31);
-        shape.has_absent = rng.one_in(4);
+        shape.has_absent = rng.one_in(4) || kind.moves;
         if shape.has_absent {
             boots.iter_mut().for_each(|boot| boot.absent = if rng.one_in(2) { rng.draw() } else { 0 });
         }
-        if has_faults {
+        if kind.moves {
+            let mut rng = root.fork(6);
+            boots.iter_mut().for_each(|boot| boot.draw_moves(&mut rng));
+        }
+        if kind.faults {
             shape.has_faults = true;
             let mut rng = root.fork(4);
             boots.iter_mut().for_each(|boot| boot.draw_faults(&mut rng));
@@ -212,6 +225,14 @@ impl Boot {
         (self.absent > 0).then(|| (self.absent % pools as u64) as usize)
     }
 
+    /// Lets volumes move often, with power loss in their changes of the state file.
+    fn draw_moves(&mut self, rng: &mut Rng) {
+        self.steps.iter_mut().for_each(|step| step.action = Action::draw_move(rng));
+        if rng.one_in(2) {
+            (self.crash, self.state_crash) = (None, 1 + rng.log_uniform(60));
+        }
+    }
+
     /// Lets requests fail often.
     fn draw_faults(&mut self, rng: &mut Rng) {
         self.failing = if rng.one_in(4) { 0 } else { 2 + rng.log_uniform(200) };
@@ -221,6 +242,19 @@ impl Boot {
 }
 
 impl Action {
+    fn draw_move(rng: &mut Rng) -> Action {
+        let (first, second) = (rng.draw(), rng.draw());
+        match rng.below(8) {
+            0..2 => Action::Create { pool: first, size: second },
+            2 => Action::Work { volume: first, requests: 1 + rng.log_uniform(30), seed: second },
+            3 => match rng.one_in(2) {
+                true => Action::FailWrite { pool: first, number: 1 + rng.log_uniform(30) as u32 },
+                false => Action::FailState { number: 1 + rng.log_uniform(30) },
+            },
+            _ => Action::Move { volume: first, to: second },
+        }
+    }
+
     fn draw(rng: &mut Rng) -> Action {
         let mut any = || rng.draw();
         let (first, second) = (any(), any());

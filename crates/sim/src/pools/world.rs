@@ -47,16 +47,12 @@ pub struct State {
 }
 
 impl State {
-    /// Takes over what the tables of some pools say in another state. A volume that one of the two
-    /// has elsewhere stays in its place: nothing uses it until its place is known.
-    pub fn copy_pools(&mut self, pools: &[usize], from: &State) {
-        let is_elsewhere = |volumes: &[Known], known: &Known| {
-            volumes.iter().any(|other| other.id == known.id && !pools.contains(&other.pool))
-        };
-        self.volumes.retain(|known| !pools.contains(&known.pool) || is_elsewhere(&from.volumes, known));
-        let here = from.volumes.iter().filter(|known| pools.contains(&known.pool));
-        let volumes: Vec<Known> = here.filter(|known| !is_elsewhere(&self.volumes, known)).cloned().collect();
-        self.volumes.extend(volumes);
+    /// Takes over what the tables of some pools say in another state. Volumes of which `is_unknown`
+    /// says that their place is not known stay in their places.
+    pub fn copy_pools(&mut self, pools: &[usize], from: &State, is_unknown: impl Fn(&Known) -> bool) {
+        let is_copied = |known: &Known| pools.contains(&known.pool) && !is_unknown(known);
+        self.volumes.retain(|known| !is_copied(known));
+        self.volumes.extend(from.volumes.iter().filter(|known| is_copied(known)).cloned());
         for pool in pools {
             self.units[*pool] = from.units[*pool];
         }

@@ -123,6 +123,25 @@ fn impossible_changes_are_refused_with_a_reason_and_change_nothing() {
 }
 
 #[test]
+fn a_small_device_has_no_pool_and_a_part_of_one_is_refused() {
+    let none = |error: &PoolError| matches!(error, PoolError::Read(_, ReadError::Decode(DecodeError::None)));
+    for size in [512, store::SETS[0][1], MIB + 512, 3 * MIB] {
+        let error = open(disk(size)).err().unwrap();
+        assert!(none(&error), "{size}: {error}");
+        let copies = inspect(&disk(size), &core()).unwrap();
+        assert!(copies.iter().all(|copy| copy.state == store::State::Bad(DecodeError::None)), "{size}");
+    }
+    let device = Arc::new(MemDevice::new(&Options::new(64 * MIB)).unwrap());
+    let base: Arc<dyn Device> = device.clone();
+    drop(pool(&base));
+    for size in [2 * MIB, 3 * MIB, 4 * MIB] {
+        device.resize(size).unwrap();
+        let error = open(base.clone()).err().unwrap();
+        assert!(!none(&error), "{size}: {error}");
+    }
+}
+
+#[test]
 fn a_device_that_has_become_smaller_than_its_pool_is_not_opened() {
     let device = Arc::new(MemDevice::new(&Options::new(64 * MIB)).unwrap());
     let base: Arc<dyn Device> = device.clone();
