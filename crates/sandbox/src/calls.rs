@@ -206,7 +206,14 @@ const TYPES: [u32; 2] = [libc::TIOCSTI as u32, libc::TIOCLINUX as u32];
 /// `prctl` operations that name threads and memory.
 const NAMES: [u32; 2] = [libc::PR_SET_NAME as u32, libc::PR_SET_VMA as u32];
 
-/// Calls that no server makes: they indicate an attack, and the process ends.
+/// `keyctl` operations that find and read keys, and the keyring of the thread, to which a keyring
+/// is linked meanwhile.
+const READ_KEYS: [u32; 3] = [libc::KEYCTL_GET_KEYRING_ID, libc::KEYCTL_DESCRIBE, libc::KEYCTL_READ];
+const LINK_KEYS: [u32; 2] = [libc::KEYCTL_LINK, libc::KEYCTL_UNLINK];
+const OWN_KEYRING: u32 = libc::KEY_SPEC_THREAD_KEYRING as u32;
+
+/// Calls that no server makes: they indicate an attack, and the process ends. `keyctl` is not among
+/// them: an option that is refused later, for a member of an array for example, may cause it.
 pub(crate) const DEADLY: &[c_long] = &[
     libc::SYS_execve,
     libc::SYS_execveat,
@@ -240,7 +247,6 @@ pub(crate) const DEADLY: &[c_long] = &[
     libc::SYS_open_by_handle_at,
     libc::SYS_add_key,
     libc::SYS_request_key,
-    libc::SYS_keyctl,
     libc::SYS_acct,
     libc::SYS_quotactl,
     libc::SYS_clock_settime,
@@ -282,6 +288,11 @@ pub(crate) fn allowed(profile: &Profile) -> Vec<Allowed> {
     if profile.changes_groups {
         calls.extend(CHANGE_OWNERS.iter().map(|call| (*call, vec![])));
     }
+    if profile.reads_keyrings {
+        let link = |operation: u32| vec![(0, Argument::Is(operation)), (2, Argument::Is(OWN_KEYRING))];
+        let operations = only(0, &READ_KEYS).into_iter().chain(LINK_KEYS.map(link));
+        calls.push((libc::SYS_keyctl, operations.collect()));
+    }
     calls
 }
 
@@ -292,10 +303,15 @@ mod tests {
 
     #[test]
     fn no_call_is_in_two_lists() {
-        let allowed = allowed(&Profile::default());
-        let names: BTreeSet<c_long> = allowed.iter().map(|(call, _)| *call).collect();
-        assert_eq!(names.len(), allowed.len());
-        assert!(DEADLY.iter().all(|call| !names.contains(call)));
+        let mut reading = Profile::default();
+        reading.read_keyrings();
+        for (profile, reads) in [(Profile::default(), false), (reading, true)] {
+            let allowed = allowed(&profile);
+            let names: BTreeSet<c_long> = allowed.iter().map(|(call, _)| *call).collect();
+            assert_eq!(names.len(), allowed.len());
+            assert!(DEADLY.iter().all(|call| !names.contains(call)));
+            assert_eq!(names.contains(&libc::SYS_keyctl), reads);
+        }
     }
 
     #[test]

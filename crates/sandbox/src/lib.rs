@@ -37,10 +37,12 @@ pub use refusal::refused_calls;
 pub use status::InForce;
 pub use user::{User, effective_user};
 
-use profile::OpenPaths;
+use profile::{KEYS, OpenPaths};
+use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
 use std::path::Path;
+use std::sync::OnceLock;
 
 /// How strictly a process is restricted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -162,6 +164,11 @@ impl Sandbox {
         }
         nix::sys::prctl::set_no_new_privs().map_err(|error| Error::NoNewPrivs(error.into()))?;
         self.in_force.no_new_privs = true;
+        if self.profile.reads_keyrings {
+            // The kernel forgets a rule about a file of `/proc` that no process has open.
+            static OPEN: OnceLock<Option<File>> = OnceLock::new();
+            OPEN.get_or_init(|| File::open(KEYS).ok());
+        }
         // The paths as the rules see them.
         let open_paths = self.profile.open_paths();
         self.in_force.landlock = self.as_far_as_asked(paths::restrict(&self.profile))?;

@@ -30,6 +30,9 @@ const DNS_PORT: u16 = 53;
 /// libraries at its first use, and backtraces take names from them.
 const ALWAYS: [&str; 5] = ["/sys", "/usr/lib", "/usr/lib64", "/lib", "/lib64"];
 
+/// The list of keys that the process may view, without their content.
+pub(crate) const KEYS: &str = "/proc/keys";
+
 /// Directories that hold secrets of others: a file in there is kept by itself.
 const SHARED: [&str; 6] = ["/", "/etc", "/root", "/home", "/tmp", "/var/tmp"];
 
@@ -61,6 +64,7 @@ pub struct Profile {
     pub(crate) has_network: bool,
     pub(crate) locks_memory: bool,
     pub(crate) changes_groups: bool,
+    pub(crate) reads_keyrings: bool,
     pub(crate) capabilities: Vec<Capability>,
 }
 
@@ -79,6 +83,7 @@ impl Default for Profile {
             has_network: false,
             locks_memory: false,
             changes_groups: false,
+            reads_keyrings: false,
             capabilities: Vec::new(),
         }
     }
@@ -182,6 +187,12 @@ impl Profile {
     pub fn change_groups(&mut self) {
         self.changes_groups = true;
         self.keep(Capability::CAP_CHOWN);
+    }
+
+    /// Allows finding and reading keys in keyrings of the kernel.
+    pub fn read_keyrings(&mut self) {
+        self.reads_keyrings = true;
+        self.background.push(KEYS.into());
     }
 
     /// Returns whether the profile connects to abstract Unix sockets.

@@ -1,4 +1,4 @@
-//! Files that hold keys and tokens.
+//! Files that hold keys and tokens, and keyrings of the kernel ([`keyring`]).
 //!
 //! Every reader of such a file goes through [`read`] or [`read_text`]. They refuse a file that
 //! other users of the machine have access to, that is no regular file, or that is too long. The
@@ -9,8 +9,9 @@
 //! Access: the owner and, for reading, the group of the file (modes such as 600, 400 and 640). The
 //! group is for a service with a user of its own: `root:freestone`, mode 640.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+pub mod keyring;
 mod passed;
 
 pub use passed::{ReadFile, from_passed, noting};
