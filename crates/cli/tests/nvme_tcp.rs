@@ -1,6 +1,8 @@
 //! The host and the target of NVMe/TCP, each in a process of its own.
 
 use crate::common::{Server, freestone};
+use drivers_nvme_tcp::{Nqn, TlsKey};
+use secrets::keyring::testing::TestKeyring;
 use std::net::TcpListener;
 use std::process::Stdio;
 use std::time::Duration;
@@ -145,6 +147,61 @@ fn a_key_that_has_changed_is_read_again_in_the_sandbox() {
     secrets::write(&dir.path().join("new"), OTHER).unwrap();
     std::fs::rename(dir.path().join("new"), &key).unwrap();
     let target = start(OTHER);
+    let client = format!("nbd:path={}", socket.display());
+    crate::common::run(&["bench", "--device", &client, "--rw", "randall", "--verify", "--time", "1"]);
+    assert_eq!(server.stop().0, 0);
+    assert_eq!(target.stop().0, 0);
+}
+
+/// Puts the key that HOST has for a subsystem into a keyring, as version 1 of the specification has
+/// it.
+fn insert(ring: &TestKeyring, key: &str, subsystem: &str) {
+    let name = |text: &str| Nqn::new(text).unwrap();
+    let secret = TlsKey::parse(key).unwrap().secrets(&name(HOST), &name(subsystem)).swap_remove(0);
+    ring.add(&secret.identity, &secret.key);
+}
+
+/// Target and host look keys up while they are in their sandboxes.
+#[test]
+fn host_and_target_have_their_keys_in_keyrings() {
+    let dir = tempfile::tempdir().unwrap();
+    let (keys, of_host) = (TestKeyring::new(), TestKeyring::new());
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let export = format!("nvme-tcp:listen={address},nqn={NQN},tls-keyring={}", keys.name);
+    let start = || Server::start(&["--device", "mem:size=4M", "--export", &export]).0;
+    let target = start();
+    let device =
+        |keyring: &str| format!("nvme-tcp:address={address},nqn={NQN},hostnqn={HOST},tls-keyring={keyring}");
+    let bench = |keyring: &str| verified_load(&device(keyring), &[&KEY[16..], &OTHER[16..]]);
+    let wrong = |keyring: &str, why: &str| {
+        let (is_good, said) = bench(keyring);
+        assert!(!is_good && said.contains(why), "{said}");
+    };
+    wrong(&of_host.name, &format!("no TLS key of the host {HOST} for the subsystem {NQN}"));
+    wrong("freestone-none", "tls-keyring: keyring freestone-none: no keyring of root or of this user");
+    wrong("@x", "tls-keyring: keyring \"@x\": want the name or the serial number");
+    wrong(&format!("{},tls-key=/nowhere", of_host.name), "tls-key and tls-keyring: want one of them");
+    insert(&of_host, KEY, NQN);
+    wrong(&of_host.name, "the target does not accept the TLS key of this host (tls-keyring): ");
+    insert(&keys, KEY, NQN);
+    let (is_good, said) = bench(&of_host.serial.to_string());
+    assert!(is_good && said.contains("verified"), "{said}");
+    for ring in [&keys, &of_host] {
+        insert(ring, OTHER, "nqn.2014-08.org.nvmexpress.discovery");
+    }
+    let service = format!("nvme-tcp:address={address},hostnqn={HOST},tls-keyring={}", of_host.name);
+    let found = crate::common::run_json(&["discover", "--json", &service]);
+    assert!(found.iter().any(|entry| entry["nqn"] == NQN), "{found:?}");
+    // A key that has changed while the target is away.
+    let socket = dir.path().join("nbd");
+    let nbd = format!("nbd:socket={}", socket.display());
+    let (server, _) = Server::start(&["--device", &device(&of_host.name), "--export", &nbd]);
+    target.kill();
+    for ring in [&keys, &of_host] {
+        ring.clear();
+        insert(ring, OTHER, NQN);
+    }
+    let target = start();
     let client = format!("nbd:path={}", socket.display());
     crate::common::run(&["bench", "--device", &client, "--rw", "randall", "--verify", "--time", "1"]);
     assert_eq!(server.stop().0, 0);

@@ -2,6 +2,8 @@
 
 use crate::common::{Daemon, block};
 use block::{Device, Op};
+use reqwest::Method;
+use secrets::keyring::testing::TestKeyring;
 use serde_json::{Value, json};
 use stack::kinds::member::member;
 use std::fs;
@@ -202,4 +204,35 @@ fn hosts_get_and_lose_their_secrets_in_a_file() {
 #[test]
 fn hosts_of_a_process_of_its_own_get_and_lose_their_secrets() {
     hosts_get_and_lose_their_secrets(&["--process-per-export"]);
+}
+
+/// The daemon, or the process of the export, looks keys up in its sandbox.
+#[test]
+fn hosts_have_their_keys_in_a_keyring() {
+    const HOST: &str = "nqn.2014-08.org.example:host";
+    let identity = format!("NVMe0R01 {HOST} {NQN}");
+    for args in [&[][..], &["--process-per-export"]] {
+        let (ring, of_host) = (TestKeyring::new(), TestKeyring::new());
+        of_host.add(&identity, &[7; 32]);
+        let address = free_address();
+        let options = format!("listen = '{address}', nqn = '{NQN}', tls-keyring = '{}'", ring.name);
+        let mut daemon = daemon(args, "nvme-tcp", &options);
+        let spec = format!(
+            "nvme-tcp:address={address},nqn={NQN},hostnqn={HOST},queues=1,tls-keyring={}",
+            of_host.name
+        );
+        assert!(open(&spec).is_none(), "there is no key yet");
+        ring.add(&identity, &[7; 32]);
+        assert!(open(&spec).is_some());
+        daemon.restart("-TERM");
+        daemon.wait_for("the export", || daemon.get("/v1/exports/e")["state"] == "active");
+        assert!(open(&spec).is_some());
+        ring.remove(&identity);
+        assert!(open(&spec).is_none());
+        // The sandbox serves an option that comes later.
+        let later = json!({ "listen": free_address(), "nqn": NQN, "tls-keyring": "freestone-none" });
+        let new = json!({ "name": "later", "kind": "nvme-tcp", "volumes": ["disk"], "options": later });
+        let (status, _, detail) = daemon.refusal(Method::POST, "/v1/exports", &new);
+        assert!(status == 422 && detail.contains("keyring freestone-none: no keyring of root"), "{detail}");
+    }
 }

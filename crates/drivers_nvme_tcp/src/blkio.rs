@@ -2,7 +2,7 @@
 //! does, and can be cancelled.
 
 use super::{
-    Cancel, KeyFiles, MAX_QUEUE_DEPTH, Nqn, OpenError, Options, Session, StreamError, parse_address,
+    Cancel, KeyFiles, Keyring, MAX_QUEUE_DEPTH, Nqn, OpenError, Options, Session, StreamError, parse_address,
 };
 use base::Uuid;
 use drivers::blkio::{
@@ -52,6 +52,7 @@ impl Driver for NvmeTcp {
             Spec::setting("dhchap-key", ""),
             Spec::setting("dhchap-ctrl-key", ""),
             Spec::setting("tls-key", ""),
+            Spec::setting("tls-keyring", ""),
             Spec::setting("hdgst", false),
             Spec::setting("ddgst", false),
             Spec::setting("kato", 5),
@@ -148,6 +149,11 @@ fn options(p: &Properties) -> Result<Options> {
         controller_key: file("dhchap-ctrl-key"),
         tls_key: file("tls-key"),
     };
+    if !p.str("tls-keyring").is_empty() {
+        let keyring = Keyring::new(p.str("tls-keyring"));
+        options.tls_keyring =
+            Some(keyring.map_err(|error| refuse(format!("property tls-keyring: {error}")))?);
+    }
     options.read_keys().map_err(|why| refuse(format!("property {why}")))?;
     options.nsid = Some(p.int("nsid") as u32).filter(|nsid| *nsid > 0);
     options.read_only = p.bool("read-only");

@@ -6,6 +6,7 @@ use nvme::Status;
 use nvme::fabrics::InvalidParameter;
 use nvme::tcp::{Fatal, PduType};
 use nvme_auth::host::Refusal;
+use nvme_auth::keyring::NoTlsSecret;
 use std::io;
 
 /// The reason why a namespace, or a connection to its subsystem, could not be opened.
@@ -37,8 +38,17 @@ pub enum OpenError {
     #[error("authentication failed: {0}")]
     Authentication(Refusal),
     /// No TLS with the key: the target has another one, or none for these names, or no TLS.
-    #[error("the target does not accept the TLS key of this host (tls-key): {0}")]
-    Untrusted(#[source] StreamError),
+    #[error("the target does not accept the TLS key of this host ({option}): {error}")]
+    Untrusted {
+        /// The option that names the key.
+        option: &'static str,
+        /// The first failure.
+        #[source]
+        error: StreamError,
+    },
+    /// The keyring has no key for these names.
+    #[error("tls-keyring: {0}")]
+    NoTlsSecret(#[from] NoTlsSecret),
     /// The target refused a command.
     #[error("the target refuses {command}: {status}")]
     Refused {
@@ -75,11 +85,12 @@ impl OpenError {
     pub fn errno(&self) -> i32 {
         match self {
             OpenError::Options(_) => libc::EINVAL,
-            OpenError::Stream(error) | OpenError::Untrusted(error) => error.errno(),
+            OpenError::Stream(error) | OpenError::Untrusted { error, .. } => error.errno(),
             OpenError::Protocol(_) | OpenError::Malformed(_) => libc::EPROTO,
             OpenError::NotGranted(_) | OpenError::Unusable(_) => libc::ENOTSUP,
             OpenError::Parameter(InvalidParameter::SUBSYSTEM, _) | OpenError::NoNamespace(_) => libc::ENOENT,
             OpenError::Parameter(..) | OpenError::Refused { .. } => libc::EACCES,
+            OpenError::NoTlsSecret(_) => libc::ENOKEY,
             OpenError::NoKey | OpenError::NoProof | OpenError::Authentication(_) => libc::EACCES,
             OpenError::Changed => libc::ESTALE,
             OpenError::AllInUse(_) => libc::EBUSY,

@@ -4,6 +4,8 @@ use super::error::OpenError;
 use super::options::{Options, host};
 use drivers::stream::{Address, Deadline, Stream, StreamError};
 use nvme::fabrics::{ConnectData, Nqn};
+use nvme_auth::keyring::{self, Keyring};
+use nvme_auth::tls_key::TlsSecret;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The options with the secrets as they are now, and the host's identity.
@@ -52,39 +54,59 @@ impl Identity {
     }
 }
 
-/// A key of TLS in each of the ways in which targets derive it. TLS presents one at a time.
+/// The keys of TLS with which a host may connect. TLS presents one at a time.
 pub(super) struct Security {
-    ways: Vec<tls::Client>,
-    /// The way that the target accepted last.
+    keys: Keys,
+    /// The position of the key that the target accepted last.
     accepted: AtomicUsize,
 }
 
+enum Keys {
+    /// One key, in each of the ways in which targets derive it.
+    Derived(Vec<tls::Client>),
+    /// Those in a keyring at the time of a connection.
+    InKeyring { keyring: Keyring, host: Nqn, subsystem: Nqn },
+}
+
 impl Security {
-    /// The key of the options for the host of this name, if there is one.
+    /// The keys of the options for the host of this name, if there are any.
     fn of(options: &Options, name: &Nqn) -> Result<Option<Security>, OpenError> {
-        let Some(key) = &options.tls_key else { return Ok(None) };
-        let secrets = key.secrets(name, &options.nqn).into_iter();
-        let ways = secrets.map(|secret| tls::Client::with_secret(secret.identity, secret.key));
-        let ways = ways.collect::<Result<_, _>>();
-        let ways = ways.map_err(|error| OpenError::Options(format!("tls-key: {error}")))?;
-        Ok(Some(Security { ways, accepted: AtomicUsize::new(0) }))
+        let subsystem = &options.nqn;
+        let keys = match (&options.tls_key, &options.tls_keyring) {
+            (_, Some(keyring)) => {
+                let (keyring, host) = (keyring.clone(), name.clone());
+                Keys::InKeyring { keyring, host, subsystem: subsystem.clone() }
+            }
+            (Some(key), None) => Keys::Derived(clients("tls-key", key.secrets(name, subsystem))?),
+            (None, None) => return Ok(None),
+        };
+        Ok(Some(Security { keys, accepted: AtomicUsize::new(0) }))
     }
 
-    /// Connects and performs the TLS handshake, with one connection for each way until the target
+    /// Connects and performs the TLS handshake, with one connection for each key until the target
     /// accepts one.
     ///
     /// # Errors
-    /// When the target accepts none, or the connection fails otherwise.
+    /// When there is no key, the target accepts none, or the connection fails otherwise.
     pub(super) fn connect(&self, address: &Address, deadline: &Deadline<'_>) -> Result<Stream, OpenError> {
-        let first = self.accepted.load(Ordering::Relaxed);
+        let found;
+        let (option, clients) = match &self.keys {
+            Keys::Derived(clients) => ("tls-key", clients),
+            Keys::InKeyring { keyring, host, subsystem } => {
+                found = clients("tls-keyring", keyring::secrets_of(keyring, host, subsystem)?)?;
+                ("tls-keyring", &found)
+            }
+        };
+        // The keyring may have fewer keys now.
+        let first = self.accepted.load(Ordering::Relaxed).min(clients.len() - 1);
         let mut refusal = None;
-        for way in (first..self.ways.len()).chain(0..first) {
+        for place in (first..clients.len()).chain(0..first) {
             let mut stream = Stream::connect(address, deadline)?;
             // A key needs no name of the server.
-            let session = self.ways[way].session("").map_err(StreamError::Tls)?;
+            let session = clients[place].session("").map_err(StreamError::Tls)?;
             match stream.secure(session, deadline) {
                 Ok(()) => {
-                    self.accepted.store(way, Ordering::Relaxed);
+                    self.accepted.store(place, Ordering::Relaxed);
                     return Ok(stream);
                 }
                 // The reason of the first attempt is that of the specified way.
@@ -92,6 +114,13 @@ impl Security {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(OpenError::Untrusted(refusal.expect("a key is derived in one way at least")))
+        Err(OpenError::Untrusted { option, error: refusal.expect("there is one key at least") })
     }
+}
+
+/// TLS with each of these keys.
+fn clients(option: &str, secrets: Vec<TlsSecret>) -> Result<Vec<tls::Client>, OpenError> {
+    let clients = secrets.into_iter().map(|secret| tls::Client::with_secret(secret.identity, secret.key));
+    let clients = clients.collect::<Result<_, _>>();
+    clients.map_err(|error| OpenError::Options(format!("{option}: {error}")))
 }

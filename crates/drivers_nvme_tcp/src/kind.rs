@@ -1,6 +1,6 @@
 //! The kind `nvme-tcp` of devices.
 
-use super::{Address, KeyFiles, Nqn, NvmeTcpDevice, Options, parse_address};
+use super::{Address, KeyFiles, Keyring, Nqn, NvmeTcpDevice, Options, parse_address};
 use base::Uuid;
 use block::{Device, DeviceError};
 use drivers::kind::DeviceConfig;
@@ -28,6 +28,7 @@ pub static KIND: Kind = Kind {
         key("dhchap-ctrl-key", "FILE", "file with the target's secret, to authenticate the target as well")
             .read(),
         TLS_KEY,
+        TLS_KEYRING,
         READ_ONLY,
         key("queues", "N", "most I/O queues, one for each core; 0: as many as the target allows [0]"),
         key("queue-depth", "N", "requests in flight on each queue [128]"),
@@ -51,6 +52,13 @@ pub const TLS_KEY: Key =
     key("tls-key", "FILE", "file with the key that host and target share, for TLS 1.3 (NVMeTLSkey-1:…)")
         .read();
 
+/// The keyring of TLS, likewise.
+pub const TLS_KEYRING: Key = key(
+    "tls-keyring",
+    "NAME",
+    "instead of tls-key: keyring with keys for TLS (.nvme, where nvme gen-tls-key puts them; a serial number; @u; @s)",
+);
+
 /// The device of a specification.
 ///
 /// # Errors
@@ -64,6 +72,7 @@ pub fn parse(spec: &Spec) -> Result<Box<dyn DeviceConfig>, SpecError> {
         host_nqn: spec.get("hostnqn")?.map(|Name(nqn)| nqn),
         host_id: spec.get("hostid")?.map(|Uuid(id)| id),
         key_files: key_files(spec)?,
+        tls_keyring: tls_keyring(spec)?,
         read_only: spec.is_on("readonly")?,
         queues: spec.get_or("queues", defaults.queues)?,
         queue_depth: spec.get_or("queue-depth", defaults.queue_depth)?,
@@ -90,6 +99,9 @@ impl DeviceConfig for Options {
         self.address.keep(profile);
         keep_host_name(profile);
         self.key_files.iter().for_each(|path| profile.allow_settings(path));
+        if self.tls_keyring.is_some() {
+            profile.read_keyrings();
+        }
     }
 
     fn make_read_only(&mut self) {
@@ -111,6 +123,16 @@ pub fn keep_host_name(profile: &mut Profile) {
 pub fn key_files(spec: &Spec) -> Result<KeyFiles, SpecError> {
     let [key, controller_key] = [spec.get("dhchap-key")?, spec.get("dhchap-ctrl-key")?];
     Ok(KeyFiles { key, controller_key, tls_key: spec.get("tls-key")? })
+}
+
+/// The keyring that a specification names.
+///
+/// # Errors
+/// When the name is invalid.
+pub fn tls_keyring(spec: &Spec) -> Result<Option<Keyring>, SpecError> {
+    let name: Option<String> = spec.get("tls-keyring")?;
+    let keyring = name.as_deref().map(Keyring::new).transpose();
+    keyring.map_err(|error| spec.refuse(format!("tls-keyring: {error}")))
 }
 
 struct Host(Address);

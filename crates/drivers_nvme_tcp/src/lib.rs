@@ -52,7 +52,7 @@ pub use error::{OpenError, Violation};
 pub use facts::Facts;
 pub use nvme::fabrics::Nqn;
 pub use nvme::fabrics::discovery::DiscoveryEntry;
-pub use nvme_auth::{Key, TlsKey};
+pub use nvme_auth::{Key, Keyring, TlsKey};
 pub use options::{
     DEFAULT_PORT, DISCOVERY_PORT, KeyFiles, MAX_QUEUE_DEPTH, MAX_QUEUES, Options, parse_address,
     parse_address_at,

@@ -3,7 +3,7 @@
 use base::Uuid;
 use drivers::stream::Address;
 use nvme::fabrics::Nqn;
-use nvme_auth::{Key, TlsKey};
+use nvme_auth::{Key, Keyring, TlsKey};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -40,6 +40,8 @@ pub struct Options {
     pub controller_key: Option<Key>,
     /// The key of TLS that host and target share; `None`: without TLS.
     pub tls_key: Option<TlsKey>,
+    /// The keyring with keys of TLS, instead of one key. They are looked up for each connection.
+    pub tls_keyring: Option<Keyring>,
     /// The files of these secrets, which are read again before each attempt to reconnect.
     pub key_files: KeyFiles,
     /// Refuse writes, even if the target allows them.
@@ -84,12 +86,18 @@ impl KeyFiles {
 }
 
 impl Options {
-    /// Reads the secrets from their files.
+    /// Reads the secrets from their files, and checks that the keyring can be used.
     ///
     /// # Errors
-    /// The file and the reason. Then nothing has changed.
+    /// The file or keyring and the reason. Then nothing has changed.
     pub fn read_keys(&mut self) -> Result<(), String> {
         let KeyFiles { key, controller_key, tls_key } = &self.key_files;
+        if let Some(keyring) = &self.tls_keyring {
+            if tls_key.is_some() {
+                return Err("tls-key and tls-keyring: want one of them".into());
+            }
+            keyring.check().map_err(|error| format!("tls-keyring: {error}"))?;
+        }
         let key = read("dhchap-key", key, Key::read)?;
         let controller_key = read("dhchap-ctrl-key", controller_key, Key::read)?;
         let tls_key = read("tls-key", tls_key, TlsKey::read)?;
@@ -110,6 +118,7 @@ impl Options {
             key: None,
             controller_key: None,
             tls_key: None,
+            tls_keyring: None,
             key_files: KeyFiles::default(),
             read_only: false,
             queues: 0,

@@ -37,7 +37,7 @@ pub use exports::{PortConfig, port_at};
 pub use nvme::AccessState;
 pub use nvme::fabrics::{Nqn, NqnError};
 pub use nvme_auth::access::{Access, Auth, Hosts, HostsError, MAX_HOSTS, NO_HOST, Security};
-pub use nvme_auth::{Choices, Group, Hash, HostSecrets, Keys, SecretText, SecretsError, TlsKeys};
+pub use nvme_auth::{Choices, Group, Hash, HostSecrets, Keyring, Keys, SecretText, SecretsError, TlsKeys};
 pub use nvme_target::{
     CONTROLLER_IDS, DEFAULT_QUEUES, MAX_NAMESPACES, MAX_QUEUES, MAX_SERIAL, MAX_SUBSYSTEMS, NamespaceConfig,
 };

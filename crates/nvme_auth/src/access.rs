@@ -145,7 +145,7 @@ impl Access {
     pub fn lacks(&self, host: &Nqn) -> Option<&'static str> {
         let has_secret =
             self.auth.as_ref().is_none_or(|auth| !auth.is_required || auth.keys.of(host).is_some());
-        let has_key = self.tls.as_ref().is_none_or(|tls| !tls.is_required || tls.keys.have(host));
+        let has_key = self.tls.as_ref().is_none_or(|tls| !tls.is_required || tls.keys.may_have(host));
         match (has_secret, has_key) {
             (false, _) => Some("authentication is required, and the host has no secret"),
             (_, false) => Some("TLS is required, and the host has no key"),

@@ -9,7 +9,9 @@
 //! |---|---|
 //! | [`key`] | a secret in its text form (`DHHC-1:…`) |
 //! | [`keys`] | the secrets of many hosts, in a file |
-//! | [`tls_key`] | keys for TLS, as text and in a file |
+//! | [`tls_key`] | a key for TLS, as text and in a file |
+//! | [`tls_keys`] | the keys for TLS of many hosts |
+//! | [`keyring`] | keys for TLS in a keyring of the kernel |
 //! | [`host_secrets`] | the secrets of one host as text |
 //! | [`group`], `primes` | Diffie-Hellman |
 //! | `mac` | the hashes, plain and with a key |
@@ -32,19 +34,23 @@ pub mod group;
 pub mod host;
 pub mod host_secrets;
 pub mod key;
+pub mod keyring;
 pub mod keys;
 mod mac;
 mod primes;
 pub mod response;
 pub mod tls_key;
+pub mod tls_keys;
 
 pub use controller::{Choices, Controller};
 pub use host::Host;
 pub use host_secrets::{HostSecrets, SecretText, SecretsError};
 pub use key::{Key, KeyError};
+pub use keyring::Keyring;
 pub use keys::{HostKeys, Keys, KeysError};
 pub use nvme::fabrics::auth::{Failure, Group, Hash};
-pub use tls_key::{TlsKey, TlsKeys, TlsSecret};
+pub use tls_key::{TlsKey, TlsSecret};
+pub use tls_keys::TlsKeys;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,4 +1,4 @@
-//! Pre-shared keys of TLS for NVMe/TCP, in three forms: as text
+//! A pre-shared key of TLS for NVMe/TCP, in three forms: as text
 //! (`NVMeTLSkey-1:01:base64 of key and CRC-32:`), in a file, and derived for TLS.
 //!
 //! `nvme gen-tls-key` makes such texts. The two digits name the hash that binds the key to the name
@@ -23,13 +23,11 @@
 
 use crate::KeyError;
 use crate::key::{FileError, decode, read_one};
-use crate::keys::{KeysError, read_lines};
 use crate::mac::mac;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use nvme::fabrics::Nqn;
 use nvme::fabrics::auth::Hash;
-use nvme::fabrics::{Nqn, NqnError};
-use std::collections::BTreeMap;
 use std::path::Path;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
@@ -178,80 +176,9 @@ pub fn named_by(identity: &str) -> Option<(Nqn, Nqn)> {
     Some((Nqn::new(words.next()?).ok()?, Nqn::new(words.next()?).ok()?))
 }
 
-/// The keys of all hosts.
-#[derive(Clone, Debug, Default)]
-pub struct TlsKeys(BTreeMap<Nqn, TlsKey>);
-
-/// Why a line is invalid.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum TlsFault {
-    /// The line does not have two words.
-    #[error("want the host's NQN and its key, with a space between")]
-    Words,
-    /// The first word is not a name. The message does not repeat it: it may be a key.
-    #[error("the host's name: {0}")]
-    Name(NqnError),
-    /// An earlier line has the same host.
-    #[error("an earlier line has the same host")]
-    Twice,
-    /// The second word is not a supported key.
-    #[error(transparent)]
-    Key(TlsKeyError),
-}
-
-impl TlsKeys {
-    /// Reads a file of lines `HOSTNQN KEY`; empty lines and those that begin with `#` are ignored.
-    ///
-    /// # Errors
-    /// If the file cannot be read, contains no host, or a line is invalid.
-    pub fn read(path: &Path) -> Result<TlsKeys, KeysError<TlsFault>> {
-        let mut keys = TlsKeys::default();
-        read_lines(path, |line| keys.insert(line))?;
-        Ok(keys)
-    }
-
-    fn insert(&mut self, line: &str) -> Result<(), TlsFault> {
-        let mut words = line.split_whitespace();
-        let (Some(host), Some(key), None) = (words.next(), words.next(), words.next()) else {
-            return Err(TlsFault::Words);
-        };
-        let host = Nqn::new(host).map_err(TlsFault::Name)?;
-        let key = TlsKey::parse(key).map_err(TlsFault::Key)?;
-        match self.0.insert(host, key) {
-            None => Ok(()),
-            Some(_) => Err(TlsFault::Twice),
-        }
-    }
-
-    /// The keys of these hosts.
-    pub fn of_hosts(hosts: impl IntoIterator<Item = (Nqn, TlsKey)>) -> TlsKeys {
-        TlsKeys(hosts.into_iter().collect())
-    }
-
-    /// These keys and others, which replace those of the same hosts.
-    pub fn with(&self, others: impl IntoIterator<Item = (Nqn, TlsKey)>) -> TlsKeys {
-        let TlsKeys(mut all) = self.clone();
-        all.extend(others);
-        TlsKeys(all)
-    }
-
-    /// Whether a host has a key.
-    pub fn have(&self, host: &Nqn) -> bool {
-        self.0.contains_key(host)
-    }
-
-    /// The hosts that have a key.
-    pub fn hosts(&self) -> impl Iterator<Item = &Nqn> {
-        self.0.keys()
-    }
-
-    /// The keys for TLS, for all hosts and each of these subsystems.
-    pub fn secrets(&self, subsystems: &[&Nqn]) -> Vec<TlsSecret> {
-        let of_host = |(host, key): (&Nqn, &TlsKey)| {
-            subsystems.iter().flat_map(|subsystem| key.secrets(host, subsystem)).collect::<Vec<_>>()
-        };
-        self.0.iter().flat_map(of_host).collect()
-    }
+/// The hash of an identity that [`named_by`] accepts: its key is as long.
+pub fn hash_of(identity: &str) -> Hash {
+    if identity.get(5..8) == Some("R02") { Hash::Sha384 } else { Hash::Sha256 }
 }
 
 #[cfg(test)]
@@ -333,15 +260,11 @@ mod tests {
         let key = TlsKey::parse(BOUND).unwrap();
         let (host, subsystem) = (nqn("nqn.host"), nqn("nqn.sub"));
         let longer = TlsKey::parse(LONGER).unwrap();
-        for secret in [key.clone(), longer].iter().flat_map(|key| key.secrets(&host, &subsystem)) {
+        for secret in [key, longer].iter().flat_map(|key| key.secrets(&host, &subsystem)) {
             assert_eq!(named_by(&secret.identity), Some((host.clone(), subsystem.clone())));
         }
         assert_eq!(named_by("alice"), None);
         assert_eq!(named_by("NVMe0R03 nqn.host nqn.sub"), None);
-        let keys = TlsKeys::of_hosts([(host.clone(), key)]);
-        assert_eq!(keys.secrets(&[&subsystem, &Nqn::discovery()]).len(), 8);
-        assert!(keys.have(&host) && !keys.have(&subsystem));
-        assert_eq!(format!("{keys:?}"), "TlsKeys({Nqn(\"nqn.host\"): TlsKey(…)})");
     }
 
     #[test]
@@ -375,27 +298,5 @@ mod tests {
             error.contains("/key: a key looks like NVMeTLSkey-1:01:") && !error.contains("AAEC"),
             "{error}"
         );
-    }
-
-    #[test]
-    fn a_file_has_a_line_for_each_host() {
-        let read = |text: &str| {
-            let file = tempfile::NamedTempFile::new().unwrap();
-            std::fs::write(file.path(), text).unwrap();
-            TlsKeys::read(file.path()).map_err(|error| error.to_string())
-        };
-        let keys = read(&format!("# ours\n\n nqn.a  {BOUND}\nnqn.b {BOUND}\n")).unwrap();
-        assert!(keys.have(&nqn("nqn.a")) && keys.have(&nqn("nqn.b")));
-        for (text, fault) in [
-            (String::new(), ": the file contains no host"),
-            ("nqn.a".into(), ", line 1: want the host's NQN and its key"),
-            (format!("nqn.a {BOUND} x"), ", line 1: want the host's NQN"),
-            (format!("{BOUND} nqn.a"), ", line 1: the host's name"),
-            (format!("\nnqn.a {BOUND}\nnqn.a {BOUND}"), ", line 3: an earlier line has the same host"),
-            ("nqn.a NVMeTLSkey-1:".into(), ", line 1: a key looks like"),
-        ] {
-            let error = read(&text).unwrap_err();
-            assert!(error.contains(fault) && !error.contains("AAEC"), "{error}");
-        }
     }
 }

@@ -11,6 +11,7 @@
 //! before. [`crate::reservations::settle`] then waits for the writes that were admitted earlier.
 
 use nvme::fabrics::Nqn;
+use nvme_auth::Keyring;
 use nvme_auth::access::Access;
 use nvme_auth::tls_key::TlsSecret;
 
@@ -18,7 +19,8 @@ use nvme_auth::tls_key::TlsSecret;
 pub struct AdmittedHosts {
     /// The hosts, and their secrets.
     pub access: Access,
-    /// The TLS keys of all hosts, for the subsystem and for discovery.
+    /// The TLS keys of all hosts, for the subsystem and for discovery, except for those in a
+    /// keyring.
     pub(crate) secrets: Vec<TlsSecret>,
 }
 
@@ -27,5 +29,10 @@ impl AdmittedHosts {
     pub fn new(access: Access, subsystem: &Nqn) -> AdmittedHosts {
         let keys = access.tls.as_ref().map(|tls| tls.keys.secrets(&[subsystem, &Nqn::discovery()]));
         AdmittedHosts { access, secrets: keys.unwrap_or_default() }
+    }
+
+    /// The keyring whose keys count, too.
+    pub(crate) fn keyring(&self) -> Option<&Keyring> {
+        self.access.tls.as_ref().and_then(|tls| tls.keys.keyring())
     }
 }

@@ -6,6 +6,8 @@
 //!                                      └────── discovery controllers (cores): an excerpt
 //! ```
 //!
+//! Keys in keyrings of the kernel are looked up for each handshake with TLS, by the control thread.
+//!
 //! The lock of the listing is held for look-ups only, because cores take it, too. No core keeps a
 //! subsystem that it found there, so the last reference to one is never dropped on a core.
 
@@ -15,11 +17,14 @@ use crate::discovery::{Catalog, Excerpt, Visitor};
 use crate::ports::Port;
 use crate::subsystem::Subsystem;
 use exports::Error;
+use exports::stream::LogLimit;
 use nvme::fabrics::Nqn;
 use nvme::fabrics::discovery::{DiscoveryEntry, SECURITY_TLS, TREQ_NOT_REQUIRED, TREQ_REQUIRED};
-use nvme_auth::tls_key::TlsSecret;
+use nvme_auth::Keyring;
+use nvme_auth::keyring::{self, KeyringSecrets};
+use nvme_auth::tls_key::{TlsSecret, named_by};
 use reactor::CoreRef;
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -47,13 +52,18 @@ pub struct Directory<S: Listed> {
     portal: Arc<str>,
     /// Locked during a change.
     changes: Mutex<()>,
+    /// Limits the log lines about keyrings.
+    faults: LogLimit,
     listing: Mutex<Listing<S>>,
 }
 
 struct Listing<S: Listed> {
     services: BTreeMap<Nqn, Arc<S>>,
-    /// With the keys of all hosts of all subsystems; `None` if no subsystem has TLS.
+    /// With the keys of all hosts of all subsystems, except for those in keyrings; `None` if no
+    /// subsystem has TLS.
     tls: Option<S::Tls>,
+    /// Whether a subsystem takes keys from a keyring.
+    has_keyrings: bool,
     /// Whether every subsystem requires TLS, and there is one.
     requires_tls: bool,
     /// Counts changes.
@@ -74,8 +84,19 @@ pub enum PortalTls {
 impl<S: Listed> Directory<S> {
     /// The directory of a portal with this name, without subsystems.
     pub fn new(portal: Arc<str>) -> Arc<Directory<S>> {
-        let listing = Listing { services: BTreeMap::new(), tls: None, requires_tls: false, generation: 0 };
-        Arc::new(Directory { portal, changes: Mutex::default(), listing: Mutex::new(listing) })
+        let listing = Listing {
+            services: BTreeMap::new(),
+            tls: None,
+            has_keyrings: false,
+            requires_tls: false,
+            generation: 0,
+        };
+        Arc::new(Directory {
+            portal,
+            changes: Mutex::default(),
+            faults: LogLimit::default(),
+            listing: Mutex::new(listing),
+        })
     }
 
     /// The discovery subsystem, which lists the subsystems of the directory.
@@ -147,31 +168,26 @@ impl<S: Listed> Directory<S> {
         services: BTreeMap<Nqn, Arc<S>>,
         changed: Option<(&Nqn, &AdmittedHosts)>,
     ) -> Result<(), Error> {
-        let mut keys: BTreeMap<&str, (&Nqn, Vec<&TlsSecret>)> = BTreeMap::new();
-        let (mut has_tls, mut requires_tls) = (false, !services.is_empty());
         let admitted: Vec<_> = services.values().map(|service| service.subsystem().admitted()).collect();
-        for (nqn, admitted) in services.keys().zip(&admitted) {
-            let admitted = match changed {
-                Some((changed, hosts)) if changed == nqn => hosts,
-                _ => admitted,
-            };
-            let tls = admitted.access.tls.as_ref();
-            has_tls |= tls.is_some();
-            requires_tls &= tls.is_some_and(|tls| tls.is_required);
-            // A host may have another key for each subsystem. For discovery, the first one counts
-            // where the identity does not tell them apart.
-            for secret in &admitted.secrets {
-                let (first, secrets) = keys.entry(&secret.identity).or_insert((nqn, Vec::new()));
-                if *first == nqn {
-                    secrets.push(secret);
-                }
-            }
-        }
-        let secrets = keys.values().flat_map(|(_, secrets)| secrets.iter().copied());
-        let tls = has_tls.then(|| S::tls(secrets)).transpose()?;
+        let hosts: Vec<(&Nqn, &AdmittedHosts)> = services
+            .keys()
+            .zip(&admitted)
+            .map(|(nqn, admitted)| match changed {
+                Some((changed, hosts)) if changed == nqn => (nqn, hosts),
+                _ => (nqn, &**admitted),
+            })
+            .collect();
+        let has_keyrings = hosts.iter().any(|(_, hosts)| hosts.keyring().is_some());
+        let mut security = hosts.iter().map(|(_, hosts)| hosts.access.tls.as_ref());
+        let has_tls = security.clone().any(|tls| tls.is_some());
+        let requires_tls = !hosts.is_empty() && security.all(|tls| tls.is_some_and(|tls| tls.is_required));
+        let tls = has_tls.then(|| S::tls(secrets(&hosts, &BTreeMap::new()).into_iter())).transpose()?;
         let mut listing = self.listing();
         let generation = listing.generation + 1;
-        let before = std::mem::replace(&mut *listing, Listing { services, tls, requires_tls, generation });
+        let before = std::mem::replace(
+            &mut *listing,
+            Listing { services, tls, has_keyrings, requires_tls, generation },
+        );
         drop(listing);
         drop(before); // not under the lock
         Ok(())
@@ -187,9 +203,53 @@ impl<S: Listed> Directory<S> {
         self.listing().services.len()
     }
 
-    /// The TLS configuration for handshakes, if a subsystem has TLS.
+    /// The TLS configuration for a handshake, if a subsystem has TLS: with the keys that are in
+    /// keyrings now. Must not be called on a core.
     pub fn tls_server(&self) -> Option<S::Tls> {
-        self.listing().tls.clone()
+        let services = {
+            let listing = self.listing();
+            match listing.has_keyrings {
+                true => listing.services.clone(),
+                false => return listing.tls.clone(),
+            }
+        };
+        let admitted: Vec<_> = services.values().map(|service| service.subsystem().admitted()).collect();
+        let hosts: Vec<_> = services.keys().zip(admitted.iter().map(|admitted| &**admitted)).collect();
+        let in_keyrings = self.look_up(&hosts);
+        match S::tls(secrets(&hosts, &in_keyrings).into_iter()) {
+            Ok(tls) => Some(tls),
+            Err(error) => {
+                tracing::error!(portal = &*self.portal, %error, "TLS keys of keyrings are not accepted");
+                self.listing().tls.clone()
+            }
+        }
+    }
+
+    /// The keys in the keyrings of subsystems, for these subsystems and for discovery.
+    fn look_up(&self, hosts: &[(&Nqn, &AdmittedHosts)]) -> InKeyrings {
+        let mut subsystems: BTreeMap<&Keyring, BTreeSet<&Nqn>> = BTreeMap::new();
+        for (nqn, hosts) in hosts {
+            if let Some(keyring) = hosts.keyring() {
+                subsystems.entry(keyring).or_default().insert(nqn);
+            }
+        }
+        let find = |(keyring, names): (&Keyring, BTreeSet<&Nqn>)| {
+            let wants = |_: &Nqn, subsystem: &Nqn| subsystem.is_discovery() || names.contains(subsystem);
+            let found = keyring::find(keyring, wants).unwrap_or_else(|error| {
+                self.warn(&error);
+                KeyringSecrets::default()
+            });
+            found.unusable.iter().for_each(|key| self.warn(key));
+            (keyring.clone(), found.secrets)
+        };
+        subsystems.into_iter().map(find).collect()
+    }
+
+    /// Logs, at a bounded rate, that a key cannot be used.
+    fn warn(&self, fault: &dyn std::error::Error) {
+        if let Some(count) = self.faults.due() {
+            tracing::warn!(portal = &*self.portal, error = %fault, count, "TLS key not used");
+        }
     }
 
     /// Whether hosts may or must use TLS.
@@ -204,6 +264,28 @@ impl<S: Listed> Directory<S> {
     fn listing(&self) -> MutexGuard<'_, Listing<S>> {
         self.listing.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The keys that were found in keyrings.
+type InKeyrings = BTreeMap<Keyring, Vec<TlsSecret>>;
+
+/// The keys of all hosts of these subsystems. A host may have another key for each subsystem. For
+/// discovery, the first one counts where the identity does not tell them apart.
+fn secrets<'a>(hosts: &[(&'a Nqn, &'a AdmittedHosts)], found: &'a InKeyrings) -> Vec<&'a TlsSecret> {
+    let mut keys: BTreeMap<&str, (&Nqn, Vec<&TlsSecret>)> = BTreeMap::new();
+    for (nqn, hosts) in hosts {
+        let leads_here = |secret: &&TlsSecret| {
+            named_by(&secret.identity).is_some_and(|(_, to)| to == **nqn || to.is_discovery())
+        };
+        let in_keyring = hosts.keyring().and_then(|keyring| found.get(keyring)).into_iter().flatten();
+        for secret in hosts.secrets.iter().chain(in_keyring.filter(leads_here)) {
+            let (first, secrets) = keys.entry(&secret.identity).or_insert((nqn, Vec::new()));
+            if first == nqn {
+                secrets.push(secret);
+            }
+        }
+    }
+    keys.into_values().flat_map(|(_, secrets)| secrets).collect()
 }
 
 impl<S: Listed> Listing<S> {

@@ -77,7 +77,8 @@ impl<S: Listed> Entrance<S> {
         data: &ConnectData,
         subsystem: Option<&Arc<Subsystem>>,
     ) -> Result<(), Refusal> {
-        let needs_key = |security: &Security| security.is_required || security.keys.have(&data.host);
+        let has_key = |security: &Security| security.keys.have(&data.host, &data.subsystem);
+        let needs_key = |security: &Security| security.is_required || has_key(security);
         let is_right = match (proven, subsystem) {
             (Some((host, subsystem)), _) => *host == data.host && *subsystem == data.subsystem,
             (None, Some(subsystem)) => !subsystem.admitted().access.tls.as_ref().is_some_and(needs_key),

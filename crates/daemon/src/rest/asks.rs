@@ -199,19 +199,21 @@ impl Asks for NewExport {
     }
 }
 
-/// Whether an option of a kind of export names a place in the file system. An absolute path is one
+/// Whether an option of a kind of export names a place in the file system, or a keyring of the
+/// daemon's user. An absolute path is one
 /// whatever the kind takes it for, and so is an option that the kind does not know.
 fn names_path(kind: &str, key: &str, value: &str) -> bool {
     let kind = KINDS.iter().find(|known| known.name == kind);
     let known = kind.and_then(|kind| kind.keys.iter().find(|known| known.name == key));
-    known.is_none_or(|key| key.is_path()) || (value.starts_with('/') && key != "description")
+    let is_place = known.is_none_or(|key| key.is_path()) || key == "tls-keyring";
+    is_place || (value.starts_with('/') && key != "description")
 }
 
 /// Whether every client of an export goes through TLS.
 fn requires_tls(export: &NewExport) -> bool {
     let has = |key: &str| export.options.contains_key(key);
     let is_required = export.options.get("tls").is_none_or(|mode| mode == "require");
-    is_required && ["tls-certificates", "tls-psk", "tls-keys"].into_iter().any(has)
+    is_required && ["tls-certificates", "tls-psk", "tls-keys", "tls-keyring"].into_iter().any(has)
 }
 
 /// Whether `ADDR:PORT` or `ADDR:PORT@STATE` is reached from this host alone. A name may stand for
@@ -270,6 +272,7 @@ mod tests {
             assert_eq!(asks("nbd", &[(key, value)]), [], "{key}");
         }
         assert_eq!(asks("nvme-tcp", &[("reservations", "/var/f/reservations/e")]), []);
+        assert_eq!(asks("nvme-tcp", &[("tls-keyring", "@u")]), [Ask::Path]);
         assert_eq!(asks("nbd", &[("nonsense", "x")]), [Ask::Path]);
         assert_eq!(asks("nbd", &[("name", "/x")]), [Ask::Path]);
         assert_eq!(asks("nbd", &[("name", "x"), ("description", "/x")]), []);
@@ -295,6 +298,7 @@ mod tests {
         let ports = "127.0.0.1:1@optimized+10.0.0.1:2@change";
         assert_eq!(asks("nvme-tcp", &[("listen", ports)]), open);
         assert_eq!(asks("nvme-tcp", &[("listen", ports), ("tls-keys", "/var/f/keys/k")]), []);
+        assert_eq!(asks("nvme-tcp", &[("listen", ports), ("tls-keyring", ".nvme")]), [Ask::Path]);
         // The administrator has opened the portal.
         assert_eq!(asks("nvme-tcp", &[("portal", "net"), ("nqn", "nqn.a")]), []);
         assert_eq!(asks("nbd", &[("portal", "net"), ("identities", "alice")]), []);

@@ -84,8 +84,8 @@ impl Ask {
                 "a device that an array does not know yet, or an export of a whole device or array"
             }
             Ask::Path => {
-                "an export option that names a path; free are files below `keys` and directories below \
-                 `reservations` in the state directory, and the socket `NAME.sock` in the runtime directory"
+                "an export option that names a keyring or a path; free are files below `keys`, directories below \
+                 `reservations` in the state directory, the socket `NAME.sock` in the runtime directory"
             }
             Ask::OpenListener => {
                 "an export that listens beyond loopback addresses, written as numbers, and does not require TLS"

@@ -96,7 +96,8 @@ pub trait AcceptHandler: Send + 'static {
 
     /// Starts the handshake of a client that connected from `peer`.
     fn greet(&mut self, peer: &str, origin: Origin) -> Self::Handshake;
-    /// The TLS configuration for handshakes that reach [`HandshakeStep::Secure`].
+    /// The TLS configuration for a handshake that has reached [`HandshakeStep::Secure`] or
+    /// [`HandshakeStep::Secured`].
     fn tls(&self) -> Option<tls::Server>;
     /// Takes over a client that completed its handshake.
     fn admit(&mut self, admitted: Admitted<Self::Handshake>);
@@ -202,8 +203,6 @@ struct AcceptorThread<H: AcceptHandler> {
 
 struct Newcomer<T> {
     stream: UnixStream,
-    /// Creates the TLS session when the handshake asks for one.
-    tls: Option<tls::Server>,
     session: Option<Box<Session>>,
     /// The handshake has been told about the TLS session.
     knows_tls: bool,
@@ -289,7 +288,6 @@ impl<H: AcceptHandler> AcceptorThread<H> {
             let newcomer = Newcomer {
                 handshake: self.host.greet(&connection.peer, connection.origin),
                 stream: connection.socket.into(),
-                tls: self.host.tls(),
                 session: None,
                 knows_tls: false,
                 peer: connection.peer,
@@ -324,7 +322,7 @@ impl<H: AcceptHandler> AcceptorThread<H> {
     /// Advances one newcomer. `is_up`: its socket is ready.
     fn attend(&mut self, place: usize, is_up: bool) {
         let newcomer = &mut self.newcomers[place];
-        let end = if is_up { newcomer.advance_or_alert() } else { Ok(false) };
+        let end = if is_up { newcomer.advance_or_alert(&self.host) } else { Ok(false) };
         match end {
             Ok(false) if newcomer.deadline > Instant::now() => {}
             Ok(false) => {
@@ -374,8 +372,8 @@ impl<T: Handshake> Newcomer<T> {
 
     /// As [`Newcomer::advance`]. After a TLS error it also sends the alert, as far as the socket
     /// takes it now.
-    fn advance_or_alert(&mut self) -> Result<bool, String> {
-        let result = self.advance();
+    fn advance_or_alert(&mut self, host: &impl AcceptHandler) -> Result<bool, String> {
+        let result = self.advance(host);
         if result.is_err() && self.session.is_some() {
             self.unsent.clear();
             let _ = self.send();
@@ -384,7 +382,7 @@ impl<T: Handshake> Newcomer<T> {
     }
 
     /// Reads, parses and answers without blocking. Returns whether the handshake is over.
-    fn advance(&mut self) -> Result<bool, String> {
+    fn advance(&mut self, host: &impl AcceptHandler) -> Result<bool, String> {
         loop {
             let may_talk = self.session.as_ref().is_none_or(|session| session.is_established());
             // The newcomer takes an answer before the next one is made.
@@ -413,9 +411,9 @@ impl<T: Handshake> Newcomer<T> {
             match self.step {
                 HandshakeStep::More if needs_input => {}
                 HandshakeStep::More => continue,
-                HandshakeStep::Secure => self.secure()?,
+                HandshakeStep::Secure => self.secure(host)?,
                 HandshakeStep::Secured => {
-                    self.secure()?;
+                    self.secure(host)?;
                     continue;
                 }
                 HandshakeStep::Serve | HandshakeStep::Leave => return Ok(true),
@@ -432,8 +430,8 @@ impl<T: Handshake> Newcomer<T> {
     }
 
     /// Starts TLS.
-    fn secure(&mut self) -> Result<(), String> {
-        let server = self.tls.as_ref().filter(|_| self.session.is_none());
+    fn secure(&mut self, host: &impl AcceptHandler) -> Result<(), String> {
+        let server = if self.session.is_none() { host.tls() } else { None };
         let session = server
             .ok_or("the export has no TLS configuration")?
             .session()

@@ -44,6 +44,7 @@ pub use connection_slots::{Applicant, ConnectionLimits, ConnectionSlot, Connecti
 pub use link::{Grant, Link, Parts};
 pub(crate) use listener::Listener;
 pub use listeners::{DEFAULT_PORTAL_CLIENTS, Listeners, MAX_ADDRESSES, MAX_PORTAL_CLIENTS, fault_of_portal};
+pub use log_limit::LogLimit;
 pub(crate) use memory::Store;
 pub use memory::{Memory, copy};
 pub(crate) use outbox::Outbox;

@@ -8,6 +8,7 @@ mod ending;
 mod host;
 mod hostile;
 mod io;
+mod keyring;
 mod lba_status;
 mod places;
 mod portal;

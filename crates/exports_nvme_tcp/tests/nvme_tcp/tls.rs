@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-const OTHER: &str = "nqn.2014-08.org.example:other";
+pub const OTHER: &str = "nqn.2014-08.org.example:other";
 
-fn name(text: &str) -> Nqn {
+pub fn name(text: &str) -> Nqn {
     Nqn::new(text).unwrap()
 }
 
@@ -33,12 +33,12 @@ pub fn key() -> nvme_auth::TlsKey {
     nvme_auth::TlsKey::parse(KEY).unwrap()
 }
 
-fn longer_key() -> nvme_auth::TlsKey {
+pub fn longer_key() -> nvme_auth::TlsKey {
     nvme_auth::TlsKey::parse(LONGER_KEY).unwrap()
 }
 
 /// A host's key for another subsystem.
-fn other_key() -> nvme_auth::TlsKey {
+pub fn other_key() -> nvme_auth::TlsKey {
     nvme_auth::TlsKey::parse(OTHER_KEY).unwrap()
 }
 
@@ -55,12 +55,18 @@ fn server(is_required: bool) -> Server {
 
 /// Starts a proxy that forwards through TLS to `to`, and returns its address. It uses the key that
 /// `host` has for `subsystem`, derived in the way with this number.
-fn through_tls(to: &str, host: &str, subsystem: &str, way: usize) -> String {
+pub fn through_tls(to: &str, host: &str, subsystem: &str, way: usize) -> String {
     through_tls_with(&key(), to, host, subsystem, way)
 }
 
 /// As [`through_tls`], with another key.
-fn through_tls_with(key: &nvme_auth::TlsKey, to: &str, host: &str, subsystem: &str, way: usize) -> String {
+pub fn through_tls_with(
+    key: &nvme_auth::TlsKey,
+    to: &str,
+    host: &str,
+    subsystem: &str,
+    way: usize,
+) -> String {
     let secret = key.secrets(&name(host), &name(subsystem)).swap_remove(way);
     let client = if secret.key.len() == 32 {
         // The library has another interface for these keys, which the target does not use.
@@ -141,7 +147,7 @@ fn relay(near: &TcpStream, far: &TcpStream, session: &Mutex<::tls::Session>) {
 
 /// Starts a proxy that ends TLS before `to`, and returns its address and the number of its
 /// connections. It accepts a key of HOST for SUBSYSTEM, derived in the way with this number.
-fn behind_tls(to: &str, key: &nvme_auth::TlsKey, way: usize) -> (String, Arc<AtomicUsize>) {
+pub fn behind_tls(to: &str, key: &nvme_auth::TlsKey, way: usize) -> (String, Arc<AtomicUsize>) {
     let secret = key.secrets(&name(HOST), &name(SUBSYSTEM)).swap_remove(way);
     let server = ::tls::Server::with_secrets([(secret.identity, secret.key)]).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -161,14 +167,14 @@ fn behind_tls(to: &str, key: &nvme_auth::TlsKey, way: usize) -> (String, Arc<Ato
 }
 
 /// The options of our initiator, as HOST with a key.
-fn options(address: &str, key: nvme_auth::TlsKey) -> Options {
+pub fn options(address: &str, key: nvme_auth::TlsKey) -> Options {
     let host_nqn = Some(name(HOST));
     let plain = Options::new(parse_address(address).unwrap(), name(SUBSYSTEM));
     Options { tls_key: Some(key), host_nqn, queues: 2, ..plain }
 }
 
 /// Why our initiator cannot open the namespace.
-fn refusal(options: &Options) -> String {
+pub fn refusal(options: &Options) -> String {
     NvmeTcpDevice::open(options).err().expect("the namespace was opened").to_string()
 }
 
@@ -275,7 +281,7 @@ fn our_host_hears_of_a_resize_through_tls() {
 }
 
 /// Connects an admin queue, and returns how that went.
-fn connect(address: &str, subsystem: &str, host: &str) -> (Host, Status) {
+pub fn connect(address: &str, subsystem: &str, host: &str) -> (Host, Status) {
     let mut admin = Host::initialized(address, false, false).of((name(host), HOST_ID));
     let status = admin.connect(subsystem, 0, 32, nvme::fabrics::ANY_CONTROLLER, 0).status;
     (admin, status)
@@ -374,12 +380,12 @@ fn a_key_that_comes_later_is_required_of_its_host_alone() {
 }
 
 /// Whether no handshake succeeds at the address of a proxy.
-fn tls_fails(proxy: &str) -> bool {
+pub fn tls_fails(proxy: &str) -> bool {
     Host::silent(proxy).is_disconnected()
 }
 
-const FIRST: &str = "nqn.2014-08.org.example:disk-a";
-const SECOND: &str = "nqn.2014-08.org.example:disk-b";
+pub const FIRST: &str = "nqn.2014-08.org.example:disk-a";
+pub const SECOND: &str = "nqn.2014-08.org.example:disk-b";
 const OPEN: &str = "nqn.2014-08.org.example:disk-c";
 
 /// Each of two subsystems at one portal has a key of its own for the same host.

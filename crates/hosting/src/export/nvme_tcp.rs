@@ -5,8 +5,8 @@ use super::{Apart, CORES, ExportConfig, OwnListener, RequestMemory, keep_listene
 use block::{Device, SharedRole};
 use exports::{Error, Export};
 use exports_nvme_tcp::{
-    Access, AccessState, Auth, CONTROLLER_IDS, Choices, Config, Group, Hash, Hosts, Keys, NamespaceConfig,
-    Nqn, NvmeTcp, PortConfig, PortalConfig, Security, TlsKeys,
+    Access, AccessState, Auth, CONTROLLER_IDS, Choices, Config, Group, Hash, Hosts, Keyring, Keys,
+    NamespaceConfig, Nqn, NvmeTcp, PortConfig, PortalConfig, Security, TlsKeys,
 };
 use raid::Uuid;
 use reactor::CoreRef;
@@ -51,6 +51,11 @@ pub(super) static KIND: Kind = Kind {
             "TLS 1.3 with the keys in this file: lines HOSTNQN KEY (nvme gen-tls-key makes keys)",
         )
         .read(),
+        key(
+            "tls-keyring",
+            "NAME",
+            "instead of tls-keys: keyring with keys for TLS (as for the device nvme-tcp)",
+        ),
         key("tls", "require|allow", "whether hosts without a key may connect without TLS [require]"),
         key(
             "reservations",
@@ -168,21 +173,28 @@ fn auth(spec: &Spec) -> Result<Option<Auth>, SpecError> {
     Ok(Some(Auth { keys: Arc::new(keys), choices: Arc::new(choices), is_required: true }))
 }
 
-/// TLS. The keys are read now, too.
+/// TLS. The keys are read now, too; those in a keyring are looked up for each connection.
 fn security(spec: &Spec) -> Result<Option<Security>, SpecError> {
     let mode: Option<String> = spec.get("tls")?;
-    let Some(file) = spec.get::<String>("tls-keys")? else {
-        return match mode {
-            Some(_) => Err(spec.refuse("tls needs tls-keys=FILE")),
-            None => Ok(None),
-        };
+    let keys = match (spec.get::<String>("tls-keys")?, spec.get::<String>("tls-keyring")?) {
+        (Some(_), Some(_)) => return Err(spec.refuse("tls-keys and tls-keyring: want one of them")),
+        (Some(file), None) => TlsKeys::read(Path::new(&file)).map_err(|error| format!("tls-keys: {error}")),
+        (None, Some(name)) => {
+            Keyring::new(&name).and_then(TlsKeys::of_keyring).map_err(|error| format!("tls-keyring: {error}"))
+        }
+        (None, None) => {
+            return match mode {
+                Some(_) => Err(spec.refuse("tls needs tls-keys=FILE or tls-keyring=NAME")),
+                None => Ok(None),
+            };
+        }
     };
     let is_required = match mode.as_deref() {
         None | Some("require") => true,
         Some("allow") => false,
         Some(mode) => return Err(spec.refuse(format!("tls: {mode:?} is none of require, allow"))),
     };
-    let keys = TlsKeys::read(Path::new(&file)).map_err(|error| spec.refuse(format!("tls-keys: {error}")))?;
+    let keys = keys.map_err(|error| spec.refuse(error))?;
     Ok(Some(Security { keys: Arc::new(keys), is_required }))
 }
 
@@ -203,6 +215,12 @@ impl NvmeTcpConfig {
         let shared = self.config.portal.iter().flat_map(|portal| portal.ports());
         let all = own.chain(shared.map(|(address, port)| (address.to_owned(), port)));
         all.map(|(address, port)| (address, port.state_within(&self.config.access_states)))
+    }
+
+    fn keep_keyring(&self, profile: &mut Profile) {
+        if self.config.access.tls.as_ref().is_some_and(|tls| tls.keys.keyring().is_some()) {
+            profile.read_keyrings();
+        }
     }
 
     fn keep_reservations(&self, profile: &mut Profile) {
@@ -269,6 +287,7 @@ impl ExportConfig for NvmeTcpConfig {
     fn keep(&self, profile: &mut Profile) {
         self.config.ports.iter().for_each(|port| keep_listener(profile, &port.address));
         self.keep_reservations(profile);
+        self.keep_keyring(profile);
     }
 
     fn apart(&self) -> Result<Apart, String> {
@@ -278,6 +297,7 @@ impl ExportConfig for NvmeTcpConfig {
         let mut apart = Apart::default();
         apart.listen.extend(self.config.ports.iter().map(|port| port.address.clone()));
         self.keep_reservations(&mut apart.profile);
+        self.keep_keyring(&mut apart.profile);
         Ok(apart)
     }
 
@@ -365,6 +385,7 @@ fn written(address: &str, state: AccessState) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::ExportPlan;
+    use secrets::keyring::testing::TestKeyring;
 
     fn refusal(text: &str) -> String {
         ExportPlan::parse(text).unwrap_err().to_string()
@@ -425,6 +446,20 @@ mod tests {
         }
         assert!(refusal(&format!("{text},tls=off")).contains("\"off\" is none of require, allow"));
         assert!(refusal("nvme-tcp:listen=l:1,nqn=nqn.2014-08.org:x,tls=allow").contains("needs tls-keys"));
+    }
+
+    #[test]
+    fn a_keyring_for_tls_must_exist_and_excludes_a_file() {
+        let ring = TestKeyring::new();
+        let text = "nvme-tcp:listen=127.0.0.1:1,nqn=nqn.2014-08.org:x";
+        for (more, mode) in [("", "require"), (",tls=allow", "allow")] {
+            let plan = ExportPlan::parse(&format!("{text},tls-keyring={}{more}", ring.name)).unwrap();
+            assert_eq!(plan.config.fields()["tls"], mode);
+        }
+        let said = refusal(&format!("{text},tls-keyring=freestone-none"));
+        assert!(said.contains("tls-keyring: keyring freestone-none: no keyring "), "{said}");
+        let said = refusal(&format!("{text},tls-keyring=@u,tls-keys=/nowhere"));
+        assert!(said.contains("tls-keys and tls-keyring: want one of them"), "{said}");
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub fn keep_later(profile: &mut Profile) {
     keep_newcomers(profile);
     CERTIFICATES.iter().for_each(|path| profile.allow(*path, Access::Read));
     profile.lock_memory();
+    profile.read_keyrings();
     profile.keep(Capability::CAP_SYS_ADMIN); // nvme_uring
     // Devices may belong to others.
     profile.keep(Capability::CAP_DAC_OVERRIDE);

@@ -2,7 +2,7 @@
 
 use base::Uuid;
 use drivers_nvme_tcp::Nqn;
-use drivers_nvme_tcp::kind::{Name, TLS_KEY, key_files};
+use drivers_nvme_tcp::kind::{Name, TLS_KEY, TLS_KEYRING, key_files, tls_keyring};
 use drivers_rbd::kind as image;
 use spec::{Entry, Kind, Role, Spec, SpecError, Value, key};
 
@@ -25,6 +25,7 @@ static NVME_TCP: Kind = Kind {
         key("dhchap-ctrl-key", "FILE", "file with the service's secret, to authenticate the service as well")
             .read(),
         TLS_KEY,
+        TLS_KEYRING,
         key("hdgst", "on|off", "header digests [off]"),
         key("ddgst", "on|off", "data digests [off]"),
         key("timeout-ms", "N", "timeout [10000]"),
@@ -72,6 +73,7 @@ fn nvme_tcp(spec: &Spec) -> Result<Service, SpecError> {
         host_nqn: spec.get("hostnqn")?.map(|Name(nqn)| nqn),
         host_id: spec.get("hostid")?.map(|Uuid(id)| id),
         key_files: key_files(spec)?,
+        tls_keyring: tls_keyring(spec)?,
         header_digest: spec.is_on("hdgst")?,
         data_digest: spec.is_on("ddgst")?,
         timeout_ms: spec.get_or("timeout-ms", defaults.timeout_ms)?,
