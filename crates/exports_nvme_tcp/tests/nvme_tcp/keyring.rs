@@ -48,6 +48,9 @@ fn all_ways() -> impl Iterator<Item = (nvme_auth::TlsKey, usize)> {
 
 #[test]
 fn our_host_has_its_keys_in_a_keyring_whatever_their_version_and_hash() {
+    if !TestKeyring::is_supported() {
+        return;
+    }
     let server = Server::start(8 * MIB);
     for (key, way) in all_ways() {
         let ring = TestKeyring::new();
@@ -61,6 +64,9 @@ fn our_host_has_its_keys_in_a_keyring_whatever_their_version_and_hash() {
 
 #[test]
 fn our_host_tries_later_versions_and_longer_hashes_first() {
+    if !TestKeyring::is_supported() {
+        return;
+    }
     let server = Server::start(8 * MIB);
     let ring = TestKeyring::new();
     // Version 1 with SHA-384 and SHA-256, then version 0 with both.
@@ -75,6 +81,9 @@ fn our_host_tries_later_versions_and_longer_hashes_first() {
 
 #[test]
 fn our_host_looks_its_key_up_for_each_connection() {
+    if !TestKeyring::is_supported() {
+        return;
+    }
     let server = Server::with(8 * MIB, |config| Config { access: with_key(key(), true), ..config });
     let ring = TestKeyring::new();
     let mut options = with_keyring(server.address(), &ring);
@@ -109,6 +118,9 @@ fn our_host_looks_its_key_up_for_each_connection() {
 
 #[test]
 fn a_keyring_excludes_a_file_and_must_exist() {
+    if !TestKeyring::is_supported() {
+        return;
+    }
     let ring = TestKeyring::new();
     let mut options = with_keyring("127.0.0.1", &ring);
     options.key_files.tls_key = Some("/nowhere".into());
@@ -121,6 +133,9 @@ fn a_keyring_excludes_a_file_and_must_exist() {
 
 #[test]
 fn a_target_has_the_keys_of_its_hosts_in_a_keyring_whatever_their_version_and_hash() {
+    if !TestKeyring::is_supported() {
+        return;
+    }
     let ring = TestKeyring::new();
     let server = Server::with(8 * MIB, |config| Config { access: access(&ring, true), ..config });
     for (key, way) in all_ways() {
@@ -136,6 +151,9 @@ fn a_target_has_the_keys_of_its_hosts_in_a_keyring_whatever_their_version_and_ha
 
 #[test]
 fn a_target_looks_keys_up_for_each_connection() {
+    if !TestKeyring::is_supported() {
+        return;
+    }
     let ring = TestKeyring::new();
     let server = Server::with(8 * MIB, |config| Config { access: access(&ring, true), ..config });
     // Host and target share the keyring.
@@ -158,6 +176,9 @@ fn a_target_looks_keys_up_for_each_connection() {
 
 #[test]
 fn where_tls_is_allowed_a_host_with_a_key_in_the_keyring_must_use_it() {
+    if !TestKeyring::is_supported() {
+        return;
+    }
     let ring = TestKeyring::new();
     let server = Server::with(8 * MIB, |config| Config { access: access(&ring, false), ..config });
     let clear = |host: &str| connect(server.address(), SUBSYSTEM, host).1;
@@ -174,6 +195,9 @@ fn where_tls_is_allowed_a_host_with_a_key_in_the_keyring_must_use_it() {
 /// The keyring of one subsystem has a key for another one, which has keys of its own.
 #[test]
 fn a_keyring_leads_to_its_subsystem_at_a_portal_and_to_no_other() {
+    if !TestKeyring::is_supported() {
+        return;
+    }
     let ring = TestKeyring::new();
     let mut site = Site::new(|config| config);
     site.add(FIRST, |config| Config { access: access(&ring, true), ..config });

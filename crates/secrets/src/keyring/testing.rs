@@ -24,6 +24,16 @@ impl TestKeyring {
         TestKeyring { name, serial }
     }
 
+    /// Whether the system has keyrings. Containers often refuse them; then this prints the reason,
+    /// and the test ends.
+    pub fn is_supported() -> bool {
+        let found = calls::special(libc::KEY_SPEC_USER_KEYRING);
+        if let Err(error) = &found {
+            eprintln!("the system refuses keyrings: {error}");
+        }
+        found.is_ok()
+    }
+
     /// Adds a key, or replaces the one with this description, and returns its serial number.
     pub fn add(&self, description: &str, content: &[u8]) -> i32 {
         add("user", description, content, self.serial)
