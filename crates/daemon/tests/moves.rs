@@ -3,7 +3,7 @@
 use crate::common::load::{
     BLOCK, Client, Expected, killed_under_load, load, restart, under_load, wait_for_export,
 };
-use crate::common::{Daemon, MIB, forget_last_change, names, read_state};
+use crate::common::{Daemon, MIB, names, read_state};
 use block::{IoError, Op};
 use layers::fault::{Action, Rule};
 use reactor::{CoreConfig, Cores};
@@ -262,8 +262,9 @@ fn a_copy_that_a_failed_move_has_left_is_never_shown_and_goes() {
     assert_eq!(names(&daemon.get("/v1/volumes")), ["v1"]);
 }
 
-/// The devices `data`, served by this program, and `fast`. The volume has moved to `fast`, its old
-/// place is not deleted yet, and the daemon was killed.
+/// The devices `data` and `fast`. The volume has moved to `fast`, its old place is not deleted yet,
+/// and the daemon was killed. Its state files are those of the moment at which the pool on `fast`
+/// got the volume.
 fn killed_after_the_switch(expected: &mut Expected) -> Daemon {
     let mut served = None;
     let mut daemon = with_volume_on(8 * MIB, |daemon, name| match name {
@@ -284,6 +285,9 @@ fn killed_after_the_switch(expected: &mut Expected) -> Daemon {
     for name in ["state/state.json", "state/state.json.previous"] {
         let mut state = read_state(&daemon.path(name)).unwrap();
         state["devices"][0]["spec"] = json!(spec);
+        for record in state["moves"].as_object_mut().unwrap().values_mut() {
+            (record["is_due"], record["is_done"]) = (json!(true), json!(false));
+        }
         std::fs::write(daemon.path(name), state.to_string()).unwrap();
     }
     daemon
@@ -291,52 +295,49 @@ fn killed_after_the_switch(expected: &mut Expected) -> Daemon {
 
 #[test]
 fn until_the_new_place_is_there_no_start_uses_the_old_one() {
-    for is_damaged in [false, true] {
-        let blocks = 8 * MIB / BLOCK;
-        let mut expected = Expected { blocks: vec![0; blocks as usize], maybe: None };
-        let mut daemon = killed_after_the_switch(&mut expected);
-        forget_last_change(&daemon, is_damaged);
-        // Only the pool of the new place knows which counts.
-        let (fast, away) = (daemon.path("fast"), daemon.path("away"));
-        std::fs::rename(&fast, &away).unwrap();
-        daemon.start();
-        let text = "volume v1: it may have moved from data to fast: fast says that when it is open, or job v1.move is cancelled and the volume stays on data";
-        let export = daemon.get("/v1/exports/e1");
-        assert_eq!((&export["state"], &export["error"]), (&json!("waiting"), &json!(text)));
-        let volume = daemon.get("/v1/volumes/v1");
-        assert_eq!((&volume["moving_to"], &volume["error"]), (&json!("fast"), &json!(text)));
-        let problem = daemon.get("/v1/health")[0].clone();
-        let described = [&problem["code"], &problem["object"]].map(|field| field.as_str().unwrap());
-        assert_eq!(described, ["device-not-open", "fast"], "{problem}");
-        let problem = daemon.get("/v1/health")[1].clone();
-        assert_eq!(
-            (&problem["code"], &problem["severity"]),
-            (&json!("volume-not-available"), &json!("critical"))
-        );
-        let copy = json!({ "name": "v2", "backing": "data", "from": "v1" });
-        for (method, path, body, kind) in [
-            (
-                Method::POST,
-                "/v1/exports",
-                json!({ "name": "e2", "kind": "nbd", "volumes": ["v1"] }),
-                "unavailable",
-            ),
-            (Method::POST, "/v1/volumes", copy, "in-use"),
-            (Method::DELETE, "/v1/volumes/v1", Value::Null, "in-use"),
-            (Method::DELETE, "/v1/devices/fast", Value::Null, "in-use"),
-        ] {
-            let refused = daemon.refusal(method, path, &body);
-            assert_eq!(refused.1, kind, "{path}: {refused:?}");
-        }
-        std::fs::rename(&away, &fast).unwrap();
-        wait_for_export(&daemon);
-        expected.check(&Client::new(&daemon).read(blocks));
-        assert_eq!(is_on(&daemon), "fast");
-        wait_until_moved(&daemon);
-        assert_eq!(daemon.get("/v1/devices/data")["volumes"], json!([]));
-        restart(&mut daemon, "-KILL");
-        expected.check(&Client::new(&daemon).read(blocks));
+    let blocks = 8 * MIB / BLOCK;
+    let mut expected = Expected { blocks: vec![0; blocks as usize], maybe: None };
+    let mut daemon = killed_after_the_switch(&mut expected);
+    // Only the pool of the new place knows which counts.
+    let (fast, away) = (daemon.path("fast"), daemon.path("away"));
+    std::fs::rename(&fast, &away).unwrap();
+    daemon.start();
+    let text = "volume v1: it may have moved from data to fast: fast says that when it is open, or job v1.move is cancelled and the volume stays on data";
+    let export = daemon.get("/v1/exports/e1");
+    assert_eq!((&export["state"], &export["error"]), (&json!("waiting"), &json!(text)));
+    let volume = daemon.get("/v1/volumes/v1");
+    assert_eq!((&volume["moving_to"], &volume["error"]), (&json!("fast"), &json!(text)));
+    let problem = daemon.get("/v1/health")[0].clone();
+    let described = [&problem["code"], &problem["object"]].map(|field| field.as_str().unwrap());
+    assert_eq!(described, ["device-not-open", "fast"], "{problem}");
+    let problem = daemon.get("/v1/health")[1].clone();
+    assert_eq!(
+        (&problem["code"], &problem["severity"]),
+        (&json!("volume-not-available"), &json!("critical"))
+    );
+    let copy = json!({ "name": "v2", "backing": "data", "from": "v1" });
+    for (method, path, body, kind) in [
+        (
+            Method::POST,
+            "/v1/exports",
+            json!({ "name": "e2", "kind": "nbd", "volumes": ["v1"] }),
+            "unavailable",
+        ),
+        (Method::POST, "/v1/volumes", copy, "in-use"),
+        (Method::DELETE, "/v1/volumes/v1", Value::Null, "in-use"),
+        (Method::DELETE, "/v1/devices/fast", Value::Null, "in-use"),
+    ] {
+        let refused = daemon.refusal(method, path, &body);
+        assert_eq!(refused.1, kind, "{path}: {refused:?}");
     }
+    std::fs::rename(&away, &fast).unwrap();
+    wait_for_export(&daemon);
+    expected.check(&Client::new(&daemon).read(blocks));
+    assert_eq!(is_on(&daemon), "fast");
+    wait_until_moved(&daemon);
+    assert_eq!(daemon.get("/v1/devices/data")["volumes"], json!([]));
+    restart(&mut daemon, "-KILL");
+    expected.check(&Client::new(&daemon).read(blocks));
 }
 
 #[test]

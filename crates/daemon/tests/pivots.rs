@@ -4,7 +4,7 @@
 use crate::common::load::{
     BLOCK, Client, Expected, check_all_acknowledged, killed_under_load, restart, under_load, wait_for_export,
 };
-use crate::common::{Daemon, MIB, Served, forget_last_change, names, read_state, shared_buffers};
+use crate::common::{Daemon, MIB, Served, names, read_state, shared_buffers};
 use crate::images::qemu_img;
 use block::{IoError, Op};
 use layers::fault::{Action, Rule};
@@ -552,6 +552,16 @@ fn whenever_the_daemon_is_killed_the_source_or_the_volume_has_what_was_acknowled
         assert_eq!(daemon.get("/v1/devices/pool")["volumes"], json!([]), "nothing is left behind");
     }
     assert!(were_due > 0, "no kill came between the record and the end of a pivot");
+}
+
+/// Makes the state of a daemon that was killed before its last change count, whose file is damaged
+/// if it `is_damaged`.
+fn forget_last_change(daemon: &Daemon, is_damaged: bool) {
+    let (state, previous) = (daemon.path("state/state.json"), daemon.path("state/state.json.previous"));
+    match is_damaged {
+        true => std::fs::write(&state, "{ damaged").unwrap(),
+        false => drop(std::fs::copy(&previous, &state).unwrap()),
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   record set ─► copy made ─► copied, and what is written meanwhile again ─► record: due, twice ─► users wait
-//!       ─► rest copied, flushed ─► the copy gets the volume's identity ─► record: done ─► users use the copy
+//!       ─► rest copied, flushed ─► the copy gets the volume's identity ─► record: done, twice ─► users use the copy
 //!       ─► the old place is deleted ─► record removed
 //! ```
 //!
@@ -12,7 +12,8 @@
 //! - Until then the copy has a name and an identity of its own: a start that knows no record of it
 //!   deletes it.
 //! - The owner of the records also keeps the set before the last change. The record is due in both
-//!   before the switch: a start that has to use the older one finishes the move all the same.
+//!   before the switch: a start that has to use the older one finishes the move all the same. It is
+//!   done in both before users continue: while it is due, both places hold the same.
 //! - A start with a due record and without the pool of the new place does not know which place
 //!   counts ([`MoveRecord::is_due`]). The volume is not used until the pool is open, or the move is
 //!   cancelled.
@@ -43,8 +44,8 @@ pub struct MoveRecord {
     pub to: String,
     /// The UUID of its copy there, until that is the volume.
     pub copy: String,
-    /// The pool of the new place says which place counts: it may have given the copy the volume's
-    /// identity. Unless the move is running, nothing uses the volume.
+    /// The pool of the new place says which place counts, unless the record says it: it may have
+    /// given the copy the volume's identity. Unless the move is running, nothing uses the volume.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_due: bool,
     /// From now on only what is at the new place counts.
@@ -198,8 +199,9 @@ pub fn remove_leftovers(pools: &[Arc<Pool>], is_known: impl Fn(&str) -> bool) ->
 /// When a pool or the records cannot be changed; a later start tries again.
 pub fn resume<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<Resumed, O::Error> {
     let mut record = record.clone();
-    if record.stays && record.is_due {
-        keep_place(owner, uuid, &record)?;
+    if record.is_due && (record.is_done || record.stays) {
+        record.is_due = false;
+        record_end(owner, uuid, &record)?;
     }
     if !record.is_done && !record.stays {
         let Ok(to) = owner.pool(&record.to) else { return Ok(Resumed::Open) };
@@ -214,7 +216,7 @@ pub fn resume<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<Re
                 return Ok(Resumed::Open);
             }
             record.is_done = true;
-            owner.set(uuid, Some(&record))?;
+            record_end(owner, uuid, &record)?;
             tracing::warn!(
                 uuid,
                 to = record.to,
@@ -322,7 +324,8 @@ pub fn switch<O: Owner, E: From<O::Error>>(
         }
         return Err(E::from(error.into()));
     }
-    while let Err(error) = owner.set(&uuid, Some(&done)) {
+    let first = if mutant::is(Mutant::DoneOnce) { done.clone() } else { done.due() };
+    while let Err(error) = owner.set(&uuid, Some(&first)) {
         tracing::error!(volume = %info.name, %error, "cannot remember that a volume has moved");
         // Whether it is remembered all the same is not known. No user may write until it is known
         // which place counts.
@@ -332,6 +335,12 @@ pub fn switch<O: Owner, E: From<O::Error>>(
         }
         if !owner.pause() {
             return Err(error.into());
+        }
+    }
+    while let Err(error) = owner.set(&uuid, Some(&done)) {
+        tracing::error!(volume = %info.name, %error, "cannot remember twice that a volume has moved");
+        if !owner.pause() {
+            break;
         }
     }
     migration.complete();
@@ -349,17 +358,20 @@ fn stay<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) {
     }
 }
 
-/// Records that the volume stays, in both sets of the records. Until it is in both, the record is
-/// due.
+/// Records that the volume stays.
 fn keep_place<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
     if mutant::is(Mutant::StayNotRecorded) {
         return Ok(());
     }
-    let stays = MoveRecord { stays: true, ..record.due() };
-    if !mutant::is(Mutant::StayOnce) {
-        owner.set(uuid, Some(&stays))?;
+    record_end(owner, uuid, &MoveRecord { stays: true, is_due: false, ..record.clone() })
+}
+
+/// Records in both sets how a move has ended. Until it is in both, the record is due.
+fn record_end<O: Owner>(owner: &O, uuid: &str, end: &MoveRecord) -> Result<(), O::Error> {
+    if !mutant::is(if end.is_done { Mutant::DoneOnce } else { Mutant::StayOnce }) {
+        owner.set(uuid, Some(&end.due()))?;
     }
-    owner.set(uuid, Some(&MoveRecord { is_due: false, ..stays }))
+    owner.set(uuid, Some(end))
 }
 
 /// The move is done: the place that it has moved from is free again, and the record is removed.
@@ -409,7 +421,7 @@ fn leave<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::
     if !record.is_due && !record.stays {
         return owner.set(uuid, None);
     }
-    if !record.stays && !mutant::is(Mutant::CancelledBlindly) {
+    if !record.stays {
         let from = owner.pool(&record.from)?;
         from.settle()?;
         if !has_volume(&from, uuid) {

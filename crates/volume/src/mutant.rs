@@ -58,8 +58,8 @@ pub enum Mutant {
     DueIgnored,
     /// Only the newer state file says that a volume stays.
     StayOnce,
-    /// A migration is cancelled without a look whether the old place still has the volume.
-    CancelledBlindly,
+    /// Only the newer state file says that a migration is done.
+    DoneOnce,
 }
 
 impl Mutant {
@@ -89,7 +89,7 @@ impl Mutant {
         Mutant::DueNotRecorded,
         Mutant::DueIgnored,
         Mutant::StayOnce,
-        Mutant::CancelledBlindly,
+        Mutant::DoneOnce,
     ];
 
     /// Whether requests must fail often to reveal it.
@@ -102,10 +102,7 @@ impl Mutant {
 
     /// Whether volumes must move often to reveal it.
     pub fn needs_moves(self) -> bool {
-        matches!(
-            self,
-            Mutant::StayNotRecorded | Mutant::DueOnce | Mutant::StayOnce | Mutant::CancelledBlindly
-        )
+        matches!(self, Mutant::StayNotRecorded | Mutant::DueOnce | Mutant::StayOnce | Mutant::DoneOnce)
     }
 }
 

@@ -38,9 +38,9 @@ impl Engine {
         problems.extend(self.devices().iter().filter_map(of_drive));
         for volume in self.volumes() {
             if let Some(error) = &volume.error {
-                let (code, what) = match volume.moving_to {
-                    Some(_) => (HealthCode::VolumeNotAvailable, "not available"),
-                    None => (HealthCode::CopyFailed, "no complete copy"),
+                let (code, what) = match volume.copying_from {
+                    Some(_) => (HealthCode::CopyFailed, "no complete copy"),
+                    None => (HealthCode::VolumeNotAvailable, "not available"),
                 };
                 let text = format!("Volume {} is {what}: {error}", volume.name);
                 problems.push(problem(code, "volume", &volume.name, text));

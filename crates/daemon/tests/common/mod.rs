@@ -312,16 +312,6 @@ pub fn names(list: &Value) -> Vec<String> {
 }
 
 /// The state of a daemon in a file; `None` if there is none.
-/// Makes the state of a daemon that was killed before its last change count, whose file is damaged
-/// if it `is_damaged`.
-pub fn forget_last_change(daemon: &Daemon, is_damaged: bool) {
-    let (state, previous) = (daemon.path("state/state.json"), daemon.path("state/state.json.previous"));
-    match is_damaged {
-        true => std::fs::write(&state, "{ damaged").unwrap(),
-        false => drop(std::fs::copy(&previous, &state).unwrap()),
-    }
-}
-
 pub fn read_state(path: &std::path::Path) -> Option<Value> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
 }

@@ -256,15 +256,15 @@ impl Running<'_> {
     }
 
     fn cancel_move(&mut self, uuid: &str, from: usize) {
+        let stays = |state: &mut State| {
+            let is_it = |known: &&mut Known| known.uuid.is_some_and(|own| own.to_string() == uuid);
+            state.volumes.iter_mut().filter(is_it).for_each(|known| known.pool = from);
+        };
         match self.mover.cancel(uuid) {
             // Also if the pool of the new place, which is absent, says otherwise.
-            Ok(()) => self.world.change(|state| {
-                let is_it = |known: &&mut Known| known.uuid.is_some_and(|own| own.to_string() == uuid);
-                state.volumes.iter_mut().filter(is_it).for_each(|known| known.pool = from);
-            }),
-            // The state before the last one counts, and the old place is free already.
-            Err(Failure::Pool(PoolError::NoVolume(_))) => {}
-            Err(_) if !self.world.machine.is_on() || self.world.excuses_error() => {}
+            Ok(()) => self.world.change(stays),
+            Err(_) if !self.world.machine.is_on() => self.world.may_change(stays),
+            Err(_) if self.world.excuses_error() => {}
             Err(error) => self.world.fail(format!("a move is not cancelled: {error}")),
         }
     }
