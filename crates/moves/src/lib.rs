@@ -407,10 +407,19 @@ pub fn give_up<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(
 /// [`remove_leftovers`] frees it when it is.
 ///
 /// # Errors
-/// When the copy or the record stays for now. When the pool of the new place is not open, and the
-/// old place does not have the volume: it may have moved.
+/// When the copy or the record stays for now. When the volume may have moved, and the old place
+/// does not have it.
 pub fn cancel<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
-    match owner.pool(&record.to) {
+    let to = owner.pool(&record.to);
+    let may_have_moved = record.is_due || to.as_ref().is_ok_and(|to| has_volume(to, uuid));
+    if may_have_moved && !record.stays {
+        let from = owner.pool(&record.from)?;
+        from.settle()?;
+        if !has_volume(&from, uuid) {
+            return Err(PoolError::NoVolume(uuid.to_owned()).into());
+        }
+    }
+    match to {
         Ok(_) => give_up(owner, uuid, record),
         Err(_) => leave(owner, uuid, record),
     }
@@ -418,15 +427,8 @@ pub fn cancel<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<()
 
 /// The volume stays, and the new place is not there: a pool that may say otherwise needs a record.
 fn leave<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
-    if !record.is_due && !record.stays {
-        return owner.set(uuid, None);
+    match record.is_due || record.stays {
+        true => keep_place(owner, uuid, record),
+        false => owner.set(uuid, None),
     }
-    if !record.stays {
-        let from = owner.pool(&record.from)?;
-        from.settle()?;
-        if !has_volume(&from, uuid) {
-            return Err(PoolError::NoVolume(uuid.to_owned()).into());
-        }
-    }
-    keep_place(owner, uuid, record)
 }
