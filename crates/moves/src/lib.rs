@@ -209,13 +209,7 @@ pub fn resume<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<Re
         let settled = to.settle();
         if has_volume(&to, uuid) {
             settled?;
-            record.is_due = false;
-            if mutant::is(Mutant::OlderRecordCounts) {
-                remove_switched(owner, uuid, &record)?;
-                owner.set(uuid, Some(&record))?;
-                return Ok(Resumed::Open);
-            }
-            record.is_done = true;
+            (record.is_due, record.is_done) = (false, true);
             record_end(owner, uuid, &record)?;
             tracing::warn!(
                 uuid,
@@ -246,11 +240,6 @@ pub fn resume<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<Re
     Ok(Resumed::Ended)
 }
 
-/// Removes a volume with this identity at the new place, where it does not count.
-fn remove_switched<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
-    remove(owner, &record.to, uuid)
-}
-
 /// Removes the volume with this UUID from a place. A pool that does not show it may do so at a
 /// later start, unless it is settled.
 fn remove<O: Owner>(owner: &O, place: &str, uuid: &str) -> Result<(), O::Error> {
@@ -263,7 +252,7 @@ fn remove<O: Owner>(owner: &O, place: &str, uuid: &str) -> Result<(), O::Error> 
 /// Removes the copy, and a volume with the identity of the one that stays.
 fn remove_all<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
     if !mutant::is(Mutant::IdentityKept) {
-        remove_switched(owner, uuid, record)?;
+        remove(owner, &record.to, uuid)?;
     }
     remove_copy(owner, record)
 }

@@ -256,14 +256,17 @@ impl Running<'_> {
     }
 
     fn cancel_move(&mut self, uuid: &str, from: usize) {
+        let is_it = |known: &Known| known.uuid.is_some_and(|own| own.to_string() == uuid);
         let stays = |state: &mut State| {
-            let is_it = |known: &&mut Known| known.uuid.is_some_and(|own| own.to_string() == uuid);
-            state.volumes.iter_mut().filter(is_it).for_each(|known| known.pool = from);
+            state.volumes.iter_mut().filter(|known| is_it(known)).for_each(|known| known.pool = from);
         };
+        let is_deleted = || !self.world.states.borrow().iter().any(|state| state.volumes.iter().any(is_it));
         match self.mover.cancel(uuid) {
             // Also if the pool of the new place, which is absent, says otherwise.
             Ok(()) => self.world.change(stays),
             Err(_) if !self.world.machine.is_on() => self.world.may_change(stays),
+            // The record is of the state before the last change.
+            Err(Failure::Pool(PoolError::NoVolume(_))) if is_deleted() => {}
             Err(_) if self.world.excuses_error() => {}
             Err(error) => self.world.fail(format!("a move is not cancelled: {error}")),
         }
