@@ -40,6 +40,12 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(self.path)
 
 
+def free_port():
+    """A TCP port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
 class Freestoned:
     """A daemon whose state, sockets and log lie in a directory."""
 

@@ -9,17 +9,15 @@ host with a name and an identifier of its own, and a network connects them.
 
 import json
 import os
-import socket
 import subprocess
 
 import paths
+from freestoned import free_port
 from server import Server
-from vm import Guest
+from vm import HOST_ADDRESS, Guest
 from workload import MIB
 
 NQN = "nqn.2014-08.org.example:shared"
-# A network on which a guest reaches the host's loopback addresses at this address.
-HOST_ADDRESS = "10.0.2.2"
 MEMORY_MIB = 1024
 # Emulated hosts on a busy machine are silent for long.
 CONNECT_OPTIONS = "-i 2 --keep-alive-tmo 120 --reconnect-delay 1 --ctrl-loss-tmo 1800"
@@ -35,8 +33,7 @@ class SharedServer(Server):
     def __init__(self, lab):
         super().__init__(lab.image, log=os.path.join(lab.directory, "server.log"))
         self.reservations = os.path.join(self.directory, "reservations")
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
 
     def command(self):
         return [

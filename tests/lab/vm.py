@@ -38,6 +38,9 @@ BOOT_ATTEMPTS = 3
 MEMORY_MIB = 768
 DIRECTORY = os.path.join(paths.LAB, "out", "vm")
 MAX_CLOSING_LINE = 16  # bytes of the agent's closing line: newline, 0x1e, exit code, newline
+# qemu_arguments for a network on which the guest reaches the host's loopback addresses at HOST_ADDRESS.
+NETWORK = ["-netdev", "user,id=net", "-device", "virtio-net-pci,id=nic,netdev=net,romfile="]
+HOST_ADDRESS = "10.0.2.2"
 ROOT_DEVICE = "virtio-9p-pci,fsdev=host,mount_tag=host"
 PORTS = 5  # of a restored guest: most of its disks, and the root
 KERNEL_ARGUMENTS = (

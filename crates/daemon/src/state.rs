@@ -73,9 +73,11 @@ impl State {
         self.copies.remove(uuid);
     }
 
-    /// Removes what failed moves have left on an array or device.
-    pub fn forget_failed_moves(&mut self, to: &str) {
-        self.moves.retain(|_, record| !record.has_failed() || record.to != to);
+    /// Removes an array or device, and what failed moves have left on it.
+    pub fn forget_base(&mut self, name: &str) {
+        self.devices.retain(|device| device.name != name);
+        self.arrays.retain(|array| array.name != name);
+        self.moves.retain(|_, record| !record.has_failed() || record.to != name);
     }
 
     /// Removes the copy of a complete volume. After a pivot, exports of the source serve it.

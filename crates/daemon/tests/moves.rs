@@ -3,7 +3,7 @@
 use crate::common::load::{
     BLOCK, Client, Expected, killed_under_load, load, restart, under_load, wait_for_export,
 };
-use crate::common::{Daemon, MIB, names, read_state};
+use crate::common::{Daemon, MIB, Served, names, read_state};
 use block::{IoError, Op};
 use layers::fault::{Action, Rule};
 use reactor::{CoreConfig, Cores};
@@ -34,6 +34,16 @@ fn with_volume_on(size: u64, mut spec: impl FnMut(&Daemon, &str) -> String) -> D
     daemon.volume("v1", size);
     daemon.post("/v1/exports", &json!({ "name": "e1", "kind": "nbd", "volumes": ["v1"] }));
     daemon
+}
+
+/// As [`with_volume`], with one device that this program serves.
+fn with_served(size: u64, place: &str) -> (Daemon, Served) {
+    let mut served = None;
+    let daemon = with_volume_on(size, |daemon, name| match name == place {
+        true => served.insert(daemon.served(name)).spec.clone(),
+        false => daemon.path(name).display().to_string(),
+    });
+    (daemon, served.unwrap())
 }
 
 /// Begins a move that takes what it can, whatever users want.
@@ -266,12 +276,7 @@ fn a_copy_that_a_failed_move_has_left_is_never_shown_and_goes() {
 /// and the daemon was killed. Its state files are those of the moment at which the pool on `fast`
 /// got the volume.
 fn killed_after_the_switch(expected: &mut Expected) -> Daemon {
-    let mut served = None;
-    let mut daemon = with_volume_on(8 * MIB, |daemon, name| match name {
-        "data" => served.insert(daemon.served(name)).spec.clone(),
-        _ => daemon.path(name).display().to_string(),
-    });
-    let data = served.unwrap();
+    let (mut daemon, data) = with_served(8 * MIB, "data");
     let client = Client::new(&daemon);
     expected.note(&under_load(&client, expected.blocks.len() as u64, 0, || ()));
     data.fault
@@ -343,12 +348,7 @@ fn until_the_new_place_is_there_no_start_uses_the_old_one() {
 #[test]
 fn a_move_to_a_device_that_is_dead_for_good_is_cancelled() {
     let blocks = 8 * MIB / BLOCK;
-    let mut served = None;
-    let mut daemon = with_volume_on(8 * MIB, |daemon, name| match name {
-        "fast" => served.insert(daemon.served(name)).spec.clone(),
-        _ => daemon.path(name).display().to_string(),
-    });
-    let fast = served.unwrap();
+    let (mut daemon, fast) = with_served(8 * MIB, "fast");
     let client = Client::new(&daemon);
     let mut expected = Expected { blocks: vec![0; blocks as usize], maybe: None };
     // The table that makes the copy is on time; the one that gives it the identity is not.

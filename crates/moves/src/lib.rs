@@ -98,12 +98,6 @@ pub trait Owner {
     /// When that fails: then it may be durable or not.
     fn set(&self, volume: &str, record: Option<&MoveRecord>) -> Result<(), Self::Error>;
 
-    /// Makes the records durable as they are, once more: the older set of them is the same then.
-    ///
-    /// # Errors
-    /// When that fails.
-    fn confirm(&self) -> Result<(), Self::Error>;
-
     /// Deletes a volume that cores may be about to close.
     ///
     /// # Errors
@@ -288,12 +282,11 @@ pub fn switch<O: Owner, E: From<O::Error>>(
     finish: impl FnOnce(&Migration) -> Result<(), E>,
 ) -> Result<(), E> {
     let uuid = info.uuid.to_string();
-    if !mutant::is(Mutant::DueNotRecorded) {
-        owner.set(&uuid, Some(&record.due()))?;
-    }
+    let due = if mutant::is(Mutant::DueNotRecorded) { record.clone() } else { record.due() };
     if !mutant::is(Mutant::DueOnce) {
-        owner.confirm()?;
+        owner.set(&uuid, Some(&due))?;
     }
+    owner.set(&uuid, Some(&due))?;
     let hold = |migration: &Migration| migration.hold().map_err(|error| E::from(O::Error::from(error)));
     if mutant::is(Mutant::CopyBeforeHold) {
         finish(&migration)?;
@@ -318,7 +311,7 @@ pub fn switch<O: Owner, E: From<O::Error>>(
         tracing::error!(volume = %info.name, %error, "cannot remember that a volume has moved");
         // Whether it is remembered all the same is not known. No user may write until it is known
         // which place counts.
-        if owner.confirm().is_ok() {
+        if owner.set(&uuid, Some(&due)).is_ok() {
             stay(owner, &uuid, record);
             return Err(error.into());
         }
@@ -326,7 +319,9 @@ pub fn switch<O: Owner, E: From<O::Error>>(
             return Err(error.into());
         }
     }
-    while let Err(error) = owner.set(&uuid, Some(&done)) {
+    while !mutant::is(Mutant::DoneOnce)
+        && let Err(error) = owner.set(&uuid, Some(&done))
+    {
         tracing::error!(volume = %info.name, %error, "cannot remember twice that a volume has moved");
         if !owner.pause() {
             break;
@@ -373,51 +368,41 @@ pub fn free_old_place<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> R
 }
 
 /// The move failed or is cancelled: the volume stays where it is. `record` is the present one. A
-/// copy that cannot be removed is hidden, and deleted by a later [`remove_leftovers`], or by
-/// [`resume`] if it has the identity of the volume.
+/// copy that cannot be removed is hidden. A later [`remove_leftovers`] deletes it, or [`resume`] if
+/// it has the identity of the volume; so does the one that finds a new place that is not there now.
 ///
 /// # Errors
 /// When the copy or the record stays for now.
 pub fn give_up<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
+    let Ok(to) = owner.pool(&record.to) else {
+        // A pool that may say that the volume has moved needs a record.
+        return match record.is_due || record.stays {
+            true => keep_place(owner, uuid, record),
+            false => owner.set(uuid, None),
+        };
+    };
     let removed = remove_all(owner, uuid, record);
-    let ended = match (&removed, owner.pool(&record.to)) {
-        (Ok(()), _) => owner.set(uuid, None),
-        (Err(_), _) if record.has_failed() => Ok(()),
-        (Err(_), Ok(to)) if !record.stays && to.is_settled() && !has_volume(&to, uuid) => {
-            owner.set(uuid, None)
-        }
-        (Err(_), Ok(_)) => keep_place(owner, uuid, record),
-        (Err(_), Err(_)) => leave(owner, uuid, record),
+    let ended = match removed {
+        Ok(()) => owner.set(uuid, None),
+        Err(_) if record.has_failed() => Ok(()),
+        Err(_) if !record.stays && to.is_settled() && !has_volume(&to, uuid) => owner.set(uuid, None),
+        Err(_) => keep_place(owner, uuid, record),
     };
     ended.and(removed)
 }
 
-/// Gives up a move that does not run, also if the new place is not there: then [`resume`] or
-/// [`remove_leftovers`] frees it when it is.
+/// Gives up a move that does not run.
 ///
 /// # Errors
-/// When the copy or the record stays for now. When the volume may have moved, and the old place
-/// does not have it.
+/// As [`give_up`]. When the volume may have moved, and the old place does not have it.
 pub fn cancel<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
-    let to = owner.pool(&record.to);
-    let may_have_moved = record.is_due || to.as_ref().is_ok_and(|to| has_volume(to, uuid));
-    if may_have_moved && !record.stays {
+    let has_moved = owner.pool(&record.to).is_ok_and(|to| has_volume(&to, uuid));
+    if (record.is_due || has_moved) && !record.stays {
         let from = owner.pool(&record.from)?;
         from.settle()?;
         if !has_volume(&from, uuid) {
             return Err(PoolError::NoVolume(uuid.to_owned()).into());
         }
     }
-    match to {
-        Ok(_) => give_up(owner, uuid, record),
-        Err(_) => leave(owner, uuid, record),
-    }
-}
-
-/// The volume stays, and the new place is not there: a pool that may say otherwise needs a record.
-fn leave<O: Owner>(owner: &O, uuid: &str, record: &MoveRecord) -> Result<(), O::Error> {
-    match record.is_due || record.stays {
-        true => keep_place(owner, uuid, record),
-        false => owner.set(uuid, None),
-    }
+    give_up(owner, uuid, record)
 }

@@ -4,20 +4,13 @@ import contextlib
 import json
 import os
 import random
-import socket
 
-from freestoned import Freestoned
+from freestoned import Freestoned, free_port
 from client import MIB
 
 
 def _run(client, program, *arguments, **options):
     return client.run(program, *arguments, uses_blkio=False, **options)
-
-
-def _free_port():
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -26,7 +19,7 @@ def _daemon(client, options):
     daemon = Freestoned(os.path.join(client.scratch, "daemon"))
     with contextlib.closing(daemon):
         daemon.start()
-        address = f"127.0.0.1:{_free_port()}"
+        address = f"127.0.0.1:{free_port()}"
         daemon.cli("portal", "create", "net", "--kind", "nbd", "--listen", address, *options)
         daemon.post("/v1/devices", {"name": "data", "spec": daemon.file("disk", 64 * MIB)})
         for number in (1, 2, 3):

@@ -4,12 +4,11 @@ import collections
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 
 import paths
-from freestoned import MIB
+from freestoned import MIB, free_port
 from paths import die_with_parent
 
 NQN = "nqn.2014-08.org.example:soak"
@@ -24,7 +23,7 @@ MOST_DESCRIPTORS = 1000
 
 
 def a_thousand_hostile_clients_do_not_disturb_a_verified_one(subject):
-    ports = {what: _free_port() for what in ("nbd", "nvme", "api")}
+    ports = {what: free_port() for what in ("nbd", "nvme", "api")}
     tokens = os.path.join(subject.scratch, "tokens")
     with open(os.open(tokens, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
         file.write("admin soak soak-0123456789abcdef0123456789\n")
@@ -67,12 +66,6 @@ def _volume(daemon, name, exports):
     daemon.post("/v1/volumes", {"name": name, "backing": "memory", "size_bytes": 40 * MIB})
     for kind, options in exports.items():
         daemon.post("/v1/exports", {"name": f"{name}-{kind}", "kind": kind, "volumes": [name], "options": options})
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _bench(device, *options):

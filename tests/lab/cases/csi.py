@@ -3,15 +3,14 @@ of a cluster, with the daemon and the controller on the host."""
 
 import json
 import os
-import socket
 import subprocess
 
 import paths
-from freestoned import MIB, Freestoned, GuestDaemon
+from freestoned import MIB, Freestoned, GuestDaemon, free_port
 from lab import needs_freestone
 from paths import die_with_parent
 from runner import nightly
-from vm import Guest
+from vm import HOST_ADDRESS, NETWORK, Guest
 
 CSI = os.path.join(paths.REPO, "tests", "csi")
 FREESTONE_CSI = os.environ.get("FREESTONE_CSI", os.path.join(os.path.dirname(paths.FREESTONE), "freestone-csi"))
@@ -19,9 +18,6 @@ PYTHON = os.path.join(paths.REPO, "target", "csi", "venv", "bin", "python")
 DISK = "/dev/shm/disk"
 CALL = os.path.join(CSI, "call.py")
 STEPS_TIMEOUT_S = 800
-# A network on which a guest reaches the host's loopback addresses at this address.
-HOST_ADDRESS = "10.0.2.2"
-NETWORK = ["-netdev", "user,id=net", "-device", "virtio-net-pci,id=nic,netdev=net,romfile="]
 # A node that has lost its access gives up soon.
 PARAMETERS = {"ctrl-loss-tmo": "5", "fast-io-fail-tmo": "2", "nr-io-queues": "1"}
 FILES = {"mount": {"fs_type": "ext4"}, "access_mode": {"mode": "SINGLE_NODE_WRITER"}}
@@ -149,11 +145,6 @@ def _each_ends(writers):
     for writer in writers:
         said = writer.wait(STEPS_TIMEOUT_S)
         assert "a write has failed" in said, said
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def _checked(answers, check=True):

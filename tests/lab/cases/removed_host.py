@@ -5,11 +5,10 @@ import os
 import random
 import time
 
-from csi import HOST_ADDRESS, NETWORK, free_port
-from freestoned import Freestoned
+from freestoned import Freestoned, free_port
 from lab import needs_freestone
 from runner import nightly
-from vm import Guest
+from vm import HOST_ADDRESS, NETWORK, Guest
 from workload import MIB
 
 NQN = "nqn.2014-08.org.example:shared"

@@ -2,11 +2,10 @@
 
 import os
 import re
-import socket
 
 import paths
 from day import Day
-from freestoned import MIB
+from freestoned import MIB, free_port
 from playwright.sync_api import expect
 from runner import nightly
 
@@ -73,7 +72,7 @@ def an_array_a_volume_and_an_export_are_made_used_and_removed(web):
 
 
 def every_view_shows_what_the_daemon_says(web):
-    daemon = _start(web, listen=f"127.0.0.1:{_free_port()}")
+    daemon = _start(web, listen=f"127.0.0.1:{free_port()}")
     members = [daemon.file(f"disk{slot}", 64 * MIB) for slot in range(4)]
     daemon.post("/v1/arrays", {"name": "data", "level": "5", "members": members})
     daemon.post("/v1/devices", {"name": "scratch", "spec": daemon.file("scratch", 32 * MIB)})
@@ -110,7 +109,7 @@ SEEN = {
 def an_operators_day_is_seen_on_the_page(web):
     paths.require_setup()
     # The same address after a kill: the page finds the daemon again.
-    daemon = _start(web, listen=f"127.0.0.1:{_free_port()}")
+    daemon = _start(web, listen=f"127.0.0.1:{free_port()}")
     page = web.open(token=TOKEN)
     web.allow("ERR_|Failed to load")
     os.makedirs(web.directory, exist_ok=True)
@@ -129,9 +128,3 @@ def an_operators_day_is_seen_on_the_page(web):
     day.run()
     assert len(pictures) == len(SEEN)
     return "\n".join([*lines, *pictures])
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

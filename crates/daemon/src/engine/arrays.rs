@@ -110,10 +110,7 @@ struct PlannedArrayDeletion {
 impl PlannedArrayDeletion {
     fn commit(self, engine: &Engine) -> Result<(), ApiError> {
         let PlannedArrayDeletion { record: ArrayRecord { name, uuid, .. }, erased } = self;
-        engine.commit(|state| {
-            state.arrays.retain(|array| array.name != name);
-            state.forget_failed_moves(&name);
-        })?;
+        engine.commit(|state| state.forget_base(&name))?;
         engine.take_down(&name);
         // The array is deleted from here on, whatever becomes of its members.
         let text = match erased.map(|devices| engine.erase_all(&devices, &uuid)) {

@@ -115,10 +115,7 @@ impl Engine {
         let _alone = self.change();
         check(&self.device(name)?)?;
         self.live().check_is_unused(name)?;
-        self.commit(|state| {
-            state.devices.retain(|device| device.name != name);
-            state.forget_failed_moves(name);
-        })?;
+        self.commit(|state| state.forget_base(name))?;
         let base = self.live_mut().bases.remove(name);
         drop(base); // not under the lock: closing may wait
         self.events.emit("device", name, "deleted", "closed and forgotten");

@@ -433,10 +433,6 @@ impl Owner for Engine {
         })
     }
 
-    fn confirm(&self) -> Result<(), ApiError> {
-        self.commit(|_| {})
-    }
-
     fn delete(&self, pool: &Pool, info: &Info) -> Result<(), ApiError> {
         delete(pool, info)
     }

@@ -200,8 +200,8 @@ impl Asks for NewExport {
 }
 
 /// Whether an option of a kind of export names a place in the file system, or a keyring of the
-/// daemon's user. An absolute path is one
-/// whatever the kind takes it for, and so is an option that the kind does not know.
+/// daemon's user. An absolute path is one whatever the kind takes it for, and so is an option that
+/// the kind does not know.
 fn names_path(kind: &str, key: &str, value: &str) -> bool {
     let kind = KINDS.iter().find(|known| known.name == kind);
     let known = kind.and_then(|kind| kind.keys.iter().find(|known| known.name == key));

@@ -48,12 +48,9 @@ fn all_ways() -> impl Iterator<Item = (nvme_auth::TlsKey, usize)> {
 
 #[test]
 fn our_host_has_its_keys_in_a_keyring_whatever_their_version_and_hash() {
-    if !TestKeyring::is_supported() {
-        return;
-    }
     let server = Server::start(8 * MIB);
     for (key, way) in all_ways() {
-        let ring = TestKeyring::new();
+        let Some(ring) = TestKeyring::new() else { return };
         add(&ring, &secret(&key, way));
         let (address, connections) = behind_tls(server.address(), &key, way);
         let device = NvmeTcpDevice::open(&with_keyring(&address, &ring)).unwrap();
@@ -64,11 +61,8 @@ fn our_host_has_its_keys_in_a_keyring_whatever_their_version_and_hash() {
 
 #[test]
 fn our_host_tries_later_versions_and_longer_hashes_first() {
-    if !TestKeyring::is_supported() {
-        return;
-    }
     let server = Server::start(8 * MIB);
-    let ring = TestKeyring::new();
+    let Some(ring) = TestKeyring::new() else { return };
     // Version 1 with SHA-384 and SHA-256, then version 0 with both.
     let order = [(longer_key(), 0), (key(), 0), (longer_key(), 2), (key(), 2)];
     order.iter().rev().for_each(|(key, way)| add(&ring, &secret(key, *way)));
@@ -81,11 +75,8 @@ fn our_host_tries_later_versions_and_longer_hashes_first() {
 
 #[test]
 fn our_host_looks_its_key_up_for_each_connection() {
-    if !TestKeyring::is_supported() {
-        return;
-    }
     let server = Server::with(8 * MIB, |config| Config { access: with_key(key(), true), ..config });
-    let ring = TestKeyring::new();
+    let Some(ring) = TestKeyring::new() else { return };
     let mut options = with_keyring(server.address(), &ring);
     options.read_keys().unwrap();
     let missing = format!("no TLS key of the host {HOST} for the subsystem {SUBSYSTEM}");
@@ -118,10 +109,7 @@ fn our_host_looks_its_key_up_for_each_connection() {
 
 #[test]
 fn a_keyring_excludes_a_file_and_must_exist() {
-    if !TestKeyring::is_supported() {
-        return;
-    }
-    let ring = TestKeyring::new();
+    let Some(ring) = TestKeyring::new() else { return };
     let mut options = with_keyring("127.0.0.1", &ring);
     options.key_files.tls_key = Some("/nowhere".into());
     assert_eq!(options.read_keys().unwrap_err(), "tls-key and tls-keyring: want one of them");
@@ -133,10 +121,7 @@ fn a_keyring_excludes_a_file_and_must_exist() {
 
 #[test]
 fn a_target_has_the_keys_of_its_hosts_in_a_keyring_whatever_their_version_and_hash() {
-    if !TestKeyring::is_supported() {
-        return;
-    }
-    let ring = TestKeyring::new();
+    let Some(ring) = TestKeyring::new() else { return };
     let server = Server::with(8 * MIB, |config| Config { access: access(&ring, true), ..config });
     for (key, way) in all_ways() {
         let secret = secret(&key, way);
@@ -151,10 +136,7 @@ fn a_target_has_the_keys_of_its_hosts_in_a_keyring_whatever_their_version_and_ha
 
 #[test]
 fn a_target_looks_keys_up_for_each_connection() {
-    if !TestKeyring::is_supported() {
-        return;
-    }
-    let ring = TestKeyring::new();
+    let Some(ring) = TestKeyring::new() else { return };
     let server = Server::with(8 * MIB, |config| Config { access: access(&ring, true), ..config });
     // Host and target share the keyring.
     let host = with_keyring(server.address(), &ring);
@@ -176,10 +158,7 @@ fn a_target_looks_keys_up_for_each_connection() {
 
 #[test]
 fn where_tls_is_allowed_a_host_with_a_key_in_the_keyring_must_use_it() {
-    if !TestKeyring::is_supported() {
-        return;
-    }
-    let ring = TestKeyring::new();
+    let Some(ring) = TestKeyring::new() else { return };
     let server = Server::with(8 * MIB, |config| Config { access: access(&ring, false), ..config });
     let clear = |host: &str| connect(server.address(), SUBSYSTEM, host).1;
     assert_eq!(clear(HOST), Status::SUCCESS);
@@ -195,10 +174,7 @@ fn where_tls_is_allowed_a_host_with_a_key_in_the_keyring_must_use_it() {
 /// The keyring of one subsystem has a key for another one, which has keys of its own.
 #[test]
 fn a_keyring_leads_to_its_subsystem_at_a_portal_and_to_no_other() {
-    if !TestKeyring::is_supported() {
-        return;
-    }
-    let ring = TestKeyring::new();
+    let Some(ring) = TestKeyring::new() else { return };
     let mut site = Site::new(|config| config);
     site.add(FIRST, |config| Config { access: access(&ring, true), ..config });
     site.add(SECOND, |config| Config { access: with_key(other_key(), true), ..config });

@@ -15,23 +15,18 @@ pub struct TestKeyring {
 }
 
 impl TestKeyring {
-    /// An empty keyring.
-    pub fn new() -> TestKeyring {
+    /// An empty keyring. `None` if the system refuses keyrings, as containers often do. The reason
+    /// is printed, and the test ends.
+    pub fn new() -> Option<TestKeyring> {
+        if let Err(error) = calls::special(libc::KEY_SPEC_USER_KEYRING) {
+            eprintln!("the system refuses keyrings: {error}");
+            return None;
+        }
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("freestone-test-{}-{number}", std::process::id());
         let serial = add("keyring", &name, &[], libc::KEY_SPEC_USER_KEYRING);
-        TestKeyring { name, serial }
-    }
-
-    /// Whether the system has keyrings. Containers often refuse them; then this prints the reason,
-    /// and the test ends.
-    pub fn is_supported() -> bool {
-        let found = calls::special(libc::KEY_SPEC_USER_KEYRING);
-        if let Err(error) = &found {
-            eprintln!("the system refuses keyrings: {error}");
-        }
-        found.is_ok()
+        Some(TestKeyring { name, serial })
     }
 
     /// Adds a key, or replaces the one with this description, and returns its serial number.
@@ -63,12 +58,6 @@ impl TestKeyring {
         let is_it = |serial: &i32| Facts::of(*serial).is_ok_and(|facts| facts.description == description);
         let keys = Possessed::new(self.serial).keys().map_err(|fault: KeyringFault| fault.to_string());
         keys.unwrap().into_iter().find(is_it).expect("the key exists")
-    }
-}
-
-impl Default for TestKeyring {
-    fn default() -> Self {
-        TestKeyring::new()
     }
 }
 

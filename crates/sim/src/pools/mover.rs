@@ -273,10 +273,6 @@ impl Owner for Mover<'_> {
         })
     }
 
-    fn confirm(&self) -> Result<(), Failure> {
-        self.commit(|_| {})
-    }
-
     fn delete(&self, pool: &Pool, info: &Info) -> Result<(), Failure> {
         pool.delete_volume(&info.uuid.to_string())?;
         Ok(())
