@@ -32,6 +32,10 @@ pub struct Job {
     /// set.
     #[serde(default)]
     pub is_urgent: bool,
+    /// Present if the job does not run because an array or device is missing: the missing object
+    /// and the reason. The job continues when that is open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
 }
 
 words! {

@@ -29,5 +29,6 @@ mod rest;
 mod roles;
 mod sandbox;
 mod secrets;
+mod waiting_jobs;
 mod workers;
 mod zeroing;

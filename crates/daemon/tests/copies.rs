@@ -2,6 +2,7 @@
 
 use crate::common::{Daemon, MIB, Served, names};
 use crate::images::qemu_img;
+use crate::waiting_jobs::{bring_back, check_waits, restart_without};
 use block::{Flags, IoError, Op};
 use layers::fault::{Action, Rule};
 use reqwest::Method;
@@ -248,6 +249,27 @@ fn whenever_the_daemon_ends_the_next_one_completes_a_copy() {
     daemon.start();
     daemon.wait_for("the room", || free(&daemon) == before - SIZE);
     assert_eq!(names(&daemon.get("/v1/volumes")), ["v1", "v2"]);
+}
+
+#[test]
+fn a_copy_that_waits_for_its_source_can_be_cancelled() {
+    let (mut daemon, served, _) = slow();
+    let before = free(&daemon);
+    copy(&daemon, "v2", "data", "disk");
+    restart_without(&mut daemon, "disk");
+    check_waits(&daemon, "v2.copy", "disk");
+    daemon.delete("/v1/jobs/v2.copy");
+    assert_eq!((free(&daemon), daemon.get("/v1/jobs")), (before, json!([])));
+    assert_eq!(names(&daemon.get("/v1/volumes")), ["v1"]);
+    bring_back(&daemon, "disk", "disk");
+    // Whether a copy is complete is known to the pool of its volume only.
+    copy(&daemon, "v3", "data", "disk");
+    daemon.end("-KILL");
+    drop(served);
+    daemon.start();
+    check_waits(&daemon, "v3.copy", "data");
+    let (status, _, detail) = daemon.refusal(Method::DELETE, "/v1/jobs/v3.copy", &Value::Null);
+    assert!(status == 409 && detail.starts_with("job v3.copy: data: "), "{status} {detail}");
 }
 
 fn change_state(daemon: &Daemon, change: impl FnOnce(&mut Value)) {

@@ -116,7 +116,7 @@ fn a_snapshot_that_cannot_be_made_is_refused_with_its_reason() {
 }
 
 /// A daemon with the device `disk`, an image over a backing file of 64 MiB, and its export.
-fn with_overlay() -> Daemon {
+pub fn with_overlay() -> Daemon {
     let daemon = Daemon::new();
     std::fs::write(daemon.path("base.raw"), vec![5; 64 << 20]).unwrap();
     assert_eq!(qemu_img(&daemon, "create -q -f qcow2 -F raw -b base.raw disk.qcow2"), 0);

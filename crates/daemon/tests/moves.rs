@@ -4,6 +4,7 @@ use crate::common::load::{
     BLOCK, Client, Expected, killed_under_load, load, restart, under_load, wait_for_export,
 };
 use crate::common::{Daemon, MIB, Served, names, read_state};
+use crate::waiting_jobs::check_waits;
 use block::{IoError, Op};
 use layers::fault::{Action, Rule};
 use reactor::{CoreConfig, Cores};
@@ -320,6 +321,7 @@ fn until_the_new_place_is_there_no_start_uses_the_old_one() {
         (&problem["code"], &problem["severity"]),
         (&json!("volume-not-available"), &json!("critical"))
     );
+    check_waits(&daemon, "v1.move", "fast");
     let copy = json!({ "name": "v2", "backing": "data", "from": "v1" });
     for (method, path, body, kind) in [
         (

@@ -102,12 +102,13 @@ class JobItem {
     this.bar = h("progress", { max: 1, "aria-labelledby": label });
     this.text = h("p", { class: "numbers" });
     this.pause = h("button", { type: "button", onclick: () => this.toggle() });
+    this.limits = button("Limit rate…", () => this.limit(), { of: what });
     this.pauseWord = h("span");
     this.pause.append(this.pauseWord, hidden(` ${what}`));
     this.element = h("li", { class: "job" },
       h("p", { class: "what", id: label }, JOB_NAMES[job.kind] ?? job.kind, " of ", ...jobLinks(job)),
       this.bar, this.text,
-      h("div", { class: "buttons" }, this.pause, button("Limit rate…", () => this.limit(), { of: what }),
+      h("div", { class: "buttons" }, this.pause, this.limits,
         CANCELLABLE.has(job.kind) ? button("Cancel…", () => this.cancel(what), { of: what }) : null));
   }
 
@@ -115,9 +116,10 @@ class JobItem {
     this.job = job;
     const part = job.total_bytes > 0 ? job.done_bytes / job.total_bytes : 0;
     this.bar.value = part;
-    const pace = job.is_paused ? "paused" : `${job.is_urgent ? "urgent, " : ""}${bytes(job.bytes_per_s)}/s, ${job.eta_s === null || job.eta_s === undefined ? "time left unknown" : `${duration(job.eta_s)} left`}`;
+    const pace = job.waits_for ? `waits: ${job.waits_for}` : job.is_paused ? "paused" : `${job.is_urgent ? "urgent, " : ""}${bytes(job.bytes_per_s)}/s, ${job.eta_s === null || job.eta_s === undefined ? "time left unknown" : `${duration(job.eta_s)} left`}`;
     setText(this.text, `${(part * 100).toFixed(1)} % · ${bytes(job.done_bytes)} of ${bytes(job.total_bytes)} · ${pace}`);
     setText(this.pauseWord, job.is_paused ? "Resume" : "Pause");
+    this.pause.disabled = this.limits.disabled = Boolean(job.waits_for);
   }
 
   toggle() {

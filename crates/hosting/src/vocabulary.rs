@@ -93,6 +93,7 @@ pub fn job(array: &str, progress: &Progress, is_paused: bool) -> Job {
         eta_s: progress.eta_s,
         is_paused,
         is_urgent: progress.is_urgent,
+        waits_for: None,
     }
 }
 

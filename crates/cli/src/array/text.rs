@@ -192,6 +192,7 @@ mod tests {
             eta_s: Some(3),
             is_paused: false,
             is_urgent: false,
+            waits_for: None,
         };
         assert_eq!(job(&rebuild), "rebuild of slot 1: 25.0 % of 4 MiB, 1 MiB/s, 3 s left");
         let urgent = Job { is_urgent: true, ..rebuild };

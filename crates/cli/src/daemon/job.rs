@@ -113,9 +113,11 @@ pub(super) fn wait(session: &Session, id: Option<&str>) -> Result<(), Error> {
     loop {
         let jobs: Vec<Job> = session.client.get(&["jobs"])?;
         let Some(job) = jobs.iter().find(|job| id.is_none_or(|id| id == job.id)) else { break };
-        if bar.message() != job.id {
+        let waits_for = job.waits_for.as_ref();
+        let message = waits_for.map_or(job.id.clone(), |missing| format!("{} waits: {missing}", job.id));
+        if bar.message() != message {
             bar.reset();
-            bar.set_message(job.id.clone());
+            bar.set_message(message);
         }
         bar.set_length(job.total_bytes);
         bar.set_position(job.done_bytes);
@@ -125,11 +127,12 @@ pub(super) fn wait(session: &Session, id: Option<&str>) -> Result<(), Error> {
     Ok(())
 }
 
-fn state(job: &Job) -> &'static str {
-    match (job.is_paused, job.is_urgent) {
-        (true, _) => "paused",
-        (false, true) => "urgent",
-        (false, false) => "running",
+fn state(job: &Job) -> String {
+    match (&job.waits_for, job.is_paused, job.is_urgent) {
+        (Some(missing), ..) => format!("waits: {missing}"),
+        (None, true, _) => "paused".to_owned(),
+        (None, false, true) => "urgent".to_owned(),
+        (None, false, false) => "running".to_owned(),
     }
 }
 
@@ -143,7 +146,7 @@ pub(super) fn list(jobs: &[Job]) -> String {
             format!("{percent:.1}%"),
             format!("{}/s", Size(job.bytes_per_s)),
             job.eta_s.map(|seconds| format!("{seconds} s")).unwrap_or_default(),
-            state(job).to_owned(),
+            state(job),
         ]
     };
     table(["JOB", "KIND", "DONE", "RATE", "LEFT", "STATE"], &jobs.iter().map(row).collect::<Vec<_>>())

@@ -22,7 +22,7 @@ use super::change::Effects;
 use super::jobs::check_pace;
 use super::moves::RETRY;
 use super::snapshots::failed;
-use super::work::{Control, Pacer, Stop, Task, join};
+use super::work::{Control, Pacer, Stop, Task, join, waiting};
 use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
 use crate::state::DeviceRecord;
@@ -62,7 +62,13 @@ impl Parts for OfImage {
 impl Live {
     /// Commits in progress, as jobs.
     pub fn commit_jobs(&self) -> impl Iterator<Item = Job> {
-        self.commits.iter().map(|(device, task)| task.control.job_of_device(JobKind::Commit, device))
+        self.state.commits.iter().filter_map(|device| {
+            let job = |control: &Control| control.job_of_device(JobKind::Commit, device);
+            match self.commits.get(device) {
+                Some(task) => Some(job(&task.control)),
+                None => self.base(device).err().map(|missing| waiting(job(&Control::new(0)), missing)),
+            }
+        })
     }
 
     /// The job called `id`.
@@ -152,7 +158,7 @@ impl Engine {
                 .begin_commit(&device)
                 .and_then(|begun| self.start_commit(&device, begun, &JobChange::default()));
             if let Err(error) = continued {
-                self.forget_commit(&device, &error.to_string());
+                self.note_failed_commit(&device, &error.to_string());
             }
         }
     }
@@ -188,8 +194,8 @@ impl Engine {
                 self.events.emit("device", device, "committed", "it is its former backing file");
             }
             Err(Stop::Later) => {}
-            Err(Stop::Cancelled) => self.forget_commit(device, "cancelled"),
-            Err(Stop::Error(error)) => self.forget_commit(device, &error.to_string()),
+            Err(Stop::Cancelled) => self.note_failed_commit(device, "cancelled"),
+            Err(Stop::Error(error)) => self.note_failed_commit(device, &error.to_string()),
         }
         self.live_mut().commits.remove(device);
     }
@@ -244,15 +250,20 @@ impl Engine {
         self.commit(|_| {})
     }
 
-    /// Forgets a commit that has failed.
-    fn forget_commit(&self, device: &str, why: &str) {
-        let forgotten = self.commit(|state| {
-            state.commits.remove(device);
-        });
-        match forgotten {
-            Ok(()) => self.events.emit("device", device, "not committed", why),
-            Err(error) => tracing::error!(device, %error, "the end of a commit is not recorded yet"),
+    /// As [`Engine::forget_commit`], with a failure in the log.
+    fn note_failed_commit(&self, device: &str, why: &str) {
+        if let Err(error) = self.forget_commit(device, why) {
+            tracing::error!(device, %error, "the end of a commit is not recorded yet");
         }
+    }
+
+    /// Forgets a commit that does not run any more, and has failed or is cancelled.
+    pub(super) fn forget_commit(&self, device: &str, why: &str) -> Result<(), ApiError> {
+        self.commit(|state| {
+            state.commits.remove(device);
+        })?;
+        self.events.emit("device", device, "not committed", why);
+        Ok(())
     }
 
     /// Gives such a job up; `false` when this is none. The image then has its place, and all data.

@@ -17,7 +17,7 @@ use super::change::Effects;
 use super::moves::RETRY;
 use super::open_volumes::OpenVolume;
 use super::pivots::Pivot;
-use super::work::{Control, Pacer, Stop, Task, join};
+use super::work::{Control, Pacer, Stop, Task, join, waiting};
 use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
 use crate::state::{CopyRecord, ExportRecord, PivotRecord, Target, VolumeRecord};
@@ -70,10 +70,21 @@ impl Live {
 
     /// Copies in progress, as jobs.
     pub fn copy_jobs(&self) -> impl Iterator<Item = Job> {
-        self.copies.iter().filter_map(|(uuid, task)| {
-            let record = self.state.copies.get(uuid)?;
-            Some(task.control.job(JobKind::Copy, &record.name, &record.backing))
+        self.state.copies.iter().filter_map(|(uuid, record)| {
+            let job = |control: &Control| control.job(JobKind::Copy, &record.name, &record.backing);
+            if let Some(task) = self.copies.get(uuid) {
+                return Some(job(&task.control));
+            }
+            let missing = self.base(&record.backing).err().or(self.missing_source(&record.source))?;
+            record.error.is_none().then(|| waiting(job(&Control::new(record.size_bytes)), missing))
         })
+    }
+
+    fn missing_source(&self, source: &Target) -> Option<ApiError> {
+        match source {
+            Target::Volume(uuid) => self.volume(uuid).err(),
+            Target::Array(name) | Target::Device(name) => self.base(name).err(),
+        }
     }
 
     /// The job called `id`, with the UUID of its volume.
@@ -403,6 +414,27 @@ impl Engine {
         self.may_have_leftovers.store(true, Ordering::SeqCst);
         let pool = self.live().pool(&record.backing)?;
         room(&pool, uuid).map_or(Ok(()), |info| delete(&pool, &info))
+    }
+
+    /// Gives up a copy that waits for its source. Within a change.
+    ///
+    /// # Errors
+    /// When its volume may be complete, or that cannot be found out.
+    pub(super) fn cancel_waiting_copy(&self, job: &Job) -> Result<(), ApiError> {
+        let found = {
+            let live = self.live();
+            let mut copies = live.state.copies.iter();
+            copies
+                .find(|(_, record)| Some(&record.name) == job.volume.as_ref())
+                .map(|(uuid, record)| (uuid.clone(), record.clone()))
+        };
+        let (uuid, record) = found.ok_or_else(|| ApiError::not_found("job", &job.id))?;
+        let pool = self.live().pool(&record.backing)?;
+        let is_unfinished = room(&pool, &uuid).is_none_or(|info| ::moves::is_unfinished_copy(&info));
+        if !is_unfinished || record.pivot.as_ref().is_some_and(|pivot| pivot.is_due) {
+            return Err(ApiError::new(Kind::InUse, "the copy may be complete"));
+        }
+        self.remove_copy(&uuid, &record)
     }
 
     /// Gives such a job up; `false` when this is none.

@@ -3,8 +3,8 @@
 
 use super::Engine;
 use super::work::pace;
-use crate::api_error::ApiError;
-use api::{Job, JobChange};
+use crate::api_error::{ApiError, Kind};
+use api::{Job, JobChange, JobKind};
 use hosting::vocabulary::job;
 
 /// Refuses a pace that contradicts itself.
@@ -19,7 +19,7 @@ pub(super) fn check_pace(id: &str, change: &JobChange) -> Result<(), ApiError> {
 }
 
 impl Engine {
-    /// Every job that runs, or is held.
+    /// Every job that runs, is paused, or waits for a missing array or device.
     pub fn jobs(&self) -> Vec<Job> {
         let live = self.live();
         let of_array = |(name, array): (&String, &super::ArrayLive)| {
@@ -50,8 +50,11 @@ impl Engine {
     /// When there is no such job, or the pace is invalid.
     pub fn change_job(&self, id: &str, change: &JobChange) -> Result<Job, ApiError> {
         let _alone = self.change();
-        let array = self.job(id)?.backing;
+        let Job { backing: array, waits_for, .. } = self.job(id)?;
         check_pace(id, change)?;
+        if let Some(missing) = waits_for {
+            return Err(ApiError::new(Kind::Unavailable, format!("job {id}: it waits: {missing}")));
+        }
         if let Some(control) = self.control_of(id) {
             control.change(change);
             return self.changed_job(id);
@@ -69,6 +72,24 @@ impl Engine {
         }
         drop(live);
         self.changed_job(id)
+    }
+
+    /// Gives up a job, other than a move, that waits for a missing array or device.
+    ///
+    /// # Errors
+    /// When it has continued in the meantime, or must not end before the object is open.
+    pub(super) fn cancel_waiting(&self, job: &Job) -> Result<(), ApiError> {
+        let _alone = self.change();
+        let job = self.job(&job.id)?;
+        if job.waits_for.is_none() {
+            return Err(ApiError::new(Kind::Stale, format!("job {}: it runs again", job.id)));
+        }
+        let cancelled = match job.kind {
+            JobKind::Stream => self.forget_stream(&job.backing, Err("cancelled")),
+            JobKind::Commit => self.forget_commit(&job.backing, "cancelled"),
+            _ => self.cancel_waiting_copy(&job),
+        };
+        cancelled.map_err(|error| error.about(&format!("job {}", job.id)))
     }
 
     fn changed_job(&self, id: &str) -> Result<Job, ApiError> {

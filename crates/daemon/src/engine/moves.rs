@@ -5,7 +5,7 @@ use super::authority::Authority;
 use super::bases::{PlannedPool, delete};
 use super::change::Effects;
 use super::open_volumes::OpenVolume;
-use super::work::{Control, Pacer, Stop, Task, join};
+use super::work::{Control, Pacer, Stop, Task, join, waiting};
 use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
 use crate::state::{MoveRecord, Target};
@@ -71,10 +71,15 @@ impl Live {
 
     /// Moves as jobs.
     pub fn move_jobs(&self) -> impl Iterator<Item = Job> {
-        self.moves.iter().filter_map(|(uuid, moving)| {
-            let record = self.state.moves.get(uuid)?;
-            let name = self.volume(uuid).ok()?.2.name.to_string();
-            Some(moving.control.job(JobKind::Move, &name, &record.to))
+        self.state.moves.iter().filter_map(|(uuid, record)| {
+            let name = self.name_of_moving(uuid);
+            let job = |control: &Control| control.job(JobKind::Move, &name, &record.to);
+            if let Some(moving) = self.moves.get(uuid) {
+                return Some(job(&moving.control));
+            }
+            let missing = self.base(&record.from).and(self.base(&record.to)).err()?;
+            let size = self.volume(uuid).map_or(0, |(_, _, info)| info.size);
+            (!record.is_done && !record.has_failed()).then(|| waiting(job(&Control::new(size)), missing))
         })
     }
 
@@ -233,6 +238,9 @@ impl Engine {
             return Ok(());
         }
         let job = self.job(id)?;
+        if job.waits_for.is_some() {
+            return self.cancel_waiting(&job);
+        }
         let of_volume = self.cancel_zeroing(&job)? || self.cancel_copy(&job)?;
         if of_volume || self.cancel_stream(&job)? || self.cancel_commit(&job)? {
             return Ok(());

@@ -11,7 +11,7 @@
 use super::change::Effects;
 use super::jobs::check_pace;
 use super::snapshots::failed;
-use super::work::{Control, Pacer, Stop, Task, join};
+use super::work::{Control, Pacer, Stop, Task, join, waiting};
 use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
 use api::{Job, JobChange, JobKind};
@@ -25,7 +25,13 @@ const PART: u64 = 4 << 20;
 impl Live {
     /// Streams in progress, as jobs.
     pub fn stream_jobs(&self) -> impl Iterator<Item = Job> {
-        self.streams.iter().map(|(device, task)| task.control.job_of_device(JobKind::Stream, device))
+        self.state.streams.iter().filter_map(|device| {
+            let job = |control: &Control| control.job_of_device(JobKind::Stream, device);
+            match self.streams.get(device) {
+                Some(task) => Some(job(&task.control)),
+                None => self.base(device).err().map(|missing| waiting(job(&Control::new(0)), missing)),
+            }
+        })
     }
 
     /// The job called `id`.
@@ -145,7 +151,8 @@ impl Engine {
         copied.map_err(ApiError::from)?
     }
 
-    fn forget_stream(&self, device: &str, result: Result<(), &str>) -> Result<(), ApiError> {
+    /// Ends a stream that does not run any more.
+    pub(super) fn forget_stream(&self, device: &str, result: Result<(), &str>) -> Result<(), ApiError> {
         self.commit(|state| {
             state.streams.remove(device);
         })?;

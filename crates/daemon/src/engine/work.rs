@@ -117,8 +117,14 @@ impl Control {
             eta_s: (rate > 0 && !is_paused).then(|| left.div_ceil(rate)),
             is_paused,
             is_urgent: false,
+            waits_for: None,
         }
     }
+}
+
+/// A job that does not run as something is missing, of which `missing` says what and why.
+pub fn waiting(job: Job, missing: ApiError) -> Job {
+    Job { waits_for: Some(missing.detail), ..job }
 }
 
 /// Work on a thread of its own.
