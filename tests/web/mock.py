@@ -301,7 +301,12 @@ class Api:
     def get_history(self, query):
         """Points of equal intervals up to now, with waves; the object's events are its markers."""
         what, _, name = query["object"][0].partition("/")
-        self.find(what, name)
+        if what == "members":
+            array, _, slot = name.partition("/")
+            if not any(str(member["slot"]) == slot for member in self.find("arrays", array)["members"]):
+                raise Problem(404, "not-found", f"history of {name}: not found")
+        else:
+            self.find(what, name)
         seconds = int(query["seconds"][0])
         resolution_s = 10 if seconds <= 3600 else 240
         last_ns = time.time_ns() // (resolution_s * 10**9) * resolution_s * 10**9

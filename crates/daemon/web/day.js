@@ -70,6 +70,12 @@ export class DayPlots {
     this.load();
   }
 
+  /** Shows the plots of another object. */
+  show(object, subject) {
+    Object.assign(this, { object, subject });
+    this.load();
+  }
+
   /** Gets the history now, and again when there is a new point. */
   async load() {
     clearTimeout(this.timer);

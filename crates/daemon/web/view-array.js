@@ -47,11 +47,13 @@ class ArrayView {
     this.detail = h("div", { class: "panel" });
     this.plots = new Plots();
     this.day = new DayPlots(`arrays/${name}`, name);
+    this.whole = h("option", { value: "" }, `array ${name}`);
+    this.historyOf = h("select", { id: newId("select"), onchange: () => this.chooseHistory() }, this.whole);
     this.element = h("div", null, this.error, h("div", { class: "panel" }, this.facts.element), this.toolbar.element, this.message.element,
       section("Members", this.table.element, this.memberMessage.element, h("h3", null, "Spares"), this.sparesList),
       section("Jobs", this.jobs.element),
       section("Member activity", this.traffic.element, h("p", { class: "choice" }, h("label", { for: this.select.id }, "Plots of"), " ", this.select), this.plots.element, this.detail),
-      section("History", this.day.element));
+      section("History", h("p", { class: "choice" }, h("label", { for: this.historyOf.id }, "History of"), " ", this.historyOf), this.day.element));
   }
 
   get array() { return find("arrays", this.name); }
@@ -158,9 +160,18 @@ class ArrayView {
     const signature = JSON.stringify(array.members.map(called));
     if (this.select.signature === signature) return;
     this.select.signature = signature;
-    const chosen = this.select.value;
-    this.select.replaceChildren(...array.members.map((member) => h("option", { value: String(member.slot) }, called(member))));
-    if (chosen) this.select.value = chosen;
+    const chosen = [this.select.value, this.historyOf.value];
+    const options = () => array.members.map((member) => h("option", { value: String(member.slot) }, called(member)));
+    this.select.replaceChildren(...options());
+    this.historyOf.replaceChildren(this.whole, ...options());
+    if (chosen[0]) this.select.value = chosen[0];
+    this.historyOf.value = chosen[1];
+  }
+
+  chooseHistory() {
+    const slot = this.historyOf.value;
+    if (slot === "") this.day.show(`arrays/${this.name}`, this.name);
+    else this.day.show(`members/${this.name}/${slot}`, `slot ${slot} of ${this.name}`);
   }
 
   chooseMember() {

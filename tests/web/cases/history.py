@@ -23,6 +23,16 @@ def a_volume_shows_its_last_hour_and_day(web):
     expect(page.get_by_role("img", name=re.compile("in the last hour"))).to_have_count(0)
 
 
+def a_member_shows_its_last_hour_and_day(web):
+    page = web.open("healthy", "#/arrays/data")
+    page.get_by_label("History of").select_option(label="slot 2 (/dev/sdd)")
+    expect(page.get_by_role("img", name=re.compile(r"^IOPS of slot 2 of data in the last hour\. Now: reads [\d,]+, writes [\d,]+\.$"))).to_be_visible()
+    page.get_by_label("Time", exact=True).select_option("24 hours")
+    expect(page.get_by_role("img", name=re.compile(r"^Latency of slot 2 of data in the last 24 hours\."))).to_be_visible()
+    page.get_by_label("History of").select_option("array data")
+    expect(page.get_by_role("img", name=re.compile(r"^IOPS of data in the last 24 hours\."))).to_be_visible()
+
+
 def events_are_lines_in_the_plots_and_a_list(web):
     page = web.open("healthy", "#/arrays/data")
     plot = page.get_by_role("img", name=re.compile(r"^IOPS of data in the last hour\."))
