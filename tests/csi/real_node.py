@@ -2,8 +2,9 @@
 """The node of freestone-csi with disks and mounts of the kernel: runs in a guest, beside a daemon with the device `disk`.
 
     tests/csi/real_node.py nvme-tcp|ublk SOCKET DIRECTORY [PID]
+    tests/csi/real_node.py nvme-tcp|ublk SOCKET DIRECTORY sanity
 
-With PID, that of the daemon, the last step kills it while a volume is in use."""
+With PID, that of the daemon, the last step kills it while a volume is in use. `sanity` runs csi-sanity instead of the steps."""
 
 import os
 import signal
@@ -15,10 +16,12 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 REPO = os.path.dirname(os.path.dirname(HERE))
 sys.path[:0] = [HERE, os.path.join(REPO, "tests", "lab"), os.path.join(REPO, "target", "csi", "messages")]
 
+import conformance  # noqa: E402
 from driver import MIB, Driver, block, mount  # noqa: E402
 
 # Unmounting has 30 s, and the system gets some time.
 MOST_OF_AN_UNSTAGE_S = 90
+SANITY_TIMEOUT_S = 1500
 
 
 class Volume:
@@ -135,17 +138,32 @@ def a_daemon_that_is_gone_does_not_hold_the_node(driver, pid):
     print(f"unstaged {took_s:.0f} s after the daemon was killed")
 
 
+def steps(driver, pid=None):
+    """The life of volumes, with and without a file system."""
+    for fs_type in ("ext4", "xfs"):
+        files_stay(driver, fs_type)
+    blocks_are_a_device_and_foreign_data_is_kept(driver)
+    if pid:
+        a_daemon_that_is_gone_does_not_hold_the_node(driver, int(pid))
+
+
+def sanity(driver):
+    """All specs of csi-sanity, which mount and unmount disks of the kernel."""
+    for kind in conformance.KINDS:
+        print(conformance.run(driver, kind, SANITY_TIMEOUT_S))
+        assert not disks(), disks()
+
+
 def main():
-    kind, daemon, directory, *pid = sys.argv[1:]
+    kind, daemon, directory, *more = sys.argv[1:]
     entry = f'[[backend]]\nname = "rack1"\nurl = "unix://{daemon}"\nlisten = "127.0.0.1:4420-4499"\nbacking = "disk"\n'
     driver = Driver(directory, [entry], "--host-nqn", Driver.host("node"), "--socket", daemon, node=kind)
     driver.start()
     try:
-        for fs_type in ("ext4", "xfs"):
-            files_stay(driver, fs_type)
-        blocks_are_a_device_and_foreign_data_is_kept(driver)
-        if pid:
-            a_daemon_that_is_gone_does_not_hold_the_node(driver, int(pid[0]))
+        if more == ["sanity"]:
+            sanity(driver)
+        else:
+            steps(driver, *more)
         driver.stop()
     except BaseException:
         print(driver.log())

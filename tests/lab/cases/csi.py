@@ -18,6 +18,7 @@ PYTHON = os.path.join(paths.REPO, "target", "csi", "venv", "bin", "python")
 DISK = "/dev/shm/disk"
 CALL = os.path.join(CSI, "call.py")
 STEPS_TIMEOUT_S = 800
+SANITY_TIMEOUT_S = 3300
 # A node that has lost its access gives up soon.
 PARAMETERS = {"ctrl-loss-tmo": "5", "fast-io-fail-tmo": "2", "nr-io-queues": "1"}
 FILES = {"mount": {"fs_type": "ext4"}, "access_mode": {"mode": "SINGLE_NODE_WRITER"}}
@@ -45,20 +46,38 @@ def volumes_over_ublk_are_mounted_grown_and_given_up(lab):
     daemon.end()
 
 
+@needs_freestone
+def csi_sanity_passes_over_nvme_tcp(lab):
+    return _sanity(lab, "nvme_tcp", "nvme-tcp")
+
+
+@needs_freestone
+@nightly
+def csi_sanity_passes_over_ublk(lab):
+    return _sanity(lab, "ublk_drv", "ublk", kernel=paths.NEW_KERNEL)
+
+
+def _sanity(lab, module, kind, **options):
+    guest, daemon = _boot(lab, module, **options)
+    said = _steps(guest, kind, "sanity", SANITY_TIMEOUT_S)
+    daemon.end()
+    return ", ".join(line for line in said.splitlines() if line.startswith("csi-sanity"))
+
+
 def _boot(lab, module, **options):
     subprocess.run([os.path.join(CSI, "setup")], check=True)
     guest = lab.boot_alone(cpus=2, **options)
     guest.modprobe(module, "ext4", "xfs")
-    guest.sh(f"ip link set lo up; truncate -s 3G {DISK}")
+    guest.sh(f"ip link set lo up; truncate -s 16G {DISK}")
     daemon = GuestDaemon(guest)
     daemon.start()
     daemon.cli(f"device create disk {DISK}")
     return guest, daemon
 
 
-def _steps(guest, kind, more=""):
+def _steps(guest, kind, more="", timeout_s=STEPS_TIMEOUT_S):
     said = guest.sh(f"FREESTONE_CSI={FREESTONE_CSI} {PYTHON} {CSI}/real_node.py {kind} {GuestDaemon.DIRECTORY}/d.sock /run/csi {more} 2>&1",
-                    timeout_s=STEPS_TIMEOUT_S, check=False)
+                    timeout_s=timeout_s, check=False)
     assert "passed" in said[1].splitlines()[-1:], said[1]
     return said[1]
 
