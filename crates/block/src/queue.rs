@@ -1,6 +1,6 @@
 //! The interface of a leaf driver.
 
-use crate::{IoFuture, IoResult, Request, StatusReport};
+use crate::{Data, IoFuture, IoResult, Request, StatusReport};
 use std::os::fd::RawFd;
 
 /// A leaf's submission and completion rings. The reactor owns the op slots, the wakers and the
@@ -20,6 +20,13 @@ pub trait Queue {
     /// The request's [`crate::Data`] obeys the contract of [`crate::Data::new`] until the
     /// completion has been reaped. The `Request` itself may be dropped after the call.
     unsafe fn push(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult;
+
+    /// Whether the device reaches the memory of a request, or no copy in the buffers of the core
+    /// could help. The default is the answer of a leaf that takes any memory.
+    #[inline]
+    fn reaches(&mut self, _data: &Data<'_>) -> bool {
+        true
+    }
 
     /// Starts a query of block status: see [`crate::Channel::block_status`]. `slot` is as in
     /// [`Queue::push`]. The range has passed [`crate::Limits::check_range`], and is not empty. The

@@ -94,6 +94,9 @@ struct Args {
     /// machine's; with --process-per-export 256M for each export]
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     memory: Option<Size>,
+    /// Use devices of the kind virtio-blk-vhost-user: their servers map the buffers of the daemon
+    #[arg(long)]
+    share_buffers: bool,
     /// Configuration to apply: TOML with the names of the API; missing objects are created
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -235,7 +238,14 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         MemoryBudget::set_process(usize::try_from(bytes).unwrap_or(usize::MAX));
     }
     // Asks the system for its memory now: later on that may not be allowed.
-    tracing::debug!(bytes = MemoryBudget::process().bytes(), "memory for network clients");
+    let memory = MemoryBudget::process().bytes();
+    tracing::debug!(bytes = memory, "memory for network clients");
+    if args.share_buffers {
+        let cores = args.cores.as_ref().map_or(1, |CpuList(cpus)| cpus.len());
+        let bytes = reactor::shared_memory_for(cores, memory);
+        stack::passed::share_buffers(bytes)
+            .map_err(|error| format!("--share-buffers: cannot share {bytes} bytes of memory: {error}"))?;
+    }
     let began = Instant::now();
     let inherited = ListenFd::from_env().take_unix_listener(0)?;
     let config = config(args)?;

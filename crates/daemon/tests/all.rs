@@ -29,6 +29,7 @@ mod rest;
 mod roles;
 mod sandbox;
 mod secrets;
+mod shared_buffers;
 mod waiting_jobs;
 mod workers;
 mod zeroing;

@@ -505,6 +505,11 @@ impl Queue for VirtioBlkQueue {
     }
 
     #[inline]
+    fn reaches(&mut self, data: &Data<'_>) -> bool {
+        self.regions.reaches(self.session.regions(), data)
+    }
+
+    #[inline]
     unsafe fn push(&mut self, slot: u32, req: &Request<'_>, offset: u64) -> IoResult {
         if self.is_late && self.parts.mailbox.has_events() {
             self.hear();

@@ -1,9 +1,9 @@
 //! The memory that the server knows, and its guest addresses.
 
-use block::MemoryRegion;
+use block::{Data, MemoryRegion};
 use drivers::shared_memory::HUGE_PAGE;
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Alignment of regions in guest addresses, for servers that use huge pages.
@@ -33,6 +33,8 @@ pub struct Regions {
     generation: AtomicU32,
     list: Mutex<Vec<Region>>,
     change: Mutex<()>,
+    /// Whether they include the buffers of the cores, through which data of other memory is copied.
+    have_buffers: AtomicBool,
 }
 
 impl Regions {
@@ -44,6 +46,15 @@ impl Regions {
     /// Locks the regions.
     pub fn lock(&self) -> MutexGuard<'_, Vec<Region>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a region, and notifies the queues.
+    pub(super) fn add(&self, region: Region) {
+        self.lock().push(region);
+        if reactor::has_buffers(&region.memory) {
+            self.have_buffers.store(true, Ordering::Release);
+        }
+        self.publish();
     }
 
     /// Notifies the queues that the list has changed.
@@ -97,6 +108,13 @@ impl RegionCache {
         self.search(regions, base, len)
     }
 
+    /// Whether all of the data lies in regions, or none of them has the buffers of the cores.
+    #[inline]
+    pub fn reaches(&mut self, regions: &Regions, data: &Data<'_>) -> bool {
+        !regions.have_buffers.load(Ordering::Acquire)
+            || data.iter().all(|segment| self.guest_addr(regions, segment.base, segment.len).is_some())
+    }
+
     #[cold]
     fn search(&mut self, regions: &Regions, base: *const u8, len: usize) -> Option<u64> {
         let generation = regions.generation.load(Ordering::Acquire);
@@ -148,6 +166,20 @@ mod tests {
             assert_eq!(find(&mut cache, &regions, 0x6000, 0), None);
             assert_eq!(find(&mut cache, &regions, 0x4010, usize::MAX), None);
         }
+    }
+
+    #[test]
+    fn data_is_out_of_reach_only_if_buffers_are_within() {
+        let regions = Regions::default();
+        regions.add(region(0x4000, 0x1000, 0x20_0000));
+        let at = |addr| block::Segment { base: std::ptr::without_provenance_mut(addr), len: 0x10 };
+        let (inside, outside) = ([at(0x4000), at(0x4ff0)], [at(0x4000), at(0x5000)]);
+        let mut cache = RegionCache::new();
+        // SAFETY: nothing accesses the memory.
+        let mut reaches = |list: &[block::Segment]| cache.reaches(&regions, &unsafe { Data::new(list) });
+        assert!(reaches(&inside) && reaches(&outside));
+        regions.have_buffers.store(true, Ordering::Release);
+        assert!(reaches(&inside) && !reaches(&outside));
     }
 
     #[test]

@@ -343,8 +343,7 @@ impl Session {
         self.transport
             .map(region)
             .map_err(|e| self.error(&format!("the device refused a memory region ({memory:x?})"), e))?;
-        self.regions.lock().push(region);
-        self.regions.publish();
+        self.regions.add(region);
         Ok(())
     }
 

@@ -68,8 +68,8 @@ fn sixty_four_clients_with_an_unread_read_of_32_mib_stay_within_the_budget() {
         assert_eq!(client.run(FLUSH, 0, 0, 0).error, 0);
     }
     drop((greedy, good, late));
-    while memory.in_use() > 0 {
+    // Memory is given back before a client counts as gone.
+    while memory.in_use() > 0 || export.stats().clients() > 0 {
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
-    assert_eq!(export.stats().clients(), 0);
 }

@@ -17,7 +17,7 @@ use reactor::{CoreRef, CoreStopped};
 use sandbox::Permits;
 use stack::Stack;
 use stack::array::Opened;
-use stack::kinds::device::{self, DeviceConfig, OUT_OF_REACH};
+use stack::kinds::device::{self, DeviceConfig};
 use stack::kinds::member::member;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -573,11 +573,7 @@ impl Running {
     /// Opens a device that is to be a member, and sees that nothing on it would be missed.
     fn open(&self, name: &str, force: bool) -> Result<Arc<dyn Device>, String> {
         let config = member(name, true, false).map_err(|error| error.to_string())?;
-        if device::lacks_buffers(&*config) || config.pins_all_memory() {
-            return Err(format!("{name}: {OUT_OF_REACH}"));
-        }
-        let device = config.open().map_err(|error| format!("{error}{}", self.hint(&*config)))?;
-        device::share_buffers(&*config, &*device).map_err(|error| error.to_string())?;
+        let device = device::open(&*config).map_err(|error| format!("{error}{}", self.hint(&*config)))?;
         if !force {
             check_unused(name, &device, &self.core)?;
         }

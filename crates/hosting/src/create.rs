@@ -9,6 +9,7 @@ use raid::metadata::{
 use raid::{Consistency, Level, Uuid};
 use spec::SpecError;
 use stack::array::wall_ns;
+use stack::kinds::device;
 use stack::kinds::member::member;
 use std::sync::Arc;
 
@@ -182,5 +183,5 @@ impl Creation {
 }
 
 fn open(devices: &[String]) -> Result<Vec<Arc<dyn Device>>, CreationError> {
-    devices.iter().map(|text| Ok(member(text, true, false)?.open()?)).collect()
+    devices.iter().map(|text| Ok(device::open(&*member(text, true, false)?)?)).collect()
 }

@@ -5,6 +5,7 @@
 //! its content is zero. Blocks are taken and returned only when a pool grows or shrinks, so one
 //! lock serves all cores.
 
+use block::MemoryRegion;
 use std::collections::BTreeSet;
 use std::ptr::NonNull;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -24,6 +25,11 @@ pub(crate) const SPREAD: usize = 10;
 /// process ends.
 pub unsafe fn hold_buffers(base: NonNull<u8>, len: usize) -> bool {
     ARENA.set(Arena::new(base, len)).is_ok()
+}
+
+/// Whether the buffers of all cores lie in this memory.
+pub fn has_buffers(memory: &MemoryRegion) -> bool {
+    arena().is_some_and(|arena| (arena.base.addr().get(), arena.len) == (memory.addr, memory.len))
 }
 
 /// The memory that holds the buffers of all cores, if [`hold_buffers`] has set it.

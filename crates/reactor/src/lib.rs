@@ -82,7 +82,7 @@ mod task;
 mod threads;
 mod timer;
 
-pub use arena::hold_buffers;
+pub use arena::{has_buffers, hold_buffers};
 pub use buffer::{Buffer, BufferPool, MAX_BUFFER, shared_memory_for};
 pub use call::{Call, CallRequest, Reply};
 pub use clock::{Clock, MonotonicClock, VirtualClock};

@@ -105,10 +105,11 @@ impl<Q: Queue + 'static> QueueChannel<Q> {
         let limits = self.limits.fixed();
         req.op.has_data()
             && ((limits.memory_alignment > 1 && !req.data.is_aligned(limits.memory_alignment as usize))
-                || req.data.segment_count() > usize::from(limits.max_segments))
+                || req.data.segment_count() > usize::from(limits.max_segments)
+                || !self.queue.borrow_mut().reaches(&req.data))
     }
 
-    /// Copies through aligned buffers, for memory that the device cannot use.
+    /// Copies through buffers of the core, for memory that the device cannot use.
     async fn submit_bounced(&self, req: &Request<'_>, offset: u64) -> IoResult {
         let mut done = 0;
         while done < req.len {
@@ -130,7 +131,7 @@ impl<Q: Queue + 'static> QueueChannel<Q> {
     }
 }
 
-/// The channel without the check of the memory's alignment and segments.
+/// The channel without the check of the memory.
 struct AsItIs<'c, Q>(&'c QueueChannel<Q>);
 
 impl<Q: Queue + 'static> Channel for AsItIs<'_, Q> {
@@ -214,6 +215,8 @@ mod tests {
     /// Completes one request a reap, in the order of pushing, and records the requests.
     struct OneByOne {
         depth: u32,
+        /// The device reaches memory below this address.
+        end: usize,
         pushed: VecDeque<(u32, IoResult)>,
         most: usize,
         seen: Vec<(u64, usize)>,
@@ -235,6 +238,9 @@ mod tests {
             self.most = self.most.max(self.pushed.len());
             Ok(())
         }
+        fn reaches(&mut self, data: &Data<'_>) -> bool {
+            data.iter().all(|segment| segment.base.addr() < self.end)
+        }
         fn kick(&mut self) {}
         fn reap(&mut self, done: &mut dyn FnMut(u32, IoResult)) -> usize {
             let Some((slot, result)) = self.pushed.pop_front() else { return 0 };
@@ -251,7 +257,7 @@ mod tests {
     }
 
     fn open(depth: u32, limits: Limits) -> Rc<QueueChannel<OneByOne>> {
-        let queue = OneByOne { depth, pushed: VecDeque::new(), most: 0, seen: Vec::new() };
+        let queue = OneByOne { depth, end: usize::MAX, pushed: VecDeque::new(), most: 0, seen: Vec::new() };
         QueueChannel::open(queue, SharedLimits::new(limits))
     }
 
@@ -288,6 +294,22 @@ mod tests {
                 assert_eq!(channel.submit(&req, 4096).await, Ok(()));
                 assert_eq!(channel.submit(&req, 1 << 20).await, Err(IoError::OutOfRange));
             }
+        });
+    }
+
+    #[test]
+    fn memory_out_of_reach_goes_through_a_bounce_buffer() {
+        crate::run(async {
+            let channel = open(4, Limits::new(1 << 24));
+            let mut memory = vec![0u8; MAX_BUFFER + 512];
+            let segments = [Segment { base: memory.as_mut_ptr(), len: memory.len() }];
+            // SAFETY: the memory lives to the end of the test.
+            let data = unsafe { Data::new(&segments) };
+            assert_eq!(channel.submit(&Request::read(data), 4096).await, Ok(()));
+            channel.queue().borrow_mut().end = 0;
+            assert_eq!(channel.submit(&Request::read(data), 4096).await, Ok(()));
+            assert_eq!(channel.queue().borrow().seen, [(4096, 1), (4096, 1), (4096 + MAX_BUFFER as u64, 1)]);
+            assert!(memory.iter().all(|byte| *byte == 7));
         });
     }
 

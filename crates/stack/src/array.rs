@@ -1,6 +1,6 @@
 //! Opening arrays: members that were named, members that a directory holds.
 
-use crate::kinds::device::DeviceConfig;
+use crate::kinds::device::{self, DeviceConfig};
 use crate::kinds::member::{member, member_at};
 use crate::kinds::raid::RaidConfig;
 use crate::retry::retry_while;
@@ -121,7 +121,7 @@ fn candidate(
     // A member's superblock has been seen: if it cannot be opened, people must know. A spare may be
     // waiting for another array.
     let is_named = matches!(label, Label::Member(_));
-    is_of(label, array).then(|| Candidate { name, device: config().open(), is_named })
+    is_of(label, array).then(|| Candidate { name, device: device::open(&*config()), is_named })
 }
 
 /// The members of arrays in a directory: where each is, and its array's name and UUID. All files
@@ -151,7 +151,7 @@ fn label(config: &dyn DeviceConfig) -> Option<Label> {
 
 /// Reads the superblock of a device; `None` if the device cannot be opened.
 fn superblock(config: &dyn DeviceConfig) -> Option<Result<Label, ReadError>> {
-    let device = config.open().ok()?;
+    let device = device::open(config).ok()?;
     reactor::run(async move {
         let channel = device.open_channel().ok()?;
         let found = read_superblock("", &*channel, device.limits().capacity).await;

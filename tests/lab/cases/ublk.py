@@ -217,6 +217,19 @@ def a_disk_that_shall_fail_does_so_until_the_next_server_comes(lab):
 
 
 @needs_freestone
+def a_disk_of_a_vhost_user_server_keeps_data(lab):
+    """The memory of a ublk disk is not what that server maps: its data is copied."""
+    guest = _boot(lab, paths.NEW_KERNEL)
+    below = UblkServer(guest, f"{FILE} --export vhost-user-blk:socket=/run/below.sock,queues=4", name="below")
+    below.start()
+    server = UblkServer(guest, "--device virtio-blk-vhost-user:path=/run/below.sock --export ublk:id=0,queues=2 --cores 0,1")
+    server.start()
+    guest.sh(fio_verify("/dev/ublkb0", "8m"))
+    server.stop()
+    below.stop()
+
+
+@needs_freestone
 def a_disk_grows_with_its_device(lab):
     guest = _boot(lab, paths.NEW_KERNEL)
     server = UblkServer(guest, f"{FILE} --export ublk:id=0")

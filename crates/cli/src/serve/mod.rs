@@ -115,20 +115,15 @@ impl ServePlan {
     fn shares_buffers(&self) -> bool {
         let maps_memory = |device: &DevicePlan| device.any_leaf(&|leaf| leaf.maps_memory());
         let of_array = self.stack.devices().iter().any(|device| device.has_array() && maps_memory(device));
-        let is_buffered = |export: &ExportPlan| export.config.memory() == RequestMemory::Buffers;
-        let mut places = self.exports.iter().filter(|(export, _)| is_buffered(export)).flat_map(|(_, at)| at);
+        let is_own = |export: &ExportPlan| export.config.memory() == RequestMemory::Own;
+        let mut places = self.exports.iter().filter(|(export, _)| is_own(export)).flat_map(|(_, at)| at);
         of_array || places.any(|at| maps_memory(&self.stack.devices()[*at]))
     }
 }
 
 /// Refuses an export whose memory the device cannot reach.
 fn check_memory(memory: RequestMemory, device: &DevicePlan) -> Result<(), String> {
-    let is_out_of_reach = match memory {
-        RequestMemory::Clients => false,
-        RequestMemory::Buffers => device.any_leaf(&|leaf| leaf.pins_all_memory()),
-        RequestMemory::Export => device.any_leaf(&|leaf| leaf.needs_regions()),
-    };
-    if is_out_of_reach {
+    if memory == RequestMemory::Own && device.any_leaf(&|leaf| leaf.pins_all_memory()) {
         let id = &device.id;
         return Err(format!("device {id}: it can only use registered memory, and this export has its own"));
     }
@@ -305,12 +300,10 @@ mod tests {
         let nbd = "--export nbd:socket=n";
         let shares = |args: &str| plan(args).unwrap().shares_buffers();
         assert!(!shares(of_guests) && !shares(&format!("--device null {nbd}")));
-        assert!(shares(&format!("{of_guests} {nbd}")));
+        assert!(shares(&format!("{of_guests} {nbd}")) && shares(&format!("{of_guests} --export ublk")));
         let array = "--device null:id=w --device raid:members=v+w,id=a";
         assert!(shares(&of_guests.replace(" --export", &format!(" {array} --export"))));
         let text = "device v: it can only use registered memory, and this export has its own";
-        let ublk = "--export ublk";
-        assert_eq!(refusal(&format!("{of_guests} {ublk}")), format!("{ublk}: {text}"));
         let pinned =
             of_guests.replace("vhost-user:path=/s", "vfio-pci:path=/sys/bus/pci/devices/0000:01:00.0");
         assert!(!shares(&pinned));

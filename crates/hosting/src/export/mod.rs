@@ -141,10 +141,8 @@ pub fn keep_later(profile: &mut Profile) {
 pub enum RequestMemory {
     /// That of clients, which the export registers with its devices.
     Clients,
-    /// Buffers of the cores.
-    Buffers,
-    /// That of the export, which is not registered with devices.
-    Export,
+    /// Buffers of the cores or of the export, which it does not register with its devices.
+    Own,
 }
 
 /// The options of one kind of export.

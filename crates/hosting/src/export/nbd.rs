@@ -220,7 +220,7 @@ impl ExportConfig for NbdConfig {
     }
 
     fn memory(&self) -> RequestMemory {
-        RequestMemory::Buffers
+        RequestMemory::Own
     }
 
     fn complete(&mut self, device_id: &str, cores: Vec<usize>) {

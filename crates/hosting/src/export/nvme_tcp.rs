@@ -260,7 +260,7 @@ impl ExportConfig for NvmeTcpConfig {
     }
 
     fn memory(&self) -> RequestMemory {
-        RequestMemory::Buffers
+        RequestMemory::Own
     }
 
     fn complete(&mut self, _device_id: &str, cores: Vec<usize>) {

@@ -105,7 +105,7 @@ impl ExportConfig for UblkConfig {
     }
 
     fn memory(&self) -> RequestMemory {
-        RequestMemory::Export
+        RequestMemory::Own
     }
 
     fn complete(&mut self, _: &str, cores: Vec<usize>) {

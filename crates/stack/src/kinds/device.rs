@@ -8,9 +8,10 @@ pub use drivers::kind::{DeviceConfig, RemoteImage, WithRole};
 pub use drivers::{disks, drive};
 use drivers::{io_uring, mem, null, nvme_uring, virtio_blk_uring};
 use spec::{Entry, Kind, Role, SpecError};
+use std::sync::Arc;
 
-/// Why a device cannot be a member of an array.
-pub const OUT_OF_REACH: &str = "it can only use registered memory, and an array has its own";
+/// Why requests with buffers of the cores cannot use a device.
+pub const OUT_OF_REACH: &str = "it can only use registered memory, which the buffers are not";
 
 /// Every kind of device. Its crate, or its folder in the crate `drivers`, has the rest; those that
 /// are made of other devices or files have a file in this folder.
@@ -46,14 +47,29 @@ pub fn parse(text: &str) -> Result<(Box<dyn DeviceConfig>, Option<String>), Spec
     Ok((config, spec.get("id")?))
 }
 
-/// Opens a device, and returns its image if it is one in the format qcow2 that is written.
+/// Opens a device for requests with buffers of the cores, which are registered with it if it needs
+/// that.
+///
+/// # Errors
+/// Errors of the driver; when the device cannot reach the buffers.
+pub fn open(config: &dyn DeviceConfig) -> Result<Arc<dyn Device>, DeviceError> {
+    let device = config.open()?;
+    if lacks_buffers(config) || config.pins_all_memory() {
+        let hint = if config.maps_memory() { " (freestoned: see --share-buffers)" } else { "" };
+        return Err(DeviceError::new(device.name(), format!("{OUT_OF_REACH}{hint}")));
+    }
+    share_buffers(config, &*device)?;
+    Ok(device)
+}
+
+/// As [`open`], and returns its image if it is one in the format qcow2 that is written.
 ///
 /// # Errors
 /// Errors of the driver.
 pub fn open_with_image(config: &dyn DeviceConfig) -> Result<qcow2::Opened, DeviceError> {
     match config.options::<qcow2::Options>() {
         Some(options) => options.open_parts(),
-        None => Ok(qcow2::Opened::plain(config.open()?)),
+        None => Ok(qcow2::Opened::plain(open(config)?)),
     }
 }
 
@@ -67,6 +83,6 @@ pub fn lacks_buffers(config: &dyn DeviceConfig) -> bool {
 ///
 /// # Errors
 /// When the other process refuses the memory.
-pub fn share_buffers(config: &dyn DeviceConfig, device: &dyn Device) -> Result<(), DeviceError> {
+pub(crate) fn share_buffers(config: &dyn DeviceConfig, device: &dyn Device) -> Result<(), DeviceError> {
     shared_buffers().filter(|_| config.maps_memory()).map_or(Ok(()), |buffers| device.map_region(buffers))
 }
