@@ -169,7 +169,7 @@ class State:
             read_rate, write_rate = scale * (40 + 97 * i % 700), scale * (15 + 53 * i % 400)
             reads, writes = total(read_rate, 1), total(write_rate, 2)
             return {"reads": reads, "writes": writes, "read_bytes": reads * 8192, "written_bytes": writes * 12288,
-                    "read_sum_ns": reads * 90_000 + total(read_rate * 60_000, 3), "write_sum_ns": writes * 120_000 + total(write_rate * 90_000, 4), "reads_timed": reads, "writes_timed": writes, "errors": 0, "in_flight": i % 5}
+                    "read_sum_ns": reads * 90_000 + total(read_rate * 60_000, 3), "write_sum_ns": writes * 120_000 + total(write_rate * 90_000, 4), "reads_timed": reads, "writes_timed": writes, "errors": 0, "in_flight": i % 5, "throttled_requests": 0, "throttled_ns": 0, "group_throttled_ns": 0}
         members = {f"{a['name']}/{m['slot']}": counters(m["slot"] + 3, 2) for a in self.arrays.values() for m in a["members"] if m["state"] != "missing"}
         return {"at_ns": now_ns, "volumes": {name: counters(i, 3) for i, name in enumerate(self.volumes)}, "members": members}
 

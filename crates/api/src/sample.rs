@@ -40,4 +40,13 @@ pub struct Sample {
     pub errors: u64,
     /// Requests in flight.
     pub in_flight: u64,
+    /// Requests of a volume that have waited for its limits or those of its group.
+    #[serde(default)]
+    pub throttled_requests: u64,
+    /// Sum of their waits in nanoseconds.
+    #[serde(default)]
+    pub throttled_ns: u64,
+    /// Part of `throttled_ns` that was for the limits of the group.
+    #[serde(default)]
+    pub group_throttled_ns: u64,
 }

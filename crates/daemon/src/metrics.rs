@@ -2,10 +2,11 @@
 //! `docs/metrics.md` lists them.
 
 use crate::engine::Engine;
-use crate::engine::samples::MemberSnapshot;
+use crate::engine::samples::{MemberSnapshot, VolumeSnapshot};
 use api::{ArrayState, Drive, DriveHealth, ExportState, MemberState};
 use block::Op;
 use exports::Moved;
+use layers::qos::Waited;
 use layers::stats::{Histogram, OpSnapshot, Snapshot};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -153,10 +154,31 @@ fn volumes(page: &mut Page, engine: &Engine) {
     for (backing, copies) in engine.rewritten_copies() {
         page.sample("pool_rewritten_copies_total", &[("backing", &backing)], copies);
     }
-    let snapshots = engine.snapshots();
-    let counted = |(volume, snapshot)| Counted { labels: vec![("volume", volume)], every: 1, snapshot };
+    let snapshots = engine.volume_snapshots();
+    throttled(page, &snapshots);
+    let counted = |VolumeSnapshot { volume, snapshot, .. }| Counted {
+        labels: vec![("volume", volume)],
+        every: 1,
+        snapshot,
+    };
     let snapshots: Vec<Counted> = snapshots.into_iter().map(counted).collect();
     requests(page, "volume", &snapshots, "From submission to completion, waiting for limits included.");
+}
+
+/// The waits of volumes for their limits and for those of their groups.
+fn throttled(page: &mut Page, volumes: &[VolumeSnapshot]) {
+    let mut each = |name: &str, help: &str, value: &dyn Fn(&Waited) -> f64| {
+        page.begin(name, "counter", help);
+        for VolumeSnapshot { volume, own, group, .. } in volumes {
+            for (limit, waited) in [("volume", own), ("group", group)] {
+                page.sample(name, &[("volume", volume), ("limit", limit)], value(waited));
+            }
+        }
+    };
+    let help = "Time that requests have waited for limits, added up.";
+    each("volume_throttled_seconds_total", help, &|waited| waited.ns as f64 / 1e9);
+    let help = "Requests that have waited for limits.";
+    each("volume_throttled_requests_total", help, &|waited| waited.requests as f64);
 }
 
 /// Counters of requests to an object.

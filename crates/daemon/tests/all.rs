@@ -31,5 +31,6 @@ mod sandbox;
 mod secrets;
 mod shared_buffers;
 mod waiting_jobs;
+mod throttled;
 mod workers;
 mod zeroing;

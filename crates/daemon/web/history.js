@@ -9,9 +9,10 @@ const SLOTS = SECONDS + 4; // samples come a little early or late
 const LONGEST_GAP_NS = 5e9; // a rate over more than this is no rate of now
 
 /** The numbers of a series, in this order. */
-export const METRICS = ["readIops", "writeIops", "readBandwidth", "writeBandwidth", "readLatency", "writeLatency"];
+export const METRICS = ["readIops", "writeIops", "readBandwidth", "writeBandwidth", "readLatency", "writeLatency", "requestTime", "waits", "groupWaits"];
 const WIDTH = METRICS.length;
-const COUNTERS = ["reads", "writes", "read_bytes", "written_bytes", "read_sum_ns", "write_sum_ns", "reads_timed", "writes_timed"];
+const COUNTERS = ["reads", "writes", "read_bytes", "written_bytes", "read_sum_ns", "write_sum_ns", "reads_timed", "writes_timed", "throttled_ns", "group_throttled_ns"];
+const LIMITED_S = 60; // of the share of waits for limits
 
 /** The key of all volumes together; no volume can have an empty name. */
 export const ALL = "";
@@ -31,13 +32,16 @@ class Series {
       values.fill(NaN, at, at + WIDTH);
       return;
     }
-    const [reads, writes, read_bytes, written_bytes, read_ns, write_ns, reads_timed, writes_timed] = differences;
+    const [reads, writes, read_bytes, written_bytes, read_ns, write_ns, reads_timed, writes_timed, waits_ns, group_waits_ns] = differences;
     values[at] = reads / seconds;
     values[at + 1] = writes / seconds;
     values[at + 2] = read_bytes / seconds;
     values[at + 3] = written_bytes / seconds;
     values[at + 4] = reads_timed > 0 ? read_ns / reads_timed : NaN;
     values[at + 5] = writes_timed > 0 ? write_ns / writes_timed : NaN;
+    values[at + 6] = read_ns + write_ns;
+    values[at + 7] = waits_ns;
+    values[at + 8] = group_waits_ns;
   }
 }
 
@@ -121,6 +125,18 @@ export class History {
       }
     }
     return requests > 0 ? time / requests : NaN;
+  }
+
+  /** The part of the request time of the last minute that was waiting for limits, and the part for those of a group; NaN without a request. */
+  limited(series) {
+    const [time, waits, ofGroup] = [6, 7, 8].map((metric) => {
+      let sum = 0;
+      this.forEach(series, metric, (age_s, value) => { if (age_s < LIMITED_S && !Number.isNaN(value)) sum += value; });
+      return sum;
+    });
+    // A wait counts when it ends, the time of its request when that ends.
+    const part = (ns) => (time > 0 || ns > 0 ? Math.min(ns / time, 1) : NaN);
+    return { all: part(waits), ofGroup: part(ofGroup) };
   }
 
   /** Call `each(age in seconds, value)` from the oldest to the newest number of the last two minutes. */

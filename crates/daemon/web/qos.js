@@ -31,6 +31,15 @@ export function qosText(qos) {
   return set.join(", ") || "–";
 }
 
+/** How much of a volume's request time was waiting for limits, as `History.limited` has it; a dash without a request. */
+export function limitedText({ all, ofGroup }) {
+  if (Number.isNaN(all)) return "–";
+  if (all === 0) return "none in the last minute";
+  const percent = Math.round(all * 100);
+  const which = ofGroup === 0 ? "" : ofGroup > all / 2 ? ", mostly for the group" : ", partly for the group";
+  return `${percent === 0 ? "under 1" : percent} % of the request time of the last minute${which}`;
+}
+
 /** The limits as options of the command line: `--iops 500:100`. */
 export function limitOptions(qos) {
   return RATES.filter(({ name }) => qos[name]).map(({ name, isBytes }) => {

@@ -7,7 +7,7 @@ import { ALL } from "./history.js";
 import { Toolbar } from "./menu.js";
 import { baseLink, button, Message, section } from "./parts.js";
 import { Plots, sparkline, peak } from "./plots.js";
-import { groupTable, minText, qosText } from "./qos.js";
+import { groupTable, limitedText, minText, qosText } from "./qos.js";
 import { find, history, refreshNow, state } from "./store.js";
 import { Facts, Table } from "./table.js";
 import { createVolume, deleteVolume, growVolume, moveVolume, renameVolume, setQos } from "./volume-actions.js";
@@ -105,6 +105,8 @@ export function openVolume(name) {
     await refreshNow("volumes", "arrays", "devices", "groups", "exports");
   };
 
+  const setWaits = () => facts.set("Waits for limits", limitedText(history.limited(history.volumes.get(name))));
+
   const toolbar = new Toolbar(name);
   toolbar.update([
     { label: "Grow…", run: () => growVolume(message, volume()) }, { label: "Set QoS…", run: () => setQos(message, volume()) },
@@ -124,11 +126,15 @@ export function openVolume(name) {
       facts.set("QoS", qosText(now.qos));
       facts.set("Group", now.group ?? "–");
       facts.set("Guaranteed minimum", minText(now.min_qos));
+      setWaits();
       facts.set("Exports", links("exports", now.exports), now.exports);
       facts.set("Extents", String(now.extents));
       facts.set("UUID", now.uuid);
     },
-    sample() { plots.draw(history, history.volumes.get(name), name); },
+    sample() {
+      plots.draw(history, history.volumes.get(name), name);
+      setWaits();
+    },
     close() {
       plots.close();
       day.close();

@@ -36,6 +36,18 @@ def _members(array, slow_of_100):
     return {key: value for slot, slow in enumerate(slow_of_100) for key, value in member(slot, slow).items()}
 
 
+def _limited(volume, slow_of_100, sum_s, waits_s):
+    """A volume, the request time of a minute, and the waits in it for its own limits and its group's."""
+    labels = f'{A},volume="{volume}"'
+    waits = zip(("volume", "group"), waits_s)
+    return {**_latency("freestone_volume_latency_seconds", f'{labels},op="write"', slow_of_100),
+            f'freestone_volume_latency_seconds_sum{{{labels},op="write"}}': f"0+{sum_s}x30",
+            # Flushes do not wait for limits.
+            f'freestone_volume_latency_seconds_sum{{{labels},op="flush"}}': "0+60x30",
+            f'freestone_volume_size_bytes{{{labels},backing="data"}}': "1x30",
+            **{f'freestone_volume_throttled_seconds_total{{{labels},limit="{limit}"}}': f"0+{wait}x30" for limit, wait in waits}}
+
+
 # The alert, its series, the minute at which it is looked for, labels beyond the host's, and the summary.
 CASES = [
     ("FreestoneDown", {f"up{{{A}}}": "1 0x20", f"up{{{B}}}": "1x20"}, 10, {}, "freestoned on a does not answer"),
@@ -115,6 +127,11 @@ CASES = [
       {**_latency("freestone_volume_latency_seconds", f'{A},volume="{volume}",op="read"', slow),
        f'freestone_volume_size_bytes{{{A},volume="{volume}",backing="data"}}': "1x30"}.items()},
      25, {"volume": "v1"}, "volume v1: one of a hundred requests takes over 440ms"),
+    # A volume that is slow because of its limits is limited; one that is slow without the waits, too, is both.
+    ("FreestoneSlow", {**_limited("v1", 5, 1.6, (0.9, 0.6)), **_limited("v2", 100, 40, (24, 0))}, 25, {"volume": "v2"},
+     "volume v2: one of a hundred requests takes over 497ms"),
+    ("FreestoneLimited", {**_limited("v1", 5, 1.6, (0.9, 0.6)), **_limited("v2", 5, 1.6, (0.4, 0.3)), **_limited("v3", 0, 0, (0, 0))}, 25,
+     {"volume": "v1"}, "volume v1: 93.75% of the request time of 15 minutes was waiting for its limits"),
 ]
 
 

@@ -44,7 +44,7 @@ def rates_are_differences_of_counters(web):
     def steady(now_ns=None):
         calls.append(now_ns)
         n = len(calls)
-        counters = {"reads": 1000 * n, "writes": 0, "read_bytes": 1000 * n << 12, "written_bytes": 0, "read_sum_ns": 1000 * n * 250_000, "write_sum_ns": 0, "reads_timed": 1000 * n, "writes_timed": 0, "errors": 7, "in_flight": 3}
+        counters = {"reads": 1000 * n, "writes": 0, "read_bytes": 1000 * n << 12, "written_bytes": 0, "read_sum_ns": 1000 * n * 250_000, "write_sum_ns": 0, "reads_timed": 1000 * n, "writes_timed": 0, "errors": 7, "in_flight": 3, "throttled_requests": 0, "throttled_ns": 0, "group_throttled_ns": 0}
         return {"at_ns": 10**18 + n * 2 * 10**9, "volumes": {"backup": counters}, "members": {}}
     web.mock.state.samples = steady
     page = web.open(view="#/volumes/backup")
@@ -53,6 +53,27 @@ def rates_are_differences_of_counters(web):
     expect(page.get_by_role("img", name="Mean latency of backup in the last two minutes. Now: reads 250 µs, writes –.")).to_be_visible()
     page.get_by_text("Current values").click()
     expect(page.get_by_text("In flight: 3. Errors in total: 7.")).to_be_visible()
+
+
+def waits_for_limits_are_a_part_of_the_request_time(web):
+    web.start("healthy")
+    calls = []
+
+    def steady(now_ns=None):
+        calls.append(now_ns)
+        n = len(calls)
+        idle = {"reads": 0, "writes": 0, "read_bytes": 0, "written_bytes": 0, "read_sum_ns": 0, "write_sum_ns": 0, "reads_timed": 0, "writes_timed": 0, "errors": 0, "in_flight": 0,
+                "throttled_requests": 0, "throttled_ns": 0, "group_throttled_ns": 0}
+        busy = {**idle, "reads": n, "reads_timed": n, "read_sum_ns": n * 600_000, "writes": n, "writes_timed": n, "write_sum_ns": n * 400_000}
+        volumes = {"backup": {**busy, "throttled_requests": n, "throttled_ns": n * 350_000}, "archive": idle, "media": busy,
+                   "vm-web-1": {**busy, "throttled_requests": n, "throttled_ns": n * 4_000, "group_throttled_ns": n * 3_000}}
+        return {"at_ns": 10**18 + n * 2 * 10**9, "volumes": volumes, "members": {}}
+    web.mock.state.samples = steady
+    page = web.open(view="#/volumes/backup")
+    for volume, waits in (("backup", "35 % of the request time of the last minute"), ("archive", "–"), ("media", "none in the last minute"),
+                          ("vm-web-1", "under 1 % of the request time of the last minute, mostly for the group")):
+        web.go(f"#/volumes/{volume}")
+        expect(page.get_by_role("term").filter(has_text="Waits for limits").locator("xpath=following-sibling::dd")).to_have_text(waits)
 
 
 def _work_a_volume(web, hands):

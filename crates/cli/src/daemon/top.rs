@@ -37,6 +37,8 @@ struct Rates {
     /// Mean, in microseconds.
     read_us: f64,
     write_us: f64,
+    /// Part of the requests' time that was waiting for limits: 0 to 1.
+    limited: f64,
     in_flight: u64,
 }
 
@@ -46,6 +48,8 @@ fn rates(before: &Samples, after: &Samples) -> Vec<Rates> {
     let of = |(name, now): (&String, &Sample)| {
         let then = before.volumes.get(name).copied().unwrap_or_default();
         let more = |now: u64, then: u64| now.saturating_sub(then) as f64;
+        let read_ns = more(now.read_sum_ns, then.read_sum_ns);
+        let write_ns = more(now.write_sum_ns, then.write_sum_ns);
         let mean_us = |ns: f64, count: f64| if count > 0.0 { ns / count / 1e3 } else { 0.0 };
         let (reads, writes) = (more(now.reads, then.reads), more(now.writes, then.writes));
         Rates {
@@ -54,14 +58,10 @@ fn rates(before: &Samples, after: &Samples) -> Vec<Rates> {
             writes: writes / seconds,
             read_bytes: more(now.read_bytes, then.read_bytes) / seconds,
             written_bytes: more(now.written_bytes, then.written_bytes) / seconds,
-            read_us: mean_us(
-                more(now.read_sum_ns, then.read_sum_ns),
-                more(now.reads_timed, then.reads_timed),
-            ),
-            write_us: mean_us(
-                more(now.write_sum_ns, then.write_sum_ns),
-                more(now.writes_timed, then.writes_timed),
-            ),
+            read_us: mean_us(read_ns, more(now.reads_timed, then.reads_timed)),
+            write_us: mean_us(write_ns, more(now.writes_timed, then.writes_timed)),
+            // A wait counts when it ends, the time of the request when that ends.
+            limited: (more(now.throttled_ns, then.throttled_ns) / (read_ns + write_ns).max(1.0)).min(1.0),
             in_flight: now.in_flight,
         }
     };
@@ -71,7 +71,7 @@ fn rates(before: &Samples, after: &Samples) -> Vec<Rates> {
 }
 
 impl Rates {
-    fn cells(&self) -> [String; 8] {
+    fn cells(&self) -> [String; COLUMNS] {
         let rate = |bytes: f64| format!("{}/s", Size(bytes.round() as u64));
         let count = |count: f64| grouped(count.round() as u64);
         let us = |us: f64| format!("{us:.0}");
@@ -83,13 +83,15 @@ impl Rates {
             rate(self.written_bytes),
             us(self.read_us),
             us(self.write_us),
+            format!("{:.0} %", self.limited * 100.0),
             self.in_flight.to_string(),
         ]
     }
 }
 
-const HEADING: [&str; 8] =
-    ["VOLUME", "READS/S", "WRITES/S", "READ", "WRITTEN", "READ µs", "WRITE µs", "IN FLIGHT"];
+const COLUMNS: usize = 9;
+const HEADING: [&str; COLUMNS] =
+    ["VOLUME", "READS/S", "WRITES/S", "READ", "WRITTEN", "READ µs", "WRITE µs", "LIMITED", "IN FLIGHT"];
 
 /// Content of the screen.
 struct View {
@@ -110,7 +112,7 @@ impl TopArgs {
             for _ in 0..count {
                 std::thread::sleep(LOOK);
                 let after: Samples = session.client.get(&["samples"])?;
-                let rows: Vec<[String; 8]> = rates(&before, &after).iter().map(Rates::cells).collect();
+                let rows: Vec<[String; COLUMNS]> = rates(&before, &after).iter().map(Rates::cells).collect();
                 println!("{}", super::table::table(HEADING, &rows));
                 before = after;
             }
@@ -174,7 +176,7 @@ fn draw(frame: &mut Frame<'_>, view: &View) {
         let label = format!("{} {:.0} %{left}", job.id, ratio * 100.0);
         frame.render_widget(Gauge::default().ratio(ratio).label(label), *area);
     }
-    let widths = [Constraint::Min(12)].into_iter().chain([Constraint::Length(12); 7]);
+    let widths = [Constraint::Min(12)].into_iter().chain([Constraint::Length(12); COLUMNS - 1]);
     let rows = view.rates.iter().map(|rates| Row::new(rates.cells()));
     let heading = Row::new(HEADING).style(Style::new().add_modifier(Modifier::REVERSED));
     frame.render_widget(Table::new(rows, widths).header(heading), bottom);
@@ -199,11 +201,13 @@ mod tests {
             ..Samples::default()
         };
         let before = at(0, sample(10, 0), sample(0, 0));
-        let after = at(2_000_000_000, sample(20, 0), sample(100, 5_000_000));
+        let limited = Sample { throttled_requests: 4, throttled_ns: 1_750_000, ..sample(100, 5_000_000) };
+        let after = at(2_000_000_000, sample(20, 0), limited);
         let rates = rates(&before, &after);
         let names: Vec<&str> = rates.iter().map(|rates| rates.name.as_str()).collect();
         assert_eq!(names, ["b", "a"]);
-        assert_eq!(rates[0].cells(), ["b", "50", "0", "200 KiB/s", "0 B/s", "50", "0", "0"]);
+        assert_eq!(rates[0].cells(), ["b", "50", "0", "200 KiB/s", "0 B/s", "50", "0", "35 %", "0"]);
+        assert_eq!(rates[1].cells()[7], "0 %", "a volume without requests waits for no limits");
     }
 
     #[test]

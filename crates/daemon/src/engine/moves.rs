@@ -356,7 +356,7 @@ impl Engine {
         let migration = {
             let _alone = self.change(); // no export begins to serve it meanwhile
             let is_served = !self.volume(uuid)?.exports.is_empty();
-            open.device.begin(open.limited(new.clone()), is_served)?
+            open.device.begin(open.limits.over(new.clone()), is_served)?
         };
         let users = self.live().users_of(&[&record.from, &record.to]);
         self.copy(migration.dirty(), [&old, &new], control, Some(Pacer::new(control, users)), false)?;

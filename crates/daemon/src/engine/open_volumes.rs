@@ -5,28 +5,33 @@ use crate::api_error::ApiError;
 use crate::state::VolumeRecord;
 use block::Device;
 use layers::migrate::Migratable;
-use layers::qos::{Qos, Throttle};
+use layers::qos::{Qos, Throttle, Waits};
 use std::sync::Arc;
 
 /// A volume that exports serve, all of them the same: its limits hold for them together.
 pub struct OpenVolume {
     /// The device of exports: counted, limited, and independent of the pool that holds the volume.
     pub device: Arc<Migratable>,
+    /// Its limits.
+    pub limits: VolumeLimits,
+}
+
+/// The limits of a volume, wherever it lies.
+pub struct VolumeLimits {
     /// Its own limits, then those of its group.
     pub throttles: Vec<Arc<Throttle>>,
     /// Its guaranteed minimum of its group's limits.
     pub floor: Arc<Throttle>,
+    /// Waits of its requests for its limits and those of its group.
+    pub waits: Arc<Waits>,
 }
 
-impl OpenVolume {
-    /// A place of the volume under the volume's limits.
-    pub fn limited(&self, place: Arc<dyn Device>) -> Arc<dyn Device> {
-        limited(place, &self.throttles, &self.floor)
+impl VolumeLimits {
+    /// A place of the volume under these limits.
+    pub fn over(&self, place: Arc<dyn Device>) -> Arc<dyn Device> {
+        let limited = Qos::new(place, self.throttles.clone());
+        Arc::new(limited.with_floor(self.floor.clone()).with_waits(self.waits.clone()))
     }
-}
-
-fn limited(place: Arc<dyn Device>, throttles: &[Arc<Throttle>], floor: &Arc<Throttle>) -> Arc<dyn Device> {
-    Arc::new(Qos::new(place, throttles.to_vec()).with_floor(floor.clone()))
 }
 
 impl Engine {
@@ -37,24 +42,25 @@ impl Engine {
         if let Some(open) = self.live().volumes.get(&info.uuid).and_then(|open| open.upgrade()) {
             return Ok(open);
         }
-        let (throttles, floor) = self.throttles_of(uuid);
-        let mut device = Migratable::new(limited(pool.open_volume(uuid)?, &throttles, &floor));
+        let limits = self.limits_of(uuid);
+        let mut device = Migratable::new(limits.over(pool.open_volume(uuid)?));
         let known_as = self.live().state.volumes.get(uuid).and_then(|record| record.device_name.clone());
         if let Some(name) = known_as {
             device = device.named(name);
         }
-        let open = Arc::new(OpenVolume { device: Arc::new(device), throttles, floor });
+        let open = Arc::new(OpenVolume { device: Arc::new(device), limits });
         self.live_mut().volumes.insert(info.uuid, Arc::downgrade(&open));
         Ok(open)
     }
 
     /// The limits of a volume and of its group, and its guaranteed minimum.
-    pub(super) fn throttles_of(&self, uuid: &str) -> (Vec<Arc<Throttle>>, Arc<Throttle>) {
+    pub(super) fn limits_of(&self, uuid: &str) -> VolumeLimits {
         let live = self.live();
         let VolumeRecord { qos, group, min_qos, .. } =
             live.state.volumes.get(uuid).cloned().unwrap_or_default();
         let mut throttles = vec![throttle(&qos)];
         throttles.extend(group.as_ref().and_then(|group| live.groups.get(group).cloned()));
-        (throttles, Arc::new(Throttle::new(min_limits(&min_qos))))
+        let floor = Arc::new(Throttle::new(min_limits(&min_qos)));
+        VolumeLimits { throttles, floor, waits: Arc::default() }
     }
 }

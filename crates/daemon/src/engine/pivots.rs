@@ -119,10 +119,10 @@ impl Engine {
     pub(super) fn begin_pivot(&self, uuid: &str, record: &CopyRecord) -> Result<Pivot, ApiError> {
         let (source, name) = self.open_source(&record.source)?;
         let volume: Arc<dyn Device> = self.live().pool(&record.backing)?.open_volume(uuid)?;
-        let (throttles, floor) = self.throttles_of(uuid);
+        let limits = self.limits_of(uuid);
         let device = self.live().base(&name)?.served.clone();
-        let open = Arc::new(OpenVolume { device, throttles, floor });
-        let migration = open.device.begin(open.limited(volume.clone()), true)?;
+        let open = Arc::new(OpenVolume { device, limits });
+        let migration = open.device.begin(open.limits.over(volume.clone()), true)?;
         // From now on changes of its limits reach it.
         let id = Uuid::parse_hyphenated(uuid).ok_or_else(|| ApiError::not_found("volume", uuid))?;
         self.live_mut().volumes.insert(id, Arc::downgrade(&open));

@@ -3,6 +3,7 @@
 use super::Engine;
 use api::{Sample, Samples};
 use block::Device;
+use layers::qos::Waited;
 use layers::stats::{Snapshot, Stats};
 use raid::array::SlotStatus;
 use stack::array::wall_ns;
@@ -15,7 +16,16 @@ const EVERY: u32 = 32;
 impl Engine {
     /// The counters at present.
     pub fn samples(&self) -> Samples {
-        let volumes = self.snapshots().into_iter().map(|(name, snapshot)| (name, sample(&snapshot, 1)));
+        let volumes = self.volume_snapshots().into_iter();
+        let volumes = volumes.map(|VolumeSnapshot { volume, snapshot, own, group }| {
+            let waits = Sample {
+                throttled_requests: own.requests + group.requests,
+                throttled_ns: own.ns + group.ns,
+                group_throttled_ns: group.ns,
+                ..sample(&snapshot, 1)
+            };
+            (volume, waits)
+        });
         let members = self.member_snapshots().into_iter();
         let members = members.map(|member| {
             (format!("{}/{}", member.array, member.slot), sample(&member.snapshot, member.every))
@@ -37,15 +47,29 @@ impl Engine {
         members.collect()
     }
 
-    /// The counters of every volume that an export serves, by name.
-    pub fn snapshots(&self) -> Vec<(String, Snapshot)> {
+    /// The counters of every volume that an export serves.
+    pub fn volume_snapshots(&self) -> Vec<VolumeSnapshot> {
         let live = self.live();
         let open = |info: volume::Info| {
             let open = live.volumes.get(&info.uuid)?.upgrade()?;
-            Some((info.name.to_string(), open.device.snapshot()))
+            let (volume, snapshot) = (info.name.to_string(), open.device.snapshot());
+            let waits = &open.limits.waits;
+            Some(VolumeSnapshot { volume, snapshot, own: waits.for_device(), group: waits.for_group() })
         };
         live.all_volumes().filter_map(|(_, info)| open(info)).collect()
     }
+}
+
+/// The counters of a volume.
+pub struct VolumeSnapshot {
+    /// The volume's name.
+    pub volume: String,
+    /// The counters.
+    pub snapshot: Snapshot,
+    /// Waits for its own limits.
+    pub own: Waited,
+    /// Waits for the limits of its group.
+    pub group: Waited,
 }
 
 /// The counters of a member.

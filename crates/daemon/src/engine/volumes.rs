@@ -359,8 +359,8 @@ impl Engine {
     /// Makes a volume's settings effective.
     fn enforce(&self, info: &Info, record: &VolumeRecord) {
         if let Some(open) = self.live().volumes.get(&info.uuid).and_then(|open| open.upgrade()) {
-            open.throttles[0].set(limits(&record.qos));
-            open.floor.set(min_limits(&record.min_qos));
+            open.limits.throttles[0].set(limits(&record.qos));
+            open.limits.floor.set(min_limits(&record.min_qos));
         }
     }
 

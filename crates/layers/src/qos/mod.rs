@@ -17,8 +17,10 @@
 
 mod bucket;
 pub mod kind;
+mod waits;
 
 pub use bucket::Rate;
+pub use waits::{Waited, Waits};
 
 use block::{
     Channel, Device, DeviceError, DirtyBitmap, IoFuture, IoResult, KernelBacking, Limits as DeviceLimits,
@@ -30,6 +32,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use waits::LimitOf;
 
 /// Longest sleep of a waiting request before it checks whether the limits have changed.
 const LOOK_NS: u64 = 20_000_000;
@@ -83,8 +86,6 @@ pub struct Throttle {
     forgiven: AtomicU64,
     limits: Mutex<Limits>,
     buckets: [Bucket; LIMITS],
-    waited: AtomicU64,
-    waited_ns: AtomicU64,
 }
 
 impl Throttle {
@@ -105,21 +106,11 @@ impl Throttle {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Number of requests that have waited, and the sum of their waits in nanoseconds.
-    pub fn waited(&self) -> (u64, u64) {
-        (self.waited.load(Ordering::Relaxed), self.waited_ns.load(Ordering::Relaxed))
-    }
-
     /// Forgets, once for each change, units taken in advance at the old rates.
     fn forgive(&self, generation: u64, now_ns: u64) {
         if self.forgiven.fetch_max(generation, Ordering::Relaxed) < generation {
             self.buckets.iter().for_each(|bucket| bucket.forgive(now_ns));
         }
-    }
-
-    fn note(&self, ns: u64) {
-        self.waited.fetch_add(1, Ordering::Relaxed);
-        self.waited_ns.fetch_add(ns, Ordering::Relaxed);
     }
 }
 
@@ -129,18 +120,24 @@ pub struct Qos {
     child: Arc<dyn Device>,
     throttles: Vec<Arc<Throttle>>,
     floor: Option<Arc<Throttle>>,
+    waits: Arc<Waits>,
 }
 
 impl Qos {
     /// Limits `child` by all of `throttles`: its own first, then that of its group, …
     pub fn new(child: Arc<dyn Device>, throttles: Vec<Arc<Throttle>>) -> Qos {
-        Qos { name: format!("qos({})", child.name()), child, throttles, floor: None }
+        Qos { name: format!("qos({})", child.name()), child, throttles, floor: None, waits: Arc::default() }
     }
 
     /// The same with a guaranteed minimum of all throttles except the first. A minimum without
     /// limits has no effect.
     pub fn with_floor(self, floor: Arc<Throttle>) -> Qos {
         Qos { floor: Some(floor), ..self }
+    }
+
+    /// The same, but it counts waits in `waits`, which several devices may share.
+    pub fn with_waits(self, waits: Arc<Waits>) -> Qos {
+        Qos { waits, ..self }
     }
 }
 
@@ -161,6 +158,8 @@ impl Device for Qos {
             throttles: throttles.map(|throttle| View::new(throttle.clone())).collect(),
             floor: self.floor.clone().map(View::new),
             line: Permits::new(1),
+            held_by: Cell::default(),
+            waits: self.waits.clone(),
             core: reactor::current(),
         }))
     }
@@ -245,6 +244,9 @@ struct QosChannel {
     floor: Option<View>,
     /// The first request in the line holds the only permit.
     line: Permits,
+    /// The limits for which the last request waited that was first in the line.
+    held_by: Cell<LimitOf>,
+    waits: Arc<Waits>,
     core: Core,
 }
 
@@ -265,16 +267,22 @@ impl QosChannel {
     async fn carry_out(&self, req: &Request<'_>, offset: u64) -> IoResult {
         // A request that the device refuses costs nothing: its length may be any number.
         self.device.limits().check(req, offset)?;
-        self.line.acquire(1).await;
-        self.wait(costs(req)).await;
+        let submitted_ns = self.core.now_ns();
+        let mut now_ns = submitted_ns;
+        if !self.line.try_acquire(1) {
+            self.line.acquire(1).await;
+            now_ns = self.core.now_ns();
+        }
+        let released_ns = self.wait(costs(req), now_ns).await;
+        if released_ns > submitted_ns {
+            self.waits.add(self.held_by.get(), released_ns - submitted_ns);
+        }
         self.line.release(1);
         self.child.submit(req, offset).await
     }
 
-    /// Waits for the turn of the first request in the line.
-    async fn wait(&self, costs: [u64; LIMITS]) {
-        let begin_ns = self.core.now_ns();
-        let mut now_ns = begin_ns;
+    /// Waits for the turn of the first request in the line; returns the time of its release.
+    async fn wait(&self, costs: [u64; LIMITS], mut now_ns: u64) -> u64 {
         let mut turn_ns = self.take(costs, now_ns);
         while now_ns < turn_ns {
             self.core.sleep((turn_ns - now_ns).min(LOOK_NS)).await;
@@ -288,17 +296,21 @@ impl QosChannel {
         {
             floor.take(costs, now_ns);
         }
-        if now_ns > begin_ns {
-            self.throttles.iter().for_each(|view| view.throttle.note(now_ns - begin_ns));
-        }
+        now_ns
     }
 
+    /// Takes a turn of every limit; returns the time of the last one.
     fn take(&self, costs: [u64; LIMITS], now_ns: u64) -> u64 {
         let (own, shared) = self.throttles.split_at(self.throttles.len().min(1));
         let turn = |views: &[View]| views.iter().map(|view| view.take(costs, now_ns)).max().unwrap_or(0);
         let (own, shared) = (turn(own), turn(shared));
         let floor = self.floor.as_ref().and_then(|floor| floor.next(costs, now_ns));
-        own.max(floor.map_or(shared, |floor| shared.min(floor)))
+        let shared = floor.map_or(shared, |floor| shared.min(floor));
+        let turn_ns = own.max(shared);
+        if turn_ns > now_ns {
+            self.held_by.set(if own >= shared { LimitOf::Device } else { LimitOf::Group });
+        }
+        turn_ns
     }
 }
 

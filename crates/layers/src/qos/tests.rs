@@ -47,14 +47,16 @@ fn it_passes_the_suite_without_limits_and_with_some() {
     Suite::new(Arc::new(Qos::new(mem(), vec![]))).run();
     // A rate that makes requests wait on the slowest machine, until the first of them has waited.
     let throttle = Arc::new(Throttle::new(iops(10)));
-    let (raise, slow) = (throttle.clone(), Arc::new(Qos::new(mem(), vec![throttle])));
+    let waits = Arc::new(Waits::default());
+    let slow = Qos::new(mem(), vec![throttle.clone()]).with_waits(waits.clone());
+    let (raise, slow) = (throttle, Arc::new(slow));
     let ended = Arc::downgrade(&slow);
     let raised = std::thread::spawn(move || {
-        while raise.waited().0 == 0 && ended.strong_count() > 0 {
+        while waits.for_device().requests == 0 && ended.strong_count() > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
         raise.set(Limits { bandwidth: Rate::per_second(1 << 30), ..iops(100_000) });
-        raise.waited().0 > 0
+        waits.for_device().requests > 0
     });
     Suite::new(slow).run();
     assert!(raised.join().unwrap());
@@ -63,7 +65,7 @@ fn it_passes_the_suite_without_limits_and_with_some() {
 #[test]
 fn requests_begin_at_the_rate_and_after_a_pause_with_a_burst() {
     reactor::run_simulated(1, |_| async {
-        let (throttle, qos) = qos(Limits { iops: Rate { per_second: 1000, burst: 10 }, ..Limits::default() });
+        let (_, qos) = qos(Limits { iops: Rate { per_second: 1000, burst: 10 }, ..Limits::default() });
         let channel = qos.open_channel().unwrap();
         reactor::current().sleep(1000 * MS).await;
         let zero = Request::write_zeroes(512, Flags::NONE);
@@ -71,8 +73,6 @@ fn requests_begin_at_the_rate_and_after_a_pause_with_a_burst() {
         assert_eq!(time_of(&*channel, 10, &zero).await, 10 * MS, "nothing is left of the burst");
         reactor::current().sleep(5 * MS).await;
         assert_eq!(time_of(&*channel, 11, &zero).await, 6 * MS, "a short pause gives a short burst");
-        let (waited, ns) = throttle.waited();
-        assert!(waited == 36 && ns == 36 * MS, "{waited} have waited {ns} ns");
     });
 }
 
@@ -143,6 +143,83 @@ fn devices_of_a_group_share_its_limit_and_keep_their_own() {
         let took = time_of(&*fast, 100, &zero).await;
         // Its own hundred take 99 ms, and the other device's requests come on top.
         assert!((100 * MS..=104 * MS).contains(&took), "{took} ns");
+    });
+}
+
+/// So many requests that have waited so long in all.
+fn waited(requests: u64, ms: u64) -> Waited {
+    Waited { requests, ns: ms * MS }
+}
+
+#[test]
+fn a_wait_counts_from_the_submission_to_the_release_and_not_the_time_of_the_device() {
+    reactor::run_simulated(1, |_| async {
+        let slow = NullOptions { latency_ns: 7 * MS, ..NullOptions::new(1 << 30) };
+        let throttle = Arc::new(Throttle::new(iops(100)));
+        let qos = Qos::new(Arc::new(NullDevice::new(&slow).unwrap()), vec![throttle.clone()]);
+        let (waits, channel) = (qos.waits.clone(), qos.open_channel().unwrap());
+        let zero = Request::write_zeroes(512, Flags::NONE);
+        reactor::current().sleep(1000 * MS).await;
+        // The first two are a burst. The others wait 10, 20 and 30 ms, two of them in the line.
+        assert_eq!(time_of(&*channel, 5, &zero).await, 37 * MS);
+        assert_eq!((waits.for_device(), waits.for_group()), (waited(3, 60), Waited::default()));
+        // Slower than the limit, refused, a flush: none waits.
+        for _ in 0..3 {
+            reactor::current().sleep(20 * MS).await;
+            channel.submit(&zero, 0).await.unwrap();
+        }
+        channel.submit(&zero, 1 << 40).await.unwrap_err();
+        channel.submit(&Request::flush(), 0).await.unwrap();
+        throttle.set(Limits::default());
+        time_of(&*channel, 1000, &zero).await;
+        assert_eq!(waits.for_device(), waited(3, 60));
+    });
+}
+
+#[test]
+fn a_request_that_limits_release_early_has_waited_until_then() {
+    reactor::run_simulated(1, |_| async {
+        let (throttle, qos) = qos(iops(1));
+        let (waits, channel) = (qos.waits.clone(), qos.open_channel().unwrap());
+        let zero = Request::write_zeroes(512, Flags::NONE);
+        channel.submit(&zero, 0).await.unwrap();
+        reactor::current().spawn(async move {
+            reactor::current().sleep(500 * MS).await;
+            throttle.set(Limits::default());
+        });
+        let took = time_of(&*channel, 3, &zero).await;
+        assert!((500 * MS..=500 * MS + LOOK_NS).contains(&took), "{took} ns");
+        assert_eq!(waits.for_device(), Waited { requests: 3, ns: 3 * took });
+    });
+}
+
+#[test]
+fn a_wait_counts_for_the_limits_whose_turn_comes_last() {
+    reactor::run_simulated(1, |_| async {
+        let group = Arc::new(Throttle::new(iops(1000)));
+        let null = Arc::new(NullDevice::new(&NullOptions::new(1 << 30)).unwrap());
+        let of = |own: Limits| Qos::new(null.clone(), vec![Arc::new(Throttle::new(own)), group.clone()]);
+        let (own, shared) = (of(iops(100)), of(Limits::default()));
+        let zero = Request::write_zeroes(512, Flags::NONE);
+        // Beyond the burst of two, the device's own limit is the slower one.
+        reactor::current().sleep(1000 * MS).await;
+        assert_eq!(time_of(&*own.open_channel().unwrap(), 4, &zero).await, 20 * MS);
+        assert_eq!((own.waits.for_device(), own.waits.for_group()), (waited(2, 30), Waited::default()));
+        // The group's burst is eleven. A read behind a write that waits is not limited itself.
+        group.set(Limits { write_iops: Rate::per_second(1000), ..Limits::default() });
+        reactor::current().sleep(1000 * MS).await;
+        let (channel, core) = (shared.open_channel().unwrap(), reactor::current());
+        let reader = channel.clone();
+        core.spawn(async move {
+            reactor::current().sleep(MS).await;
+            let buffer = reactor::current().buffers().take(4096).await;
+            buffer.transfer(&*reader, Op::Read, Flags::NONE, 0).await.1.unwrap();
+        });
+        assert_eq!(time_of(&*channel, 14, &zero).await, 3 * MS);
+        core.sleep(MS).await;
+        let (of_group, of_device) = (shared.waits.for_group(), shared.waits.for_device());
+        assert_eq!((of_group, of_device), (waited(4, 1 + 2 + 3 + 2), Waited::default()));
+        assert_eq!(own.waits.for_group(), Waited::default(), "devices of a group are counted each");
     });
 }
 
