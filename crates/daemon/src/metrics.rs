@@ -87,6 +87,12 @@ fn system(page: &mut Page, engine: &Engine) {
     page.sample("start_time_seconds", &[], system.started_ns as f64 / 1e9);
     page.begin("state_generation", "counter", "Changes of the daemon's state.");
     page.sample("state_generation", &[], system.generation);
+    page.begin(
+        "state_write_failures_total",
+        "counter",
+        "Changes that failed because the state directory did not take them.",
+    );
+    page.sample("state_write_failures_total", &[], engine.state_write_failures());
     page.begin("core_cpu_seconds_total", "counter", "Processor time of each core: serving and polling.");
     for (core, seconds) in core_seconds() {
         page.sample("core_cpu_seconds_total", &[("core", &core)], seconds);

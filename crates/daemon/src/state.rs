@@ -15,6 +15,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The format of a state with portals of several kinds, with portals of NVMe/TCP, and without
 /// portals. Earlier versions refuse a format that they do not know rather than taking it for
@@ -271,6 +272,7 @@ pub struct Store<F = SystemFolder> {
     folder: F,
     /// Locked as long as the store lives.
     _lock: File,
+    write_failures: AtomicU64,
 }
 
 /// Why there is no state.
@@ -350,7 +352,8 @@ impl Store {
             Err(fs::TryLockError::Error(error)) => return Err(io(&lock_path)(error)),
         }
         let folder = SystemFolder::new(directory, 0o600);
-        let store = Store { directory: directory.into(), folder, _lock: lock };
+        let store =
+            Store { directory: directory.into(), folder, _lock: lock, write_failures: AtomicU64::new(0) };
         let path = directory.join(NAME);
         let state =
             match atomic_file::recover(&store.folder, [NAME, PREVIOUS, DAMAGED], MAX_BYTES + 1, decode) {
@@ -395,6 +398,11 @@ impl<F: Folder> Store<F> {
         self.put(before, state, None)
     }
 
+    /// Changes so far that the directory did not take.
+    pub fn write_failures(&self) -> u64 {
+        self.write_failures.load(Ordering::Relaxed)
+    }
+
     fn put(&self, before: &State, state: &State, backup: Option<&str>) -> Result<(), StateError> {
         let bytes = self.encode(state)?;
         // A state that makes room may be too long all the same.
@@ -404,6 +412,7 @@ impl<F: Folder> Store<F> {
         let saved =
             atomic_file::replace(&self.folder, NAME, &bytes, backup).map_err(|error| self.failed(error));
         let Err(refused) = saved else { return Ok(()) };
+        self.write_failures.fetch_add(1, Ordering::Relaxed);
         match self.restore(before) {
             Ok(()) => Err(refused),
             Err(error) => {
@@ -561,8 +570,8 @@ mod tests {
         let path = folder.path();
         let (store, empty) = Store::open(path).unwrap();
         store.replace(&empty, &state(1)).unwrap();
-        let Store { directory, folder, _lock } = store;
-        let store = Store { directory, folder: Reluctant(folder, 1.into()), _lock };
+        let Store { directory, folder, _lock, write_failures } = store;
+        let store = Store { directory, folder: Reluctant(folder, 1.into()), _lock, write_failures };
         let holds = |name: &str, generation| {
             decode(&fs::read(path.join(name)).unwrap()) == Meaning::Value(state(generation))
         };
@@ -575,6 +584,7 @@ mod tests {
         assert!(refused.to_string().contains("the next start may find the change made"), "{refused}");
         store.replace(&state(1), &state(3)).unwrap();
         assert!(holds(NAME, 3));
+        assert_eq!(store.write_failures(), 2);
     }
 
     #[test]
@@ -590,6 +600,7 @@ mod tests {
         };
         let refused = store.replace(&state(1), &with(MAX_WRITTEN)).unwrap_err().to_string();
         assert!(refused.contains("are kept: delete something first"), "{refused}");
+        assert_eq!(store.write_failures(), 0, "nothing was written");
         assert_eq!(fs::read(folder.path().join(NAME)).unwrap(), before);
         // One that was written before there was a limit.
         store.replace(&with(MAX_WRITTEN + 1), &with(MAX_WRITTEN)).unwrap();

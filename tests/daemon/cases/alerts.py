@@ -51,6 +51,8 @@ def _limited(volume, slow_of_100, sum_s, waits_s):
 # The alert, its series, the minute at which it is looked for, labels beyond the host's, and the summary.
 CASES = [
     ("FreestoneDown", {f"up{{{A}}}": "1 0x20", f"up{{{B}}}": "1x20"}, 10, {}, "freestoned on a does not answer"),
+    ("FreestoneStateNotWritten", {f"freestone_state_write_failures_total{{{A}}}": "0 1x30", f"freestone_state_write_failures_total{{{B}}}": "7x31"}, 20,
+     {}, "freestoned on a cannot write its state: changes fail"),
     ("FreestoneArrayFailed", _both("freestone_array_state", 'array="data",state="failed"', "1x20", "0x20"), 10,
      {"array": "data", "state": "failed"}, "array data is failed"),
     ("FreestoneArrayDegraded", _both("freestone_array_state", 'array="data",state="degraded"', "1x20", "0x20"), 10,

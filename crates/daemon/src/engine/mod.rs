@@ -358,6 +358,11 @@ impl Engine {
         Ok(())
     }
 
+    /// Changes so far that the state directory did not take.
+    pub fn state_write_failures(&self) -> u64 {
+        self.store.write_failures()
+    }
+
     /// The generation of the state.
     fn generation(&self) -> u64 {
         self.live().state.generation
