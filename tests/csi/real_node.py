@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """The node of freestone-csi with disks and mounts of the kernel: runs in a guest, beside a daemon with the device `disk`.
 
-    tests/csi/real_node.py nvme-tcp|ublk SOCKET DIRECTORY [PID]
-    tests/csi/real_node.py nvme-tcp|ublk SOCKET DIRECTORY sanity
+    tests/csi/real_node.py nvme-tcp|ublk SOCKET DIRECTORY [PID|sanity|direct]
 
-With PID, that of the daemon, the last step kills it while a volume is in use. `sanity` runs csi-sanity instead of the steps."""
+With PID, that of the daemon, the last step kills it while a volume is in use. `sanity` runs csi-sanity instead of the steps;
+`direct` has a direct volume as the only step."""
 
+import json
 import os
 import signal
 import stat
@@ -17,7 +18,7 @@ REPO = os.path.dirname(os.path.dirname(HERE))
 sys.path[:0] = [HERE, os.path.join(REPO, "tests", "lab"), os.path.join(REPO, "target", "csi", "messages")]
 
 import conformance  # noqa: E402
-from driver import MIB, Driver, block, mount  # noqa: E402
+from driver import MIB, SINGLE_WRITER, Driver, block, mount  # noqa: E402
 
 # Unmounting has 30 s, and the system gets some time.
 MOST_OF_AN_UNSTAGE_S = 90
@@ -31,14 +32,14 @@ class Volume:
         self.driver, self.capability = driver, capability
         self.node = driver.call("NodeGetInfo").node_id
         self.staging, self.target = driver.path(f"{name}-staging"), driver.path(f"{name}-target")
-        self.id = driver.create(name, size, capability)
+        self.id, self.context = driver.create(name, size, capability), {}
 
     def attach(self, capability=None, check=True):
         """Publish it to the node and stage it; with check off, the refusal of the staging."""
         capability = capability or self.capability
         answer = self.driver.call("ControllerPublishVolume", volume_id=self.id, node_id=self.node, volume_capability=capability)
-        self.fields = {"volume_id": self.id, "publish_context": answer.publish_context, "volume_capability": capability,
-                       "staging_target_path": self.staging}
+        self.fields = {"volume_id": self.id, "publish_context": answer.publish_context, "volume_context": self.context,
+                       "volume_capability": capability, "staging_target_path": self.staging}
         if not check:
             return self.driver.refusal("NodeStageVolume", **self.fields)
         for _ in range(2):
@@ -124,6 +125,33 @@ def blocks_are_a_device_and_foreign_data_is_kept(driver):
     assert not disks(), disks()
 
 
+def a_direct_volume_of_kata_has_a_file_system(driver):
+    """It is made and grown by a disk that the kernel has for a moment only."""
+    volume = Volume(driver, "direct", mount(SINGLE_WRITER))
+    volume.context, directory = {"node-backend": "kata"}, driver.path("kata")
+    for _ in range(2):
+        volume.attach()
+        assert not disks(), disks()
+        volume.publish()
+        [place] = os.listdir(directory)
+        with open(os.path.join(directory, place, "mountInfo.json"), encoding="utf-8") as file:
+            assert stat.S_ISSOCK(os.stat(json.load(file)["device"]).st_mode)
+        volume.unpublish()
+        assert not os.listdir(directory)
+        volume.unstage()
+        size = 2 * volume_size(driver, volume)
+        driver.call("ControllerExpandVolume", volume_id=volume.id, capacity_range={"required_bytes": size})
+    # Now this machine mounts it, as the guest would: it was grown once, to half of the size.
+    volume.context = {}
+    volume.attach()
+    volume.publish()
+    total = driver.call("NodeGetVolumeStats", volume_id=volume.id, volume_path=volume.target).usage[0].total
+    assert size / 4 < total < size / 2, (size, total)
+    volume.unpublish()
+    volume.unstage()
+    volume.delete()
+
+
 def a_daemon_that_is_gone_does_not_hold_the_node(driver, pid):
     """Unstaging ends in time, though the data of the file system cannot be written."""
     volume = Volume(driver, "gone", mount())
@@ -157,11 +185,13 @@ def sanity(driver):
 def main():
     kind, daemon, directory, *more = sys.argv[1:]
     entry = f'[[backend]]\nname = "rack1"\nurl = "unix://{daemon}"\nlisten = "127.0.0.1:4420-4499"\nbacking = "disk"\n'
-    driver = Driver(directory, [entry], "--host-nqn", Driver.host("node"), "--socket", daemon, node=kind)
+    driver = Driver(directory, [entry], "--host-nqn", Driver.host("node"), "--socket", daemon,
+                    "--kata-dir", os.path.join(directory, "kata"), node=kind)
     driver.start()
     try:
-        if more == ["sanity"]:
-            sanity(driver)
+        apart = {"sanity": sanity, "direct": a_direct_volume_of_kata_has_a_file_system}
+        if more and more[0] in apart:
+            apart[more[0]](driver)
         else:
             steps(driver, *more)
         driver.stop()

@@ -47,9 +47,12 @@ pub struct Args {
     /// Directory for records of attached volumes
     #[arg(long, value_name = "DIR", default_value = "/run/freestone-csi")]
     pub state_dir: PathBuf,
-    /// Socket of this machine's freestoned, for --node-backend ublk
+    /// Socket of this machine's freestoned, for --node-backend ublk and direct volumes of Kata
     #[arg(long, value_name = "PATH", env = api::SOCKET_VARIABLE, default_value = api::DEFAULT_SOCKET)]
     pub socket: PathBuf,
+    /// Kata's directory of direct volumes, for classes with node-backend=kata
+    #[arg(long, value_name = "DIR", default_value = "/run/kata-containers/shared/direct-volumes")]
+    pub kata_dir: PathBuf,
     /// Log level, error to trace, or a list such as warn,csi=debug
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub log: String,

@@ -93,6 +93,27 @@ pub fn access(capability: Option<&VolumeCapability>) -> Result<Access> {
     }
 }
 
+/// Refuses the access that direct volumes of Kata do not support: one pod has such a volume, and
+/// its guest mounts ext4.
+///
+/// # Errors
+/// `INVALID_ARGUMENT` that names the value.
+pub fn check_is_direct(access: &Access) -> Result<()> {
+    let wrong = |text: String| Err(Fault::invalid(format!("node-backend=kata: {text}")));
+    match &access.mount {
+        None => wrong("a block volume cannot be a direct volume of Kata: want a file system".into()),
+        Some(mount) if mount.fs_type != FILE_SYSTEMS[0] => {
+            wrong(format!("file system {}: Kata mounts {} only", mount.fs_type, FILE_SYSTEMS[0]))
+        }
+        Some(_) if access.mode != Mode::SingleNodeSingleWriter => wrong(format!(
+            "access mode {}: want {} (ReadWriteOncePod)",
+            access.mode.as_str_name(),
+            Mode::SingleNodeSingleWriter.as_str_name()
+        )),
+        Some(_) => Ok(()),
+    }
+}
+
 /// Checks the capabilities of a call, of which there must be one.
 ///
 /// # Errors
@@ -141,6 +162,25 @@ mod tests {
         let later =
             VolumeCapability { access_type: Some(mount("")), access_mode: Some(AccessMode { mode: 99 }) };
         assert!(access(Some(&later)).is_err());
+    }
+
+    #[test]
+    fn a_direct_volume_has_one_pod_and_ext4() {
+        let check = |mode, kind| check_is_direct(&access(Some(&capability(mode, kind))).unwrap());
+        assert_eq!(check(Mode::SingleNodeSingleWriter, mount("")), Ok(()));
+        let block = AccessType::Block(BlockVolume {});
+        for (mode, kind, named) in [
+            (Mode::SingleNodeWriter, mount(""), "SINGLE_NODE_WRITER"),
+            (Mode::SingleNodeMultiWriter, mount(""), "SINGLE_NODE_MULTI_WRITER"),
+            (Mode::SingleNodeReaderOnly, mount(""), "SINGLE_NODE_READER_ONLY"),
+            (Mode::MultiNodeReaderOnly, mount(""), "MULTI_NODE_READER_ONLY"),
+            (Mode::SingleNodeSingleWriter, mount("xfs"), "xfs"),
+            (Mode::SingleNodeSingleWriter, block, "block volume"),
+        ] {
+            let fault = check(mode, kind).unwrap_err();
+            assert_eq!(fault.code, tonic::Code::InvalidArgument);
+            assert!(fault.message.contains(named), "{fault}");
+        }
     }
 
     #[test]

@@ -12,6 +12,9 @@ const MAX_NODE_ID: usize = 256;
 /// The longest name of a volume of the daemon, of a driver and of a zone, in bytes.
 const MAX_NAME: usize = 63;
 
+/// The label that all volumes and exports of a driver have: its name.
+pub const DRIVER_LABEL: &str = "csi.driver";
+
 /// Identity of a volume: `BACKEND/UUID`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeId {

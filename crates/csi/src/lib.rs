@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   orchestrator ──gRPC──► service ──► controller ──REST──► freestoned of each storage host
-//!                                 └──► node ──► nvme-tcp │ ublk │ fake ──► mounts
+//!                                 └──► node ──► nvme-tcp │ ublk │ fake ──► mounts, or Kata
 //! ```
 //!
 //! - The **controller** ([`controller`]) keeps no state: a volume's identity is `BACKEND/UUID`, and
@@ -14,9 +14,9 @@
 //! - Both are synchronous, with one lock for each volume; [`service`] runs them on threads that may
 //!   wait.
 //!
-//! A volume's only way to a node is an NVMe/TCP export without hosts: publishing adds a host to it,
-//! and unpublishing removes the host. The daemon answers the removal when no write of the host is
-//! in flight, so it is a fence.
+//! A volume's only way to another machine is an NVMe/TCP export without hosts: publishing adds a
+//! host to it, and unpublishing removes the host. The daemon answers the removal when no write of
+//! the host is in flight, so it is a fence.
 
 #![forbid(unsafe_code)]
 

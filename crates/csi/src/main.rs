@@ -7,7 +7,7 @@ mod args;
 use args::{Args, Attach, Command, Gc, Mode};
 use clap::{CommandFactory, Parser};
 use csi::controller::Controller;
-use csi::node::{Fake, FakeMounts, LinuxMounts, Mounts, Node, NodeBackend, NvmeTcp, Ublk};
+use csi::node::{Fake, FakeMounts, Kata, LinuxMounts, Mounts, Node, NodeBackend, NvmeTcp, Ublk};
 use csi::proto::controller_server::ControllerServer;
 use csi::proto::identity_server::IdentityServer;
 use csi::proto::node_server::NodeServer;
@@ -123,7 +123,8 @@ fn node(args: &Args, name: &str) -> Result<Node, Box<dyn Error>> {
             Box::new(FakeMounts::new(&args.state_dir)?),
         ),
     };
-    let node = Node::new(name, args.max_volumes, &args.state_dir, backend, mounts)?;
+    let kata = Kata::new(&args.socket, &args.kata_dir, &args.driver_name)?;
+    let node = Node::new(name, args.max_volumes, &args.state_dir, backend, mounts, kata)?;
     Ok(match &args.zone {
         Some(zone) => node.in_zone(csi::topology::of_zone(&args.driver_name, zone)),
         None => node,

@@ -16,6 +16,8 @@ const TRACKED: [(&str, &str); 3] = [
 /// Parameters for nodes, which they get in the volume's context: key, least and greatest value.
 const NODE_OPTIONS: [(&str, i64, i64); 3] =
     [("nr-io-queues", 1, 1024), ("ctrl-loss-tmo", -1, 86400), ("fast-io-fail-tmo", -1, 86400)];
+/// The parameter that chooses another way to nodes than their `--node-backend`, and its only value.
+const NODE_BACKEND: (&str, &str) = ("node-backend", "kata");
 /// Prefix of limits.
 const QOS: &str = "qos.";
 
@@ -32,6 +34,8 @@ pub struct Parameters {
     pub group: Option<String>,
     /// Whether nodes can reserve the volume. Several may write to such volumes only.
     pub has_reservations: bool,
+    /// Whether guests of Kata mount the volume.
+    pub is_direct: bool,
     /// Options for nodes.
     pub context: BTreeMap<String, String>,
     /// Labels for people.
@@ -61,6 +65,10 @@ impl Parameters {
                 "backing" => parsed.backing = Some(value.clone()),
                 "group" => parsed.group = Some(value.clone()),
                 "reservations" => parsed.has_reservations = switch(key, value)?,
+                _ if key == NODE_BACKEND.0 => {
+                    parsed.is_direct = is_kata(value)?;
+                    parsed.context.insert(key.clone(), value.clone());
+                }
                 _ if key.starts_with(QOS) => set_limit(&mut parsed.qos, key, value)?,
                 _ => drop(parsed.context.insert(key.clone(), node_option(key, value)?)),
             }
@@ -68,6 +76,25 @@ impl Parameters {
         parsed.fingerprint = fingerprint(&chosen)[..32].to_owned();
         Ok(parsed)
     }
+}
+
+/// Checks the way to nodes that a class chooses.
+fn is_kata(value: &str) -> Result<bool> {
+    let (key, kata) = NODE_BACKEND;
+    match value == kata {
+        true => Ok(true),
+        false => Err(Fault::invalid(format!(
+            "parameter {key}={value:?}: want {kata}; each node has other ways by its option --node-backend"
+        ))),
+    }
+}
+
+/// Whether guests of Kata mount the volume with this context.
+///
+/// # Errors
+/// `INVALID_ARGUMENT` for a way to nodes that this driver does not have.
+pub fn is_direct(context: &HashMap<String, String>) -> Result<bool> {
+    context.get(NODE_BACKEND.0).map_or(Ok(false), |value| is_kata(value))
 }
 
 fn switch(key: &str, value: &str) -> Result<bool> {
@@ -173,6 +200,7 @@ mod tests {
             ("nr-io-queues", "4,hostnqn=x"),
             ("ctrl-loss-tmo", "-2"),
             ("reservations", "yes"),
+            ("node-backend", "ublk"),
         ];
         for (key, value) in cases {
             let fault = Parameters::parse(&map(&[(key, value)])).unwrap_err();
@@ -200,5 +228,13 @@ mod tests {
     fn options_in_a_context_are_checked_again() {
         assert_eq!(node_options(&map(&[("other", "x")])).unwrap(), BTreeMap::new());
         assert!(node_options(&map(&[("nr-io-queues", "1,nqn=x")])).is_err());
+        assert!(is_direct(&map(&[("node-backend", "")])).is_err());
+    }
+
+    #[test]
+    fn a_class_of_direct_volumes_tells_the_nodes() {
+        let parsed = Parameters::parse(&map(&[("node-backend", "kata"), ("nr-io-queues", "2")])).unwrap();
+        assert!(parsed.is_direct && is_direct(&parsed.context.into_iter().collect()).unwrap());
+        assert!(!Parameters::parse(&map(&[])).unwrap().is_direct && !is_direct(&map(&[])).unwrap());
     }
 }

@@ -87,6 +87,7 @@ def wrong_values_are_refused_by_their_name(subject):
         ('driverName="Upper"', "driverName"),
         ("controller.replicas=0", "replicas"),
         ('node.backend="fake"', "backend"),
+        ('node.kata="yes"', "kata"),
         ('node.kubeletDir="relative"', "kubeletDir"),
         ('node.hostNqn="nqn.a,hostnqn=b"', "hostNqn"),
         ('storageClasses=[{"name":"a","parameters":{"nr-io-queues":4}}]', "nr-io-queues"),
@@ -141,6 +142,12 @@ def nodes_see_the_devices_and_mounts_of_their_machine(subject):
             mounts = {entry["mountPath"]: entry for entry in driver["volumeMounts"]}
             for path in ("/dev", "/sys", "/run/freestone-csi"):
                 assert paths_of_host[mounts[path]["name"]] == path, (path, mounts)
+            kata = "/run/kata-containers/shared/direct-volumes"
+            if _of(values) == "kata":
+                for path in (kata, "/run/freestone"):
+                    assert paths_of_host[mounts[path]["name"]] == path, (path, mounts)
+            else:
+                assert kata not in mounts, mounts
             kubelet = next(entry for entry in mounts.values() if entry.get("mountPropagation"))
             assert kubelet["mountPropagation"] == "Bidirectional" and kubelet["mountPath"].endswith("/kubelet"), kubelet
             # The same path inside and outside: kubelet names paths of its own.

@@ -64,6 +64,14 @@ def _sanity(lab, module, kind, **options):
     return ", ".join(line for line in said.splitlines() if line.startswith("csi-sanity"))
 
 
+@needs_freestone
+@nightly
+def a_direct_volume_of_kata_is_formatted_and_grown(lab):
+    guest, daemon = _boot(lab, "nvme-tcp")
+    _steps(guest, "nvme-tcp", "direct")
+    daemon.end()
+
+
 def _boot(lab, module, **options):
     subprocess.run([os.path.join(CSI, "setup")], check=True)
     guest = lab.boot_alone(cpus=2, **options)

@@ -8,14 +8,11 @@
 //!                 └─ no room ──► the next backend
 //! ```
 
-use super::{
-    Controller, DRIVER_LABEL, NAME_LABEL, PARAMETERS_LABEL, RESERVATIONS_LABEL, check_is_shareable,
-    size_within,
-};
-use crate::capability::all;
+use super::{Controller, NAME_LABEL, PARAMETERS_LABEL, RESERVATIONS_LABEL, check_is_shareable, size_within};
+use crate::capability::{all, check_is_direct};
 use crate::config::Backend;
 use crate::fault::{Fault, Result};
-use crate::ids::{VolumeId, require, volume_name};
+use crate::ids::{DRIVER_LABEL, VolumeId, require, volume_name};
 use crate::parameters::{Parameters, change_limits};
 use crate::proto::{CreateVolumeRequest, CreateVolumeResponse, TopologyRequirement, Volume as CsiVolume};
 use crate::topology;
@@ -176,6 +173,9 @@ fn check(request: &CreateVolumeRequest) -> Result<Wanted> {
     let mut parameters = Parameters::parse(&request.parameters)?;
     for access in &accesses {
         check_is_shareable(access, parameters.has_reservations)?;
+        if parameters.is_direct {
+            check_is_direct(access)?;
+        }
     }
     change_limits(&mut parameters.qos, &request.mutable_parameters)?;
     let range = request.capacity_range.as_ref();

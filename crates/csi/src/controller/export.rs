@@ -1,9 +1,9 @@
 //! The export of a volume: an NVMe/TCP subsystem of its own, without hosts until it is published.
 
-use super::{Controller, DRIVER_LABEL, RESERVATIONS_LABEL};
+use super::{Controller, RESERVATIONS_LABEL};
 use crate::config::{Backend, Listener};
 use crate::fault::{Fault, Result};
-use crate::ids::{VolumeId, derived_uuid};
+use crate::ids::{DRIVER_LABEL, VolumeId, derived_uuid};
 use api::{Export, NewExport, Volume};
 use client::Method;
 use std::collections::{BTreeMap, HashSet};

@@ -1,11 +1,11 @@
 //! Lists and conditions of volumes, and the room for more.
 
 use super::create::backing;
-use super::{Controller, DRIVER_LABEL, UNIT, bytes};
-use crate::capability::all;
+use super::{Controller, UNIT, bytes};
+use crate::capability::{all, check_is_direct};
 use crate::config::Backend;
 use crate::fault::{Fault, Result};
-use crate::ids::VolumeId;
+use crate::ids::{DRIVER_LABEL, VolumeId};
 use crate::parameters::Parameters;
 use crate::proto::list_volumes_response::Entry;
 use crate::proto::volume_health::VolumeHealthEntry;
@@ -108,10 +108,15 @@ impl Controller {
     /// # Errors
     /// `INVALID_ARGUMENT` for an array or device that does not exist.
     pub fn capacity(&self, request: &GetCapacityRequest) -> Result<GetCapacityResponse> {
-        if !request.volume_capabilities.is_empty() && all(&request.volume_capabilities).is_err() {
+        let accesses = match request.volume_capabilities.as_slice() {
+            [] => Ok(Vec::new()),
+            capabilities => all(capabilities),
+        };
+        let Ok(accesses) = accesses else { return Ok(GetCapacityResponse::default()) };
+        let parameters = Parameters::parse(&request.parameters)?;
+        if parameters.is_direct && accesses.iter().any(|access| check_is_direct(access).is_err()) {
             return Ok(GetCapacityResponse::default());
         }
-        let parameters = Parameters::parse(&request.parameters)?;
         let mut candidates = self.candidates(&parameters)?;
         if let Some(topology) = &request.accessible_topology {
             candidates.retain(|backend| reaches(&self.driver, topology, backend));

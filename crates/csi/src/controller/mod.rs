@@ -14,12 +14,12 @@ mod export;
 mod list;
 mod publish;
 
-use crate::capability::{Access, access, all};
+use crate::capability::{Access, access, all, check_is_direct};
 use crate::config::Backend;
 use crate::fault::{Fault, Result};
-use crate::ids::VolumeId;
+use crate::ids::{DRIVER_LABEL, VolumeId};
 use crate::locks::Locks;
-use crate::parameters::{Parameters, change_limits};
+use crate::parameters::{Parameters, change_limits, is_direct};
 use crate::proto::validate_volume_capabilities_response::Confirmed;
 use crate::proto::{
     CapacityRange, ControllerExpandVolumeRequest, ControllerExpandVolumeResponse,
@@ -44,8 +44,6 @@ const UNIT: u64 = 1 << 20;
 /// Size of a volume for which no size is required, in bytes.
 const DEFAULT_SIZE: u64 = 1 << 30;
 
-/// The label that all volumes and exports of this driver have: its name.
-const DRIVER_LABEL: &str = "csi.driver";
 /// The label with the orchestrator's name of a volume.
 const NAME_LABEL: &str = "csi.name";
 /// The label with the hash of the parameters that a volume was made with.
@@ -150,12 +148,17 @@ impl Controller {
         }
         let volume = self.backend(&id)?.volume(&id)?;
         let has_reservations = volume.labels.contains_key(RESERVATIONS_LABEL);
-        let checked = all(&request.volume_capabilities)
-            .and_then(|wanted| {
-                wanted.iter().try_for_each(|access| check_is_shareable(access, has_reservations))
-            })
-            .and_then(|()| Parameters::parse(&request.parameters));
-        Ok(match checked {
+        let check = || {
+            let is_direct = is_direct(&request.volume_context)?;
+            for access in all(&request.volume_capabilities)? {
+                check_is_shareable(&access, has_reservations)?;
+                if is_direct {
+                    check_is_direct(&access)?;
+                }
+            }
+            Parameters::parse(&request.parameters)
+        };
+        Ok(match check() {
             Ok(_) => {
                 let confirmed = Confirmed {
                     volume_context: request.volume_context,

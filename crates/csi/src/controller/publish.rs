@@ -2,9 +2,10 @@
 
 use super::export::place;
 use super::{Controller, check_is_shareable};
-use crate::capability::access;
+use crate::capability::{access, check_is_direct};
 use crate::fault::{Fault, Result};
 use crate::ids::{NodeId, VolumeId, require};
+use crate::parameters::is_direct;
 use crate::proto::{
     ControllerPublishVolumeRequest, ControllerPublishVolumeResponse, ControllerUnpublishVolumeRequest,
 };
@@ -17,7 +18,8 @@ impl Controller {
     ///
     /// # Errors
     /// `FAILED_PRECONDITION` when another node has access, and the access mode permits one.
-    /// `INVALID_ARGUMENT` when several nodes are to write, and the export has no reservations.
+    /// `INVALID_ARGUMENT` when several nodes are to write, and the export has no reservations, or
+    /// when a direct volume of Kata does not support the access.
     pub fn publish(
         &self,
         request: &ControllerPublishVolumeRequest,
@@ -25,6 +27,9 @@ impl Controller {
         require("volume_id", &request.volume_id)?;
         require("node_id", &request.node_id)?;
         let access = access(request.volume_capability.as_ref())?;
+        if is_direct(&request.volume_context)? {
+            check_is_direct(&access)?;
+        }
         let id = VolumeId::find(&request.volume_id)?;
         let backend = self.backend(&id)?;
         let _held = self.locks.take(&id.to_string())?;

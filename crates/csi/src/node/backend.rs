@@ -80,6 +80,7 @@ impl Attachment {
             staging: staging.to_owned(),
             mount,
             targets: BTreeMap::new(),
+            direct: None,
         }
     }
 }

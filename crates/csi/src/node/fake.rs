@@ -99,6 +99,10 @@ impl Mounts for FakeMounts {
         self.note(device, path)
     }
 
+    fn prepare(&self, _: &Path, _: &str) -> Result<()> {
+        Ok(())
+    }
+
     fn bind(&self, source: &Path, target: &Path, is_block: bool, _: bool) -> Result<()> {
         match is_block {
             true => drop(File::create(target).map_err(|error| Fault::of_file(target, error))?),

@@ -135,6 +135,42 @@ pub(super) fn grow(device: &Path, path: &Path, fs_type: &str) -> Result<()> {
     }
 }
 
+/// Grows an unmounted file system to the size of its device. XFS grows only while it is mounted.
+///
+/// # Errors
+/// When the device cannot be read, or a program fails.
+pub(super) fn grow_unmounted(device: &Path, fs_type: &str) -> Result<()> {
+    let fault = |error: io::Error| Fault::of_file(device, error);
+    let mut disk = File::open(device).map_err(fault)?;
+    let size = disk.seek(SeekFrom::End(0)).map_err(fault)?;
+    // Less than a block is left over. A larger rest is a last group that is too small to use: the
+    // programs below find nothing to do then.
+    let is_smaller = |bytes: u64| bytes.saturating_add(64 << 10) < size;
+    if fs_type != "ext4" || !is_smaller(ext4_bytes(&mut disk).map_err(fault)?) {
+        return Ok(());
+    }
+    // resize2fs wants this check, which takes as long as there are inodes.
+    let ended = run("e2fsck", &["-f".as_ref(), "-p".as_ref(), device.as_os_str()], LONG)?;
+    match ended.code {
+        Some(0..=2) => grow(device, device, fs_type),
+        _ => Err(ended.fault("e2fsck")),
+    }
+}
+
+/// Size of an ext4, in bytes, by its superblock: `s_blocks_count_lo`, `s_log_block_size`,
+/// `s_feature_incompat` and `s_blocks_count_hi` (Linux, Documentation/filesystems/ext4).
+fn ext4_bytes(disk: &mut File) -> io::Result<u64> {
+    const HAS_64_BITS: u32 = 0x80;
+    let mut superblock = [0; 1024];
+    disk.seek(SeekFrom::Start(1024))?;
+    disk.read_exact(&mut superblock)?;
+    let field = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| superblock[at + byte]));
+    let high = if field(0x60) & HAS_64_BITS == 0 { 0 } else { field(0x150) };
+    let blocks = u64::from(high) << 32 | u64::from(field(0x4));
+    let block_bytes = 1024_u64.checked_shl(field(0x18)).unwrap_or_default();
+    Ok(blocks.saturating_mul(block_bytes))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,6 +201,22 @@ mod tests {
         prepare(&disk, "ext4").unwrap();
         assert_eq!(uuid(), before);
         assert!(prepare(&disk, "xfs").unwrap_err().message.contains("it has ext4"));
+    }
+
+    #[test]
+    fn an_unmounted_file_system_grows_with_its_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = disk(folder.path(), &[]);
+        prepare(&disk, "ext4").unwrap();
+        let size = || ext4_bytes(&mut File::open(&disk).unwrap()).unwrap();
+        let grown = |bytes: u64| {
+            OpenOptions::new().write(true).open(&disk).unwrap().set_len(bytes).unwrap();
+            grow_unmounted(&disk, "ext4").map(|()| size())
+        };
+        assert_eq!(grown(64 << 20), Ok(64 << 20));
+        assert_eq!(grown(96 << 20), Ok(96 << 20));
+        assert_eq!(grown(96 << 20), Ok(96 << 20));
+        assert_eq!(found(&disk).unwrap().as_deref(), Some("ext4"));
     }
 
     #[test]

@@ -38,6 +38,13 @@ pub trait Mounts: Send + Sync {
     /// When it has other content, or another device is mounted there.
     fn mount_device(&self, device: &Path, path: &Path, mount: &Mount, read_only: bool) -> Result<()>;
 
+    /// Makes, or checks and grows, the file system of a device for a guest that mounts it. A file
+    /// system is made only on a device that is proved empty, and grows to the size of the device.
+    ///
+    /// # Errors
+    /// When the device has other content, or a program fails.
+    fn prepare(&self, device: &Path, fs_type: &str) -> Result<()>;
+
     /// Shows a directory, or a block device, at another path, which is made.
     ///
     /// # Errors
@@ -129,6 +136,11 @@ impl Mounts for LinuxMounts {
             let flags = mount.flags.join(",");
             Fault::internal(format!("{}: mount of {} with {flags:?}: {error}", path.display(), mount.fs_type))
         })
+    }
+
+    fn prepare(&self, device: &Path, fs_type: &str) -> Result<()> {
+        file_system::prepare(device, fs_type)?;
+        file_system::grow_unmounted(device, fs_type)
     }
 
     fn bind(&self, source: &Path, target: &Path, is_block: bool, read_only: bool) -> Result<()> {

@@ -23,6 +23,16 @@ pub struct Record {
     pub mount: Option<Mount>,
     /// Target paths, and whether each is read-only.
     pub targets: BTreeMap<String, bool>,
+    /// Of a direct volume of Kata.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub direct: Option<Direct>,
+}
+
+/// The state of a volume that a guest of Kata mounts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Direct {
+    /// Size that its file system has at least, in bytes; 0 before the file system was prepared.
+    pub file_system_bytes: u64,
 }
 
 /// The records of a machine, a file each.
@@ -85,6 +95,7 @@ mod tests {
         assert_eq!(record.volume, "rack1/10a1617c-396d-4f5f-babc-1703bbf9a544");
         assert_eq!(record.mount.as_ref().map(|mount| &*mount.fs_type), Some("ext4"));
         assert_eq!(record.targets, [("/var/lib/kubelet/target".into(), true)].into());
+        assert_eq!(record.direct, None);
         assert_eq!(serde_json::to_vec(&record).unwrap(), bytes);
     }
 }

@@ -3,21 +3,17 @@
 use super::backend::{
     Attachment, DISK_TIMEOUT, NodeBackend, block_size, host_nqn, wait_for, wait_for_block_size,
 };
+use super::local::LocalDaemon;
 use super::record::Record;
 use crate::fault::{Fault, Result};
 use crate::ids::VolumeId;
 use api::{Export, ExportState, NewExport};
-use client::{Client, Method};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 use tonic::Code;
 
-/// Limit of a request to the daemon.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(50);
-
-/// The daemon of this machine.
+/// The disks of this machine's daemon.
 pub struct Ublk {
-    client: Client,
+    daemon: LocalDaemon,
     host_nqn: String,
 }
 
@@ -28,11 +24,7 @@ impl Ublk {
     /// # Errors
     /// When there is no NQN.
     pub fn new(socket: &Path, given: Option<&str>) -> Result<Ublk> {
-        Ok(Ublk { client: Client::at_socket(socket, Some(REQUEST_TIMEOUT))?, host_nqn: host_nqn(given)? })
-    }
-
-    fn export(&self, name: &str) -> Result<Option<Export>> {
-        Ok(self.client.find(&["exports", name])?)
+        Ok(Ublk { daemon: LocalDaemon::new(socket)?, host_nqn: host_nqn(given)? })
     }
 }
 
@@ -54,7 +46,7 @@ impl NodeBackend for Ublk {
 
     fn attach(&self, attachment: &Attachment) -> Result<PathBuf> {
         let name = name(&attachment.id);
-        if self.export(&name)?.is_none() {
+        if self.daemon.export(&name)?.is_none() {
             let new = NewExport {
                 name: name.clone(),
                 kind: "ublk".into(),
@@ -62,15 +54,10 @@ impl NodeBackend for Ublk {
                 options: [("id".to_owned(), "auto".to_owned())].into(),
                 ..NewExport::default()
             };
-            let made: client::Result<Export> = self.client.change(Method::POST, &["exports"], &new);
-            made.map_err(|error| match Fault::from(error) {
-                fault if fault.code == Code::NotFound => {
-                    Fault::precondition(format!("{}: it is not on this machine", fault.message))
-                }
-                fault => fault,
-            })?;
+            self.daemon.make(&new)?;
         }
-        let served = || Ok(self.export(&name)?.as_ref().and_then(device).filter(|device| device.exists()));
+        let served =
+            || Ok(self.daemon.export(&name)?.as_ref().and_then(device).filter(|device| device.exists()));
         wait_for(DISK_TIMEOUT, served)?.ok_or_else(|| {
             Fault::new(Code::DeadlineExceeded, format!("export {name}: its disk has not appeared"))
         })
@@ -78,15 +65,12 @@ impl NodeBackend for Ublk {
 
     fn find(&self, record: &Record) -> Result<Option<PathBuf>> {
         let Some(id) = VolumeId::parse(&record.volume) else { return Ok(None) };
-        Ok(self.export(&name(&id))?.as_ref().and_then(device))
+        Ok(self.daemon.export(&name(&id))?.as_ref().and_then(device))
     }
 
     fn detach(&self, record: &Record) -> Result<()> {
         let Some(id) = VolumeId::parse(&record.volume) else { return Ok(()) };
-        match self.client.delete(&["exports", &name(&id)], &[]).map_err(Fault::from) {
-            Err(fault) if fault.code == Code::NotFound => Ok(()),
-            outcome => outcome,
-        }
+        self.daemon.remove(&name(&id))
     }
 
     fn size(&self, device: &Path) -> Result<u64> {

@@ -5,6 +5,8 @@
 {{- $node := $root.Values.node }}
 {{- $sidecars := $root.Values.sidecars }}
 {{- $isUblk := eq $node.backend "ublk" }}
+{{- $usesDaemon := or $isUblk $node.kata }}
+{{- $kataDir := "/run/kata-containers/shared/direct-volumes" }}
 {{- $module := ternary "ublk_drv" "nvme-tcp" $isUblk }}
 {{- $plugin := printf "%s/plugins/%s" $node.kubeletDir $root.Values.driverName }}
 {{- $component := ternary (printf "node-%s" $zone.zone) "node" (not (empty $zone)) }}
@@ -90,8 +92,11 @@ spec:
             {{- with $zone.zone }}
             - --zone={{ . }}
             {{- end }}
-            {{- if $isUblk }}
+            {{- if $usesDaemon }}
             - --socket={{ $node.runtimeDir }}/freestoned.sock
+            {{- end }}
+            {{- if $node.kata }}
+            - --kata-dir={{ $kataDir }}
             {{- end }}
             - --log={{ $root.Values.logLevel }}
           env:
@@ -115,7 +120,10 @@ spec:
             {{- if not $node.hostNqn }}
             - { name: nvme, mountPath: /etc/nvme, readOnly: true }
             {{- end }}
-            {{- if $isUblk }}
+            {{- if $node.kata }}
+            - { name: kata, mountPath: {{ $kataDir }} }
+            {{- end }}
+            {{- if $usesDaemon }}
             # The directory, not the socket: a restarted daemon makes another one.
             - { name: runtime, mountPath: {{ $node.runtimeDir }} }
             {{- end }}
@@ -134,7 +142,10 @@ spec:
         {{- if not $node.hostNqn }}
         - { name: nvme, hostPath: { path: /etc/nvme, type: Directory } }
         {{- end }}
-        {{- if $isUblk }}
+        {{- if $node.kata }}
+        - { name: kata, hostPath: { path: {{ $kataDir }}, type: DirectoryOrCreate } }
+        {{- end }}
+        {{- if $usesDaemon }}
         - { name: runtime, hostPath: { path: {{ $node.runtimeDir }}, type: Directory } }
         {{- end }}
         {{- if $node.loadModules }}
