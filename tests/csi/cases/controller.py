@@ -71,6 +71,24 @@ def without_room_the_next_backend_has_the_volume(subject):
     assert capacity.available_capacity > capacity.maximum_volume_size.value > 256 * MIB, capacity
 
 
+def the_room_is_that_of_the_backends_that_answer(subject):
+    backends = [subject.daemon(), subject.daemon()]
+    driver = subject.driver([Driver.backend(daemon, f"b{place}") for place, daemon in enumerate(backends)])
+    room = lambda **request: driver.call("GetCapacity", **request).available_capacity
+    free = [room(parameters={"backend": name}) for name in ("b0", "b1")]
+    assert room() == sum(free)
+    backends[0].kill()
+    assert room() == room(parameters={"backend": "b1"}) == free[1] > 0
+    refusals = [driver.refusal("GetCapacity", parameters={"backend": "b0"})]
+    backends[1].kill()
+    refusals.append(driver.refusal("GetCapacity"))
+    for refusal in refusals:
+        assert refusal.code == "UNAVAILABLE", refusal
+    for daemon in backends:
+        daemon.start()
+    assert room() == sum(free)
+
+
 def lists_have_pages_over_several_backends(subject):
     backends = [subject.daemon(), subject.daemon()]
     driver = subject.driver([Driver.backend(daemon, f"b{place}") for place, daemon in enumerate(backends)])

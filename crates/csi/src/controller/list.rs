@@ -103,10 +103,11 @@ impl Controller {
         Ok(volumes.into_iter().map(move |volume| (id(&volume), volume)))
     }
 
-    /// The room for volumes with these parameters.
+    /// The room for volumes with these parameters, without that of backends that do not answer.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for an array or device that does not exist.
+    /// `INVALID_ARGUMENT` for an array or device that does not exist; `UNAVAILABLE` or
+    /// `DEADLINE_EXCEEDED` when no backend answers.
     pub fn capacity(&self, request: &GetCapacityRequest) -> Result<GetCapacityResponse> {
         let accesses = match request.volume_capabilities.as_slice() {
             [] => Ok(Vec::new()),
@@ -121,9 +122,19 @@ impl Controller {
         if let Some(topology) = &request.accessible_topology {
             candidates.retain(|backend| reaches(&self.driver, topology, backend));
         }
-        let mut free = Vec::new();
+        let (mut free, mut silent) = (Vec::new(), None);
         for backend in candidates {
-            free.push(free_bytes(backend, &backing(backend, &parameters)?)?);
+            match free_bytes(backend, &backing(backend, &parameters)?) {
+                Ok(bytes) => free.push(bytes),
+                Err(fault) if matches!(fault.code, Code::Unavailable | Code::DeadlineExceeded) => {
+                    tracing::warn!(%fault, "GetCapacity: the room of a backend is left out");
+                    silent = Some(fault);
+                }
+                Err(fault) => return Err(fault),
+            }
+        }
+        if let Some(fault) = silent.filter(|_| free.is_empty()) {
+            return Err(fault);
         }
         let largest = free.iter().copied().max().unwrap_or_default();
         Ok(GetCapacityResponse {
