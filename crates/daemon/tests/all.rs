@@ -30,7 +30,7 @@ mod roles;
 mod sandbox;
 mod secrets;
 mod shared_buffers;
-mod waiting_jobs;
 mod throttled;
+mod waiting_jobs;
 mod workers;
 mod zeroing;
