@@ -62,13 +62,14 @@ impl Parts for OfImage {
 impl Live {
     /// Commits in progress, as jobs.
     pub fn commit_jobs(&self) -> impl Iterator<Item = Job> {
-        self.state.commits.iter().filter_map(|device| {
-            let job = |control: &Control| control.job_of_device(JobKind::Commit, device);
-            match self.commits.get(device) {
-                Some(task) => Some(job(&task.control)),
-                None => self.base(device).err().map(|missing| waiting(job(&Control::new(0)), missing)),
-            }
-        })
+        let job = |control: &Control, device: &str| control.job_of_device(JobKind::Commit, device);
+        // A job ends with its task: after its end is recorded, and reported as an event.
+        let running = self.commits.iter().map(move |(device, task)| job(&task.control, device));
+        let stopped = self.state.commits.iter().filter(|device| !self.commits.contains_key(*device));
+        running.chain(stopped.filter_map(move |device| {
+            let missing = self.base(device).err()?;
+            Some(waiting(job(&Control::new(0), device), missing))
+        }))
     }
 
     /// The job called `id`.

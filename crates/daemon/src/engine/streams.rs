@@ -25,13 +25,14 @@ const PART: u64 = 4 << 20;
 impl Live {
     /// Streams in progress, as jobs.
     pub fn stream_jobs(&self) -> impl Iterator<Item = Job> {
-        self.state.streams.iter().filter_map(|device| {
-            let job = |control: &Control| control.job_of_device(JobKind::Stream, device);
-            match self.streams.get(device) {
-                Some(task) => Some(job(&task.control)),
-                None => self.base(device).err().map(|missing| waiting(job(&Control::new(0)), missing)),
-            }
-        })
+        let job = |control: &Control, device: &str| control.job_of_device(JobKind::Stream, device);
+        // A job ends with its task: after its end is recorded, and reported as an event.
+        let running = self.streams.iter().map(move |(device, task)| job(&task.control, device));
+        let stopped = self.state.streams.iter().filter(|device| !self.streams.contains_key(*device));
+        running.chain(stopped.filter_map(move |device| {
+            let missing = self.base(device).err()?;
+            Some(waiting(job(&Control::new(0), device), missing))
+        }))
     }
 
     /// The job called `id`.
