@@ -234,6 +234,22 @@ fn an_invalid_request_is_refused_by_name_and_changes_nothing() {
 }
 
 #[test]
+fn lines_attach_an_export_read_only_when_it_or_its_device_refuses_writes() {
+    let daemon = Daemon::new();
+    with_disk(&daemon);
+    let sealed = format!("io_uring:path={},readonly=on", daemon.file("sealed", MIB));
+    daemon.post("/v1/devices", &json!({ "name": "sealed", "spec": sealed }));
+    for (name, device, read_only) in [("a", "data", false), ("b", "data", true), ("c", "sealed", false)] {
+        let new = json!({ "name": name, "kind": "nbd", "volumes": [device], "read_only": read_only });
+        daemon.post("/v1/exports", &new);
+        let lines = &daemon.get(&format!("/v1/exports/{name}/attach"))["lines"];
+        let has = |program: &str, text| lines[program].as_str().unwrap().contains(text);
+        let found = (has("libvirt-disk", "<readonly/>"), has("qemu", ",readonly=on,"));
+        assert_eq!(found, (name != "a", name != "a"), "{lines}");
+    }
+}
+
+#[test]
 fn a_volume_is_served_by_several_exports_and_grows_limits_and_renames_meanwhile() {
     let daemon = Daemon::new();
     with_disk(&daemon);

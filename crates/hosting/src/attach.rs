@@ -47,6 +47,13 @@ pub fn in_xml(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('\'', "&apos;")
 }
 
+/// A text in a path or a query of a URI, where `/` and `,` stay.
+pub fn in_uri(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:,".contains(&byte);
+    let word = |byte: u8| if is_plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(word).collect()
+}
+
 /// Descriptors of the virtqueue. A request has one for each page, and Linux makes no request that
 /// the queue has no room for (`fs/fuse/virtio_fs.c`): under QEMU's default, 128, none of 1 MiB.
 const VIRTIO_FS_QUEUE_SIZE: u16 = 1024;

@@ -58,3 +58,17 @@ def a_default_export_is_for_clients_that_name_none(client):
     with _daemon(client, ("-o", "default-export=vm3")) as (_, address):
         info = json.loads(_run(client, "qemu-img", "info", "--output=json", f"nbd://{address}"))
         assert info["virtual-size"] == 3 * MIB, info
+
+
+def nbdinfo_and_qemu_img_take_the_printed_uri_of_any_name_and_path(client):
+    name = "50% of a&b? <#1>, ü"
+    with _daemon(client, ()) as (daemon, _):
+        for export, options in (("tcp", {"portal": "net"}), ("unix", {"socket": daemon.path("it's a b?.nbd")})):
+            daemon.post("/v1/exports", {"name": export, "kind": "nbd", "volumes": ["vm2"], "options": {"name": name, **options}})
+            argv = daemon.get(f"/v1/exports/{export}/attach")["argv"]
+            (nbdinfo, uri), = argv["nbdinfo"]
+            found, = json.loads(_run(client, nbdinfo, "--json", uri))["exports"]
+            assert (found["export-name"], found["export-size"]) == (name, 2 * MIB), found
+            (_, drive), = argv["qemu"]
+            assert drive.replace(",,", ",").endswith(f",file={uri}"), drive
+            assert json.loads(_run(client, "qemu-img", "info", "--output=json", uri))["virtual-size"] == 2 * MIB

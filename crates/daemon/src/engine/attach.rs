@@ -2,17 +2,18 @@
 
 use crate::state::ExportRecord;
 use api::Attach;
-use hosting::attach::{Lines, in_qemu, in_xml, quoted};
+use hosting::attach::{Lines, in_qemu, in_uri, in_xml, quoted};
 use serde_json::{Map, Value, json};
 
-/// Lines for an export, whose `fields` are as its kind describes them.
-pub fn attach(record: &ExportRecord, fields: &Map<String, Value>) -> Attach {
+/// Lines for an export, whose `fields` are as its kind describes them. `is_read_only`: the export,
+/// or a device that it serves, refuses writes.
+pub fn attach(record: &ExportRecord, fields: &Map<String, Value>, is_read_only: bool) -> Attach {
     let mut lines = Lines::default();
     match &*record.kind {
         "vhost-user-blk" => vhost_user_blk(&mut lines, &record.name, fields),
-        "nbd" => nbd(&mut lines, fields),
+        "nbd" => nbd(&mut lines, fields, is_read_only),
         "nvme-tcp" => nvme_tcp(&mut lines, fields),
-        "ublk" => ublk(&mut lines, &record.name, &text(fields, "path")),
+        "ublk" => ublk(&mut lines, &record.name, &text(fields, "path"), is_read_only),
         "vduse" => {
             lines.add("vdpa", [["vdpa", "dev", "add", "name", &text(fields, "name"), "mgmtdev", "vduse"]])
         }
@@ -26,10 +27,11 @@ fn text(fields: &Map<String, Value>, key: &str) -> String {
 }
 
 /// A disk of libvirt. Its target is the last one, which another disk hardly has.
-fn libvirt_disk(kind: &str, driver: &str, source: &str) -> String {
+fn libvirt_disk(kind: &str, driver: &str, source: &str, is_read_only: bool) -> String {
+    let access = if is_read_only { "<readonly/>" } else { "" };
     format!(
         "<disk type='{kind}' device='disk'><driver name='qemu' type='raw'{driver}/>{source}\
-         <target dev='vdz' bus='virtio'/></disk>"
+         <target dev='vdz' bus='virtio'/>{access}</disk>"
     )
 }
 
@@ -58,7 +60,9 @@ fn vhost_user_blk(lines: &mut Lines, name: &str, fields: &Map<String, Value>) {
         "<source type='unix' path='{}'><reconnect enabled='yes' timeout='1'/></source>",
         in_xml(&socket)
     );
-    lines.add_text("libvirt-disk", libvirt_disk("vhostuser", &format!(" queues='{queues}'"), &source));
+    // The guest learns from the server whether it is read-only.
+    let disk = libvirt_disk("vhostuser", &format!(" queues='{queues}'"), &source, false);
+    lines.add_text("libvirt-disk", disk);
     let disk = format!("vhost_user=on,socket={socket},num_queues={queues}");
     lines.add("cloud-hypervisor", [["--memory", "size=MEMORY,shared=on", "--disk", &disk]]);
     lines.add("crosvm", [["--vhost-user", &format!("type=block,socket={socket}")]]);
@@ -66,18 +70,21 @@ fn vhost_user_blk(lines: &mut Lines, name: &str, fields: &Map<String, Value>) {
     lines.add_text("firecracker", format!("PUT /drives/{name} {drive}"));
 }
 
-fn nbd(lines: &mut Lines, fields: &Map<String, Value>) {
+fn nbd(lines: &mut Lines, fields: &Map<String, Value>, is_read_only: bool) {
     let (export, socket, listen) = (text(fields, "name"), text(fields, "socket"), text(fields, "listen"));
     let of_libvirt = |host: String| {
         let source = format!("<source protocol='nbd' name='{}'>{host}</source>", in_xml(&export));
-        libvirt_disk("network", "", &source)
+        libvirt_disk("network", "", &source, is_read_only)
     };
+    let path = in_uri(&export);
     let uri = if socket.is_empty() {
-        format!("nbd://{listen}/{export}")
+        format!("nbd://{listen}/{path}")
     } else {
-        format!("nbd+unix:///{export}?socket={socket}")
+        format!("nbd+unix:///{path}?socket={}", in_uri(&socket))
     };
-    lines.add("qemu", [["-drive", &format!("if=virtio,format=raw,file={}", in_qemu(&uri))]]);
+    // QEMU does not start with a disk to write to that refuses writes.
+    let access = if is_read_only { ",readonly=on" } else { "" };
+    lines.add("qemu", [["-drive", &format!("if=virtio,format=raw{access},file={}", in_qemu(&uri))]]);
     lines.add("nbdinfo", [["nbdinfo", &uri]]);
     if !socket.is_empty() {
         lines.add("nbd-client", [["nbd-client", "-N", &export, "-unix", &socket, "/dev/nbd0"]]);
@@ -120,10 +127,11 @@ fn nvme_tcp(lines: &mut Lines, fields: &Map<String, Value>) {
     lines.add_text("nvme-discovery.conf", discovery.join("\n"));
 }
 
-fn ublk(lines: &mut Lines, name: &str, path: &str) {
+fn ublk(lines: &mut Lines, name: &str, path: &str, is_read_only: bool) {
     lines.add_text("path", path.to_owned());
     let source = format!("<source dev='{}'/>", in_xml(path));
-    lines.add_text("libvirt-disk", libvirt_disk("block", " cache='none' io='native'", &source));
+    let disk = libvirt_disk("block", " cache='none' io='native'", &source, is_read_only);
+    lines.add_text("libvirt-disk", disk);
     lines.add_text(
         "fstab",
         format!("{path} /mnt/{name} FILESYSTEM nofail,x-systemd.requires=freestoned.service 0 2"),
@@ -137,7 +145,7 @@ mod tests {
 
     fn lines(kind: &str, fields: Value) -> BTreeMap<String, String> {
         let record = ExportRecord { name: "vm1".into(), kind: kind.into(), ..ExportRecord::default() };
-        attach(&record, fields.as_object().unwrap()).lines
+        attach(&record, fields.as_object().unwrap(), false).lines
     }
 
     #[test]
@@ -172,12 +180,31 @@ mod tests {
     fn arguments_are_those_of_the_line_and_words_are_quoted() {
         let record = ExportRecord { name: "vm1".into(), kind: "nbd".into(), ..ExportRecord::default() };
         let fields = json!({ "socket": "/a b'/s<", "name": "vm1" });
-        let Attach { lines, argv } = attach(&record, fields.as_object().unwrap());
-        let uri = "nbd+unix:///vm1?socket=/a b'/s<";
-        assert_eq!(argv["nbdinfo"], [["nbdinfo", uri]]);
-        assert_eq!(lines["nbdinfo"], r"nbdinfo 'nbd+unix:///vm1?socket=/a b'\''/s<'");
+        let Attach { lines, argv } = attach(&record, fields.as_object().unwrap(), false);
+        assert_eq!(argv["nbd-client"], [["nbd-client", "-N", "vm1", "-unix", "/a b'/s<", "/dev/nbd0"]]);
+        assert_eq!(lines["nbd-client"], r"nbd-client -N vm1 -unix '/a b'\''/s<' /dev/nbd0");
         assert!(lines["libvirt-disk"].contains("socket='/a b&apos;/s&lt;'"), "{}", lines["libvirt-disk"]);
         assert!(!argv.contains_key("libvirt-disk"));
+    }
+
+    #[test]
+    fn a_uri_has_no_character_that_is_a_delimiter_there() {
+        let nbd = lines("nbd", json!({ "socket": "/a b&c?/ü", "name": "50%#1" }));
+        assert_eq!(nbd["nbdinfo"], "nbdinfo nbd+unix:///50%25%231?socket=/a%20b%26c%3F/%C3%BC");
+    }
+
+    #[test]
+    fn a_read_only_disk_is_attached_read_only() {
+        let (nbd, ublk) = (json!({ "socket": "/s", "name": "vm1" }), json!({ "path": "/dev/ublkb0" }));
+        for (kind, fields) in [("nbd", nbd), ("ublk", ublk)] {
+            let record = ExportRecord { name: "vm1".into(), kind: kind.into(), ..ExportRecord::default() };
+            for (is_read_only, count) in [(true, 1), (false, 0)] {
+                let Attach { lines, .. } = attach(&record, fields.as_object().unwrap(), is_read_only);
+                assert_eq!(lines["libvirt-disk"].matches("<readonly/></disk>").count(), count, "{lines:?}");
+                let qemu = lines.get("qemu").map(|line| line.matches(",readonly=on,").count());
+                assert!(qemu.is_none_or(|found| found == count), "{lines:?}");
+            }
+        }
     }
 
     #[test]

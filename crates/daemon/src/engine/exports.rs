@@ -35,6 +35,8 @@ pub struct ExportLive {
     /// Where it is.
     description: String,
     fields: Map<String, Value>,
+    /// Whether it, or a device that it serves, refuses writes.
+    is_read_only: bool,
     /// The hosts that may connect, if its kind has a list of them.
     pub(super) access: Option<ExportAccess>,
     /// Why its files of keys and certificates were not read again.
@@ -255,8 +257,8 @@ impl Engine {
     /// When there is none, or it is not served.
     pub fn attach(&self, name: &str) -> Result<Attach, ApiError> {
         let live = self.live();
-        let record = live.export_record(name)?;
-        Ok(attach(record, &live.served(name)?.fields))
+        let (record, served) = (live.export_record(name)?, live.served(name)?);
+        Ok(attach(record, &served.fields, served.is_read_only))
     }
 
     /// Starts an export, now and at every start of the daemon.
@@ -524,6 +526,7 @@ impl Engine {
         // Named after the export, whose name does not change: what clients see of it must not
         // either.
         plan.config.complete(&record.name, cores);
+        let is_read_only = record.read_only || devices.iter().any(|device| device.limits().read_only);
         let failed = |error: exports::Error| ApiError::from(error).about(&format!("export {}", record.name));
         let (export, remote): (Arc<dyn exports::Export>, _) = match &self.workers {
             None => (plan.config.start(&devices, self.cores.all()).map_err(failed)?.into(), None),
@@ -534,7 +537,8 @@ impl Engine {
             }
         };
         let (description, fields) = (plan.config.line(&record.name), plan.config.fields());
-        Ok(ExportLive { export, remote, description, fields, access, keys_error: None, volumes })
+        let keys_error = None;
+        Ok(ExportLive { export, remote, description, fields, is_read_only, access, keys_error, volumes })
     }
 
     /// Has the description of a served export be that of its record.
