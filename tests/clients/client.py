@@ -87,9 +87,13 @@ class Client:
 
     def start(self, program, *arguments, socket):
         """Start one of trixie's programs and return a Daemon when it listens at its socket."""
-        log = os.path.join(self.directory, f"{os.path.basename(program)}.log")
+        return self.start_command(os.path.basename(program), self._command(program, arguments), socket)
+
+    def start_command(self, name, command, socket):
+        """Start another program, whose log has this name, and return a Daemon when it listens at its socket."""
+        log = os.path.join(self.directory, f"{name}.log")
         os.makedirs(self.directory, exist_ok=True)
-        daemon = Daemon(self._command(program, arguments), self.environment(), log, socket, self.library)
+        daemon = Daemon(command, self.environment(), log, socket, self.library)
         self._logs.append(log)
         return self._ends.enter_context(daemon)
 

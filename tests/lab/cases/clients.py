@@ -1,9 +1,15 @@
 """QEMU's tools of Debian trixie, unchanged, on our libblkio.so.1 and devices that only a guest has; and guests on a
 disk that QEMU serves through our library."""
 
+import os
+import shlex
+
 import blkio
+import paths
 from blkio import BlkioOverVhostUser, BlkioStorageDaemon
 from devices import Namespace, Nvme, Vdpa, VfioPci
+from lab import needs_freestone
+from runner import nightly
 from workload import fio_verify
 
 SOURCE = "/tmp/source.img"  # in the guest's memory; as large as the devices are
@@ -31,6 +37,19 @@ def a_guest_works_on_a_disk_that_qemu_serves_through_io_uring(lab):
 
 def a_guest_works_on_a_disk_that_qemu_serves_through_vhost_user(lab):
     _work_on_disk_of(lab, BlkioOverVhostUser)
+
+
+@nightly
+@needs_freestone
+def libvirt_attaches_disks_of_the_guests_kernel(lab):
+    """tests/clients/cases/libvirt.py where ublk is."""
+    blkio.require_trixie()
+    guest = lab.boot_alone(cpus=2, memory_mib=2048)
+    guest.modprobe("ublk_drv")
+    variables = {"FREESTONE": paths.FREESTONE, "LIBBLKIO": blkio.LIBRARY, "LAB_DIR": paths.LAB}
+    words = shlex.join(f"{name}={os.path.abspath(value)}" for name, value in variables.items())
+    said = guest.sh(f"cd {shlex.quote(paths.REPO)}; env {words} tests/clients/run libvirt", timeout_s=600)
+    assert "ublk-read-only" in said, said
 
 
 def _work_on_disk_of(lab, server):
