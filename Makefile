@@ -100,6 +100,7 @@ miri: ## Tests of unsafe code under Miri, where a nightly toolchain has it
 nightly: ## Slow suites: the book, programs built twice, the oldest Rust, AArch64, models with more preemptions, Miri where there is one, all mutants, a soak, many kills, fuzzed images, every power cut, a kernel with KASAN and lockdep, a Ceph cluster
 	packaging/book
 	tests/reproducible
+	DEBIAN_SUITE=bookworm DEBIAN_ROOT_DIR=$(CURDIR)/target/debian-12 tests/packages
 	tests/check-msrv --build
 	cargo clippy --release --locked $(FS) --all-targets -- -D warnings
 	tests/aarch64

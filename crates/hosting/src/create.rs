@@ -183,5 +183,10 @@ impl Creation {
 }
 
 fn open(devices: &[String]) -> Result<Vec<Arc<dyn Device>>, CreationError> {
-    devices.iter().map(|text| Ok(device::open(&*member(text, true, false)?)?)).collect()
+    let open = |text: &String| {
+        let config = member(text, true, false)?;
+        device::check_reach(text, &*config)?;
+        Ok(device::open(&*config)?)
+    };
+    devices.iter().map(open).collect()
 }

@@ -121,7 +121,11 @@ fn candidate(
     // A member's superblock has been seen: if it cannot be opened, people must know. A spare may be
     // waiting for another array.
     let is_named = matches!(label, Label::Member(_));
-    is_of(label, array).then(|| Candidate { name, device: device::open(&*config()), is_named })
+    is_of(label, array).then(|| {
+        let config = config();
+        let device = device::check_reach(&name, &*config).and_then(|()| device::open(&*config));
+        Candidate { name, device, is_named }
+    })
 }
 
 /// The members of arrays in a directory: where each is, and its array's name and UUID. All files

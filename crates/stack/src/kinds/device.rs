@@ -47,17 +47,25 @@ pub fn parse(text: &str) -> Result<(Box<dyn DeviceConfig>, Option<String>), Spec
     Ok((config, spec.get("id")?))
 }
 
-/// Opens a device for requests with buffers of the cores, which are registered with it if it needs
-/// that.
+/// Refuses a device, described by `text`, that requests with buffers of the cores cannot use.
 ///
 /// # Errors
-/// Errors of the driver; when the device cannot reach the buffers.
+/// When it cannot reach the buffers.
+pub fn check_reach(text: &str, config: &dyn DeviceConfig) -> Result<(), DeviceError> {
+    if !lacks_buffers(config) && !config.pins_all_memory() {
+        return Ok(());
+    }
+    let hint = if config.maps_memory() { " (freestoned: see --share-buffers)" } else { "" };
+    Err(DeviceError::new(text, format!("{OUT_OF_REACH}{hint}")))
+}
+
+/// Opens a device. The buffers of the cores are registered with it, if they lie in shared memory
+/// and it needs that.
+///
+/// # Errors
+/// Errors of the driver; when the other process refuses the memory.
 pub fn open(config: &dyn DeviceConfig) -> Result<Arc<dyn Device>, DeviceError> {
     let device = config.open()?;
-    if lacks_buffers(config) || config.pins_all_memory() {
-        let hint = if config.maps_memory() { " (freestoned: see --share-buffers)" } else { "" };
-        return Err(DeviceError::new(device.name(), format!("{OUT_OF_REACH}{hint}")));
-    }
     share_buffers(config, &*device)?;
     Ok(device)
 }
@@ -78,8 +86,7 @@ pub fn lacks_buffers(config: &dyn DeviceConfig) -> bool {
     config.maps_memory() && shared_buffers().is_none()
 }
 
-/// Registers the buffers of the cores with a device, if they lie in shared memory and it needs
-/// that.
+/// The second half of [`open`].
 ///
 /// # Errors
 /// When the other process refuses the memory.
