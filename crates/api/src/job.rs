@@ -32,8 +32,8 @@ pub struct Job {
     /// set.
     #[serde(default)]
     pub is_urgent: bool,
-    /// Present if the job does not run because an array or device is missing: the missing object
-    /// and the reason. The job continues when that is open.
+    /// Present if the job does not run: the missing array or device and the reason, until that is
+    /// open, or that the daemon is about to continue the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<String>,
 }

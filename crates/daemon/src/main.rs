@@ -238,13 +238,10 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         MemoryBudget::set_process(usize::try_from(bytes).unwrap_or(usize::MAX));
     }
     // Asks the system for its memory now: later on that may not be allowed.
-    let memory = MemoryBudget::process().bytes();
-    tracing::debug!(bytes = memory, "memory for network clients");
+    tracing::debug!(bytes = MemoryBudget::process().bytes(), "memory for network clients");
     if args.share_buffers {
         let cores = args.cores.as_ref().map_or(1, |CpuList(cpus)| cpus.len());
-        let bytes = reactor::shared_memory_for(cores, memory);
-        stack::passed::share_buffers(bytes)
-            .map_err(|error| format!("--share-buffers: cannot share {bytes} bytes of memory: {error}"))?;
+        hosting::share_buffers(cores).map_err(|error| format!("--share-buffers: {error}"))?;
     }
     let began = Instant::now();
     let inherited = ListenFd::from_env().take_unix_listener(0)?;

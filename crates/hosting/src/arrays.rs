@@ -573,8 +573,8 @@ impl Running {
     /// Opens a device that is to be a member, and sees that nothing on it would be missed.
     fn open(&self, name: &str, force: bool) -> Result<Arc<dyn Device>, String> {
         let config = member(name, true, false).map_err(|error| error.to_string())?;
-        device::check_reach(name, &*config).map_err(|error| error.to_string())?;
-        let device = device::open(&*config).map_err(|error| format!("{error}{}", self.hint(&*config)))?;
+        let device =
+            device::open(name, &*config).map_err(|error| format!("{error}{}", self.hint(&*config)))?;
         if !force {
             check_unused(name, &device, &self.core)?;
         }

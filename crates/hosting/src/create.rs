@@ -183,10 +183,5 @@ impl Creation {
 }
 
 fn open(devices: &[String]) -> Result<Vec<Arc<dyn Device>>, CreationError> {
-    let open = |text: &String| {
-        let config = member(text, true, false)?;
-        device::check_reach(text, &*config)?;
-        Ok(device::open(&*config)?)
-    };
-    devices.iter().map(open).collect()
+    devices.iter().map(|text| Ok(device::open(text, &*member(text, true, false)?)?)).collect()
 }

@@ -16,7 +16,8 @@ pub mod sandbox_log;
 pub mod text;
 pub mod vocabulary;
 
-use block::{Device, DeviceError, IoError, Request};
+use block::{Device, DeviceError, IoError, MemoryRegion, Request};
+use exports::MemoryBudget;
 use reactor::CoreRef;
 use std::io;
 use std::path::PathBuf;
@@ -55,6 +56,17 @@ pub enum Error {
         /// Why.
         error: IoError,
     },
+}
+
+/// Has the buffers of this number of cores, and of network clients, lie in memory that other
+/// processes can be given. Before the first core starts, and once a process.
+///
+/// # Errors
+/// When the system refuses the memory.
+pub fn share_buffers(cores: usize) -> Result<MemoryRegion, String> {
+    let bytes = reactor::shared_memory_for(cores, MemoryBudget::process().bytes());
+    stack::passed::share_buffers(bytes)
+        .map_err(|error| format!("cannot share {bytes} bytes of memory: {error}"))
 }
 
 /// Makes durable what a device holds in its cache.

@@ -122,8 +122,7 @@ fn candidate(
     // waiting for another array.
     let is_named = matches!(label, Label::Member(_));
     is_of(label, array).then(|| {
-        let config = config();
-        let device = device::check_reach(&name, &*config).and_then(|()| device::open(&*config));
+        let device = device::open(&name, &*config());
         Candidate { name, device, is_named }
     })
 }
@@ -155,7 +154,7 @@ fn label(config: &dyn DeviceConfig) -> Option<Label> {
 
 /// Reads the superblock of a device; `None` if the device cannot be opened.
 fn superblock(config: &dyn DeviceConfig) -> Option<Result<Label, ReadError>> {
-    let device = device::open(config).ok()?;
+    let device = device::open("", config).ok()?;
     reactor::run(async move {
         let channel = device.open_channel().ok()?;
         let found = read_superblock("", &*channel, device.limits().capacity).await;

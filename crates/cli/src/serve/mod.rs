@@ -18,7 +18,6 @@ use reactor::CoreConfig;
 use server::Server;
 use signals::{Signal, Signals};
 use spec::CpuList;
-use stack::passed::share_buffers;
 use stack::{DevicePlan, StackPlan};
 use std::path::PathBuf;
 
@@ -177,9 +176,7 @@ pub fn run(args: &ServeArgs, matches: &ArgMatches) -> Result<(), Error> {
     let mut sandbox = confinement::plan(&plan, &args.options.sandbox, control)?;
     sandbox.confine()?;
     if plan.shares_buffers() {
-        let bytes = reactor::shared_memory_for(plan.cores.len(), MemoryBudget::process().bytes());
-        let shared = share_buffers(bytes);
-        shared.map_err(|error| Error::Runtime(format!("cannot share {bytes} bytes of memory: {error}")))?;
+        hosting::share_buffers(plan.cores.len()).map_err(Error::Runtime)?;
     }
     let stacks = Server::open(&plan)?;
     sandbox.switch_user()?;

@@ -22,7 +22,7 @@ use super::change::Effects;
 use super::jobs::check_pace;
 use super::moves::RETRY;
 use super::snapshots::failed;
-use super::work::{Control, Pacer, Stop, Task, join, waiting};
+use super::work::{Control, Pacer, Stop, Task, join};
 use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
 use crate::state::DeviceRecord;
@@ -62,14 +62,7 @@ impl Parts for OfImage {
 impl Live {
     /// Commits in progress, as jobs.
     pub fn commit_jobs(&self) -> impl Iterator<Item = Job> {
-        let job = |control: &Control, device: &str| control.job_of_device(JobKind::Commit, device);
-        // A job ends with its task: after its end is recorded, and reported as an event.
-        let running = self.commits.iter().map(move |(device, task)| job(&task.control, device));
-        let stopped = self.state.commits.iter().filter(|device| !self.commits.contains_key(*device));
-        running.chain(stopped.filter_map(move |device| {
-            let missing = self.base(device).err()?;
-            Some(waiting(job(&Control::new(0), device), missing))
-        }))
+        self.jobs_of_devices(JobKind::Commit, &self.commits, &self.state.commits)
     }
 
     /// The job called `id`.
@@ -138,7 +131,7 @@ impl Engine {
         let config = member(&committed.spec, true, false)?;
         let writers = file.allow_writers();
         committed.grow(image.limits().capacity)?;
-        let backing = open_with_image(&*config)?;
+        let backing = open_with_image(&committed.spec, &*config)?;
         // A kill may have ended a commit before. Data that only the backing file has since then
         // must not be lost after the next flush of clients.
         hosting::flush(&backing.device, &self.core())?;

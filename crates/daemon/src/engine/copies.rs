@@ -75,7 +75,7 @@ impl Live {
             if let Some(task) = self.copies.get(uuid) {
                 return Some(job(&task.control));
             }
-            let missing = self.base(&record.backing).err().or(self.missing_source(&record.source))?;
+            let missing = self.base(&record.backing).err().or(self.missing_source(&record.source));
             record.error.is_none().then(|| waiting(job(&Control::new(record.size_bytes)), missing))
         })
     }
@@ -89,11 +89,13 @@ impl Live {
 
     /// The job called `id`, with the UUID of its volume.
     pub fn copy_called(&self, id: &str) -> Option<(&String, &Task)> {
-        let is_it = |uuid: &String| {
-            let copy = self.state.copies.get(uuid);
-            copy.is_some_and(|copy| id.strip_suffix(".copy") == Some(&copy.name))
-        };
-        self.copies.iter().find(|(uuid, _)| is_it(uuid))
+        self.copies.get_key_value(self.copy_record_called(id)?.0)
+    }
+
+    /// The record of that job, whether or not it runs.
+    fn copy_record_called(&self, id: &str) -> Option<(&String, &CopyRecord)> {
+        let name = id.strip_suffix(".copy")?;
+        self.state.copies.iter().find(|(_, record)| record.name == name)
     }
 
     /// The settings of a volume, and its copy.
@@ -421,13 +423,8 @@ impl Engine {
     /// # Errors
     /// When its volume may be complete, or that cannot be found out.
     pub(super) fn cancel_waiting_copy(&self, job: &Job) -> Result<(), ApiError> {
-        let found = {
-            let live = self.live();
-            let mut copies = live.state.copies.iter();
-            copies
-                .find(|(_, record)| Some(&record.name) == job.volume.as_ref())
-                .map(|(uuid, record)| (uuid.clone(), record.clone()))
-        };
+        let found =
+            self.live().copy_record_called(&job.id).map(|(uuid, record)| (uuid.clone(), record.clone()));
         let (uuid, record) = found.ok_or_else(|| ApiError::not_found("job", &job.id))?;
         let pool = self.live().pool(&record.backing)?;
         let is_unfinished = room(&pool, &uuid).is_none_or(|info| ::moves::is_unfinished_copy(&info));

@@ -8,7 +8,7 @@ use crate::state::{DeviceRecord, Target};
 use api::{Device, DeviceChange, NewDevice};
 use layers::migrate::Migratable;
 use sandbox::Profile;
-use stack::kinds::device::{check_reach, open_with_image};
+use stack::kinds::device::open_with_image;
 use stack::kinds::member::member;
 use stack::kinds::qcow2::Opened;
 use stack::retry::retry_while;
@@ -132,9 +132,8 @@ impl Engine {
     /// Opens a device as its record says.
     pub(super) fn open_device(&self, record: &DeviceRecord) -> Result<Base, ApiError> {
         let config = member(&record.spec, true, false)?;
-        check_reach(&record.spec, &*config)?;
         let Opened { device, live, backing_file } =
-            retry_while(stack::is_in_use, || open_with_image(&*config))?;
+            retry_while(stack::is_in_use, || open_with_image(&record.spec, &*config))?;
         let mut base = Base { image: live, backing_file, ..self.open_base(&record.name, device)? };
         if let Some(name) = &record.device_name {
             base.served = Arc::new(Migratable::new(base.device.clone()).named(name.clone()));

@@ -1,11 +1,12 @@
 //! Jobs: what arrays are busy with, volumes that move, are made ready or copied, and images that
 //! are streamed or committed.
 
-use super::Engine;
-use super::work::pace;
+use super::work::{Control, Task, pace, waiting};
+use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
 use api::{Job, JobChange, JobKind};
 use hosting::vocabulary::job;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Refuses a pace that contradicts itself.
 pub(super) fn check_pace(id: &str, change: &JobChange) -> Result<(), ApiError> {
@@ -15,6 +16,25 @@ pub(super) fn check_pace(id: &str, change: &JobChange) -> Result<(), ApiError> {
             Err(ApiError::invalid(detail))
         }
         _ => Ok(()),
+    }
+}
+
+impl Live {
+    /// Jobs of one kind: those of tasks, by device, and those of recorded devices without a task.
+    /// A job ends with its task: after its end is recorded, and reported as an event.
+    pub(super) fn jobs_of_devices<'a>(
+        &'a self,
+        kind: JobKind,
+        tasks: &'a BTreeMap<String, Task>,
+        recorded: &'a BTreeSet<String>,
+    ) -> impl Iterator<Item = Job> + 'a {
+        let running = tasks.iter().map(move |(device, task)| task.control.job_of_device(kind, device));
+        let stopped = recorded.iter().filter(|device| !tasks.contains_key(*device));
+        running.chain(
+            stopped.map(move |device| {
+                waiting(Control::new(0).job_of_device(kind, device), self.base(device).err())
+            }),
+        )
     }
 }
 

@@ -77,7 +77,7 @@ impl Live {
             if let Some(moving) = self.moves.get(uuid) {
                 return Some(job(&moving.control));
             }
-            let missing = self.base(&record.from).and(self.base(&record.to)).err()?;
+            let missing = self.base(&record.from).and(self.base(&record.to)).err();
             let size = self.volume(uuid).map_or(0, |(_, _, info)| info.size);
             (!record.is_done && !record.has_failed()).then(|| waiting(job(&Control::new(size)), missing))
         })

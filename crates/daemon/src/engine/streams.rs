@@ -11,7 +11,7 @@
 use super::change::Effects;
 use super::jobs::check_pace;
 use super::snapshots::failed;
-use super::work::{Control, Pacer, Stop, Task, join, waiting};
+use super::work::{Control, Pacer, Stop, Task, join};
 use super::{Engine, Live};
 use crate::api_error::{ApiError, Kind};
 use api::{Job, JobChange, JobKind};
@@ -25,14 +25,7 @@ const PART: u64 = 4 << 20;
 impl Live {
     /// Streams in progress, as jobs.
     pub fn stream_jobs(&self) -> impl Iterator<Item = Job> {
-        let job = |control: &Control, device: &str| control.job_of_device(JobKind::Stream, device);
-        // A job ends with its task: after its end is recorded, and reported as an event.
-        let running = self.streams.iter().map(move |(device, task)| job(&task.control, device));
-        let stopped = self.state.streams.iter().filter(|device| !self.streams.contains_key(*device));
-        running.chain(stopped.filter_map(move |device| {
-            let missing = self.base(device).err()?;
-            Some(waiting(job(&Control::new(0), device), missing))
-        }))
+        self.jobs_of_devices(JobKind::Stream, &self.streams, &self.state.streams)
     }
 
     /// The job called `id`.

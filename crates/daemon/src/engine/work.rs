@@ -122,9 +122,11 @@ impl Control {
     }
 }
 
-/// A job that does not run as something is missing, of which `missing` says what and why.
-pub fn waiting(job: Job, missing: ApiError) -> Job {
-    Job { waits_for: Some(missing.detail), ..job }
+/// A recorded job that does not run: `missing` is the array or device that it needs and that is not
+/// open. Without one the daemon is about to continue it.
+pub fn waiting(job: Job, missing: Option<ApiError>) -> Job {
+    let soon = || "the daemon continues it within seconds".to_owned();
+    Job { waits_for: Some(missing.map_or_else(soon, |missing| missing.detail)), ..job }
 }
 
 /// Work on a thread of its own.

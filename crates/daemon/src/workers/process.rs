@@ -1,15 +1,15 @@
 //! A worker: the process that serves one export for the daemon.
 
 use super::wire::{self, Action, Command, KeyFile, MAX_CLIENTS, Report, Task};
+use exports::Export;
 use exports::stream::pass_socket;
-use exports::{Export, MemoryBudget};
 use exports_virtio::contain_truncation;
 use hosting::export::{ExportPlan, put_keys_in_force};
 use reactor::{CoreConfig, Cores, PollWindow};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use sandbox::{Mode, Sandbox};
 use secrets::ReadFile;
-use stack::passed::{PassedDevice, share_buffers};
+use stack::passed::PassedDevice;
 use std::io::{self, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -79,8 +79,7 @@ impl Served {
         let mut sandbox = Sandbox::new(mode, needs.profile, None);
         sandbox.confine().map_err(failed)?; // before the first thread
         contain_truncation().map_err(failed)?;
-        let bytes = reactor::shared_memory_for(task.cpus.len(), MemoryBudget::process().bytes());
-        let buffers = share_buffers(bytes).map_err(failed)?;
+        let buffers = hosting::share_buffers(task.cpus.len()).map_err(failed)?;
         // The daemon's cores poll; a second thread that polls on the same processor would only be
         // in their way.
         let core = |cpu: &Option<usize>| CoreConfig { cpu: *cpu, poll: PollWindow::up_to(0), seed: 0 };

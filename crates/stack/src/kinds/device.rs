@@ -47,24 +47,17 @@ pub fn parse(text: &str) -> Result<(Box<dyn DeviceConfig>, Option<String>), Spec
     Ok((config, spec.get("id")?))
 }
 
-/// Refuses a device, described by `text`, that requests with buffers of the cores cannot use.
+/// Opens a device, described by `text`, for requests with buffers of the cores, which are
+/// registered with it if it needs that.
 ///
 /// # Errors
-/// When it cannot reach the buffers.
-pub fn check_reach(text: &str, config: &dyn DeviceConfig) -> Result<(), DeviceError> {
-    if !lacks_buffers(config) && !config.pins_all_memory() {
-        return Ok(());
+/// When it cannot reach the buffers: then it was not opened. Errors of the driver; when the other
+/// process refuses the memory.
+pub fn open(text: &str, config: &dyn DeviceConfig) -> Result<Arc<dyn Device>, DeviceError> {
+    if lacks_buffers(config) || config.pins_all_memory() {
+        let hint = if config.maps_memory() { " (freestoned: see --share-buffers)" } else { "" };
+        return Err(DeviceError::new(text, format!("{OUT_OF_REACH}{hint}")));
     }
-    let hint = if config.maps_memory() { " (freestoned: see --share-buffers)" } else { "" };
-    Err(DeviceError::new(text, format!("{OUT_OF_REACH}{hint}")))
-}
-
-/// Opens a device. The buffers of the cores are registered with it, if they lie in shared memory
-/// and it needs that.
-///
-/// # Errors
-/// Errors of the driver; when the other process refuses the memory.
-pub fn open(config: &dyn DeviceConfig) -> Result<Arc<dyn Device>, DeviceError> {
     let device = config.open()?;
     share_buffers(config, &*device)?;
     Ok(device)
@@ -73,11 +66,11 @@ pub fn open(config: &dyn DeviceConfig) -> Result<Arc<dyn Device>, DeviceError> {
 /// As [`open`], and returns its image if it is one in the format qcow2 that is written.
 ///
 /// # Errors
-/// Errors of the driver.
-pub fn open_with_image(config: &dyn DeviceConfig) -> Result<qcow2::Opened, DeviceError> {
+/// As [`open`].
+pub fn open_with_image(text: &str, config: &dyn DeviceConfig) -> Result<qcow2::Opened, DeviceError> {
     match config.options::<qcow2::Options>() {
         Some(options) => options.open_parts(),
-        None => Ok(qcow2::Opened::plain(open(config)?)),
+        None => Ok(qcow2::Opened::plain(open(text, config)?)),
     }
 }
 
